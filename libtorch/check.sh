@@ -53,7 +53,7 @@ trains_gpt() { # ranks program
 
 builds_with_cmake() {
   "${bazel[@]}" run --noshow_progress //tools:install -- --prefix="$work/evenkeel" &&
-    cmake -S libtorch/examples -B "$work/build" -DCMAKE_PREFIX_PATH="$work/evenkeel" -DCMAKE_UNITY_BUILD=ON \
+    cmake -S libtorch/examples -B "$work/build" -DCMAKE_PREFIX_PATH="$work/evenkeel" \
       -Devenkeel_TORCH="$("$python" -c 'import os, torch; print(os.path.dirname(torch.__file__))')" &&
     cmake --build "$work/build" -j "$(nproc)"
 }

@@ -1,3 +1,4 @@
-// Included before the first line of what includes libtorch (../tools/build_defs/precompiled_header.bzl).
+// Included before the first line of sources that include libtorch.h; see
+// ../tools/build_defs/precompiled_header.bzl.
 
 #include <torch/torch.h>

@@ -128,6 +128,7 @@ never 'NCCL is linked by none: its backend loads it' //... 'attr(linkopts, "-lnc
 never 'no library brings a path for the loader' "$products" 'attr(linkopts, rpath, @cuda//...)'
 only 'CUDA is seen by what wraps it, and by its tests and benchmarks alone' \
   '^//(comm/nccl:|comm/device:(cuda|managed_devices)|trainer/device:|tests/gpu:|tools/gpu:device_cases$)' @cuda//:cudart
+only 'libmicrohttpd is seen by the status server alone' '^//tools:status_server$' @microhttpd//:microhttpd
 only 'oneDNN is seen by the trainer alone' '^//trainer[/:]' @onednn//:dnnl
 never 'flags are read by programs alone' \
   "$products" @com_github_gflags_gflags//...

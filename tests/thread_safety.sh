@@ -32,7 +32,7 @@ cuda=${CUDA_HOME:-/usr/local/cuda}/include
     synchronization/mutex time/clock time/time
 } >"$work/common.h"
 clang++ "${flags[@]}" -x c++-header "$work/common.h" -o "$work/common.pch" ||
-  { echo "FAILED  each library $sentence: the headers above"; exit 1; }
+  { echo "FAILED  each library $sentence: clang cannot precompile common.h"; exit 1; }
 flags+=(-fsyntax-only -include-pch "$work/common.pch")
 export work
 export flags_text="${flags[*]}"

@@ -9,10 +9,13 @@
 #include <memory>
 #include <string>
 #include <system_error>
+#include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/rendezvous/tcp_store.h"
 #include "evenkeel/comm/status.h"
@@ -34,8 +37,9 @@ DEFINE_double(
 DEFINE_int32(max_restarts, 0, "How often a job that failed is started anew, all ranks of it.");
 DEFINE_double(restart_pause_s, 1,
               "Seconds before the first restart; twice as long before each next one, up to 30.");
-DEFINE_string(status, "",
-              "host:port where the job's state is served over HTTP (EVENKEEL_STATUS).");
+DEFINE_string(
+    status, "",
+    "host:port where the job's state is served over HTTP; the default is EVENKEEL_STATUS.");
 DEFINE_string(flight, "", "Folder where a rank writes its last collectives when it fails.");
 
 namespace {
@@ -124,23 +128,45 @@ std::string Variable(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-// Serves the state of the job with that store, in place of the attempt before.
-absl::Status ServeStatus(const std::string& address, const std::string& store,
-                         const std::string& secret,
-                         std::unique_ptr<evenkeel::StatusServer>& server) {
-  server = nullptr;  // It has the port.
-  const auto status = [store, secret]() -> absl::StatusOr<std::string> {
-    constexpr absl::Duration kPatience = absl::Seconds(2);
-    EK_ASSIGN_OR_RETURN(
-        const std::unique_ptr<evenkeel::TcpObserver> observer,
-        evenkeel::TcpObserver::Connect({.addresses = {store}, .secret = secret, .timeout = kPatience}));
+// Serves the state of the newest attempt.
+class StatusOfAttempts {
+ public:
+  explicit StatusOfAttempts(std::string address) : address_(std::move(address)) {}
+
+  absl::Status Observe(const std::string& store, const std::string& secret) {
+    {
+      absl::MutexLock lock(&mutex_);
+      newest_ = {.addresses = {store}, .secret = secret, .timeout = kPatience};
+    }
+    if (server_ != nullptr) return absl::OkStatus();
+    // Only now, so that its thread has the signals blocked that the launcher reads.
+    EK_ASSIGN_OR_RETURN(server_,
+                        evenkeel::StatusServer::Create(
+                            {.address = address_, .token = Variable("EVENKEEL_STATUS_TOKEN")},
+                            [this] { return Status(); }));
+    std::cerr << absl::StrCat("launch: serving http://", server_->address(), "/status.json\n");
+    return absl::OkStatus();
+  }
+
+ private:
+  static constexpr absl::Duration kPatience = absl::Seconds(2);
+
+  absl::StatusOr<std::string> Status() {
+    evenkeel::TcpStoreOptions newest;
+    {
+      absl::MutexLock lock(&mutex_);
+      newest = newest_;
+    }
+    EK_ASSIGN_OR_RETURN(const std::unique_ptr<evenkeel::TcpObserver> observer,
+                        evenkeel::TcpObserver::Connect(newest));
     return observer->Status(kPatience);
-  };
-  EK_ASSIGN_OR_RETURN(server, evenkeel::StatusServer::Create(
-                                  {.address = address, .token = Variable("EVENKEEL_STATUS_TOKEN")},
-                                  status));
-  return absl::OkStatus();
-}
+  }
+
+  const std::string address_;
+  absl::Mutex mutex_;
+  evenkeel::TcpStoreOptions newest_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<evenkeel::StatusServer> server_;  // Last: its thread uses the rest.
+};
 
 }  // namespace
 
@@ -189,13 +215,15 @@ int main(int argc, char** argv) {
                            std::map<std::string, std::string>& variables) {
     return OnRestart(restart, variables, flight_folder);
   };
-  std::unique_ptr<evenkeel::StatusServer> status_server;
   const std::string status_address =
       FLAGS_status.empty() ? Variable("EVENKEEL_STATUS") : FLAGS_status;
+  StatusOfAttempts status(status_address);
   if (!status_address.empty()) {
     options.on_store = [&](const std::string& store, const std::string& secret) {
-      return ServeStatus(status_address, store, secret, status_server);
+      return status.Observe(store, secret);
     };
+    // A rank may be a launcher, too.
+    options.variables["EVENKEEL_STATUS"] = options.variables["EVENKEEL_STATUS_TOKEN"] = "";
   }
   const absl::StatusOr<evenkeel::LaunchResult> result = evenkeel::Launch(options);
   if (!result.ok()) return Fail(std::string(result.status().message()));

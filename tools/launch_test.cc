@@ -17,15 +17,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "evenkeel/comm/net/socket.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace {
 
-using testing::ContainsRegex;
+using testing::EndsWith;
 using testing::HasSubstr;
 using testing::Not;
+using testing::StartsWith;
 
 constexpr char kLaunch[] = "tools/launch";
 
@@ -43,15 +43,18 @@ struct Outcome {
   std::string output;  // Standard output and error.
 };
 
-Outcome RunLaunch(const std::string& arguments, const std::string& wrapper = "") {
+Outcome ReadAll(FILE* pipe) {
   Outcome outcome;
-  FILE* pipe = popen(absl::StrCat(wrapper, kLaunch, " ", arguments, " 2>&1").c_str(), "r");
   char buffer[4096];
   for (size_t size; (size = fread(buffer, 1, sizeof(buffer), pipe)) > 0;)
     outcome.output.append(buffer, size);
   const int status = pclose(pipe);
   outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
   return outcome;
+}
+
+Outcome RunLaunch(const std::string& arguments, const std::string& wrapper = "") {
+  return ReadAll(popen(absl::StrCat(wrapper, kLaunch, " ", arguments, " 2>&1").c_str(), "r"));
 }
 
 // Waits until `condition` holds; a deadline, no race to win.
@@ -85,27 +88,52 @@ TEST(LaunchTest, EveryJobHasASecretOfItsOwn) {
   EXPECT_NE(first, RunLaunch("--nproc=1 -- sh -c 'echo $EVENKEEL_SECRET'").output);
 }
 
-int FreePort() {
-  const auto listener = evenkeel::internal::ListenOn({.host = "127.0.0.1"});
-  return LocalAddress(listener.value())->port;
+// Returns what the status server replies.
+std::string StatusOf(int port) {
+  return ReadAll(popen(absl::StrCat("bash -c 'exec 3<>/dev/tcp/127.0.0.1/", port,
+                                    "; printf \"GET /status.json HTTP/1.1\\r\\nHost: x\\r\\n"
+                                    "Authorization: Bearer t\\r\\n\\r\\n\" >&3; cat <&3'")
+                           .c_str(),
+                       "r"))
+      .output;
 }
 
 TEST(LaunchTest, ServesTheStateOfEachAttempt) {
-  const int port = FreePort();
-  const std::string flags = "--nproc=1 --max_restarts=1 --restart_pause_s=0 -- ";
-  const std::string variables = absl::StrCat("EVENKEEL_STATUS=127.0.0.1:", port, " ");
-  Outcome outcome = RunLaunch(
-      absl::StrCat(flags, "bash -c 'exec 3<>/dev/tcp/127.0.0.1/", port,
-                   "; printf \"GET /status.json HTTP/1.1\\r\\nHost: x\\r\\n"
-                   "Authorization: Bearer t\\r\\n\\r\\n\" >&3; echo \"attempt $EVENKEEL_RESTART: "
-                   "$(tr -d \"\\r\\n\" <&3)\"; exit $((1 - EVENKEEL_RESTART))'"),
-      variables + "EVENKEEL_STATUS_TOKEN=t ");
+  const std::string started = Folder() + "/started", go = Folder() + "/go";
+  FILE* launch =
+      popen(absl::StrCat("EVENKEEL_STATUS=127.0.0.1:0 EVENKEEL_STATUS_TOKEN=t ", kLaunch,
+                         " --nproc=1 --max_restarts=1 --restart_pause_s=0 -- sh -c '"
+                         "echo \"token=$EVENKEEL_STATUS_TOKEN.\"; n=$EVENKEEL_RESTART; touch ",
+                         started, "$n; until [ -e ", go,
+                         "$n ]; do sleep 0.02; done; exit $((1 - n))' 2>&1")
+                .c_str(),
+            "r");
+  char line[200];
+  ASSERT_NE(fgets(line, sizeof(line), launch), nullptr);
+  int port = 0;
+  ASSERT_EQ(sscanf(line, "launch: serving http://127.0.0.1:%d/status.json", &port), 1) << line;
+  for (const char* attempt : {"0", "1"}) {
+    ASSERT_TRUE(Eventually([&] { return std::ifstream(started + attempt).good(); }));
+    const std::string reply = StatusOf(port);
+    EXPECT_THAT(reply, StartsWith("HTTP/1.1 200 OK\r\n"));
+    EXPECT_THAT(reply, EndsWith("\r\n\r\n[]"));
+    std::ofstream(go + attempt);
+  }
+  const Outcome outcome = ReadAll(launch);
   EXPECT_EQ(outcome.code, 0) << outcome.output;
-  EXPECT_THAT(outcome.output, ContainsRegex("attempt 0: HTTP/1.1 200 OK.*\\[\\]\n"));
-  EXPECT_THAT(outcome.output, ContainsRegex("attempt 1: HTTP/1.1 200 OK.*\\[\\]\n"));
-  outcome = RunLaunch(flags + "echo started", variables);
+  EXPECT_THAT(outcome.output, HasSubstr("token=.\n"));  // It is not for the ranks.
+}
+
+TEST(LaunchTest, StartsNothingIfItCannotServeTheState) {
+  const std::string flags = "--nproc=1 --status=127.0.0.1:0 -- echo started";
+  Outcome outcome = RunLaunch(flags);
   EXPECT_EQ(outcome.code, 2);
   EXPECT_THAT(outcome.output, HasSubstr("set EVENKEEL_STATUS_TOKEN"));
+  EXPECT_THAT(outcome.output, Not(HasSubstr("started")));
+  outcome =
+      RunLaunch("--nproc=1 --status=203.0.113.1:9400 -- echo started", "EVENKEEL_STATUS_TOKEN=t ");
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(outcome.output, HasSubstr("203.0.113.1:9400"));
   EXPECT_THAT(outcome.output, Not(HasSubstr("started")));
 }
 

@@ -325,6 +325,7 @@ absl::StatusOr<LaunchResult> RunAttempt(const LaunchOptions& options,
   EK_ASSIGN_OR_RETURN(std::unique_ptr<TcpStoreServer> server,
                       TcpStoreServer::Create(
                           {.secret = secret, .world_size = options.ranks, .host = "the launcher"}));
+  if (options.on_store) EK_RETURN_IF_ERROR(options.on_store(server->address(), secret));
   variables["WORLD_SIZE"] = variables["LOCAL_WORLD_SIZE"] = absl::StrCat(options.ranks);
   variables["MASTER_ADDR"] = "127.0.0.1";
   EK_ASSIGN_OR_RETURN(const int free_port, FreePort());
@@ -333,7 +334,6 @@ absl::StatusOr<LaunchResult> RunAttempt(const LaunchOptions& options,
   variables["EVENKEEL_STORE_HOSTED"] = "1";
   variables["EVENKEEL_SECRET"] = secret;
   variables["EVENKEEL_RESTART"] = absl::StrCat(restarts);
-  if (options.on_store) EK_RETURN_IF_ERROR(options.on_store(server->address(), secret));
   Job job(options);
   EK_RETURN_IF_ERROR(job.Start(variables, signals));
   LaunchResult result = job.WaitForAll(signals);

@@ -80,8 +80,8 @@ struct LaunchOptions {
       absl::Seconds(1);  // Before the first, and after an attempt that lived so long:
   absl::Duration long_life = absl::Seconds(10);
   absl::Duration longest_restart_pause = absl::Seconds(30);
-  // Called before the ranks start, in each attempt, with the address of its store and its secret: to
-  // observe the job (TcpObserver). An error ends it.
+  // Called in each attempt before its ranks start, with the address of its store and its secret,
+  // which a TcpObserver needs. An error ends the job.
   std::function<absl::Status(const std::string& store, const std::string& secret)> on_store;
   // Called before the pause, to say so, and to change `variables` for the next attempts. An error
   // ends the job.

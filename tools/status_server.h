@@ -4,14 +4,18 @@
 //                       StatusServer::Create({.address = "127.0.0.1:9400", .token = token},
 //                                            [&] { return observer->Status(absl::Seconds(2)); }));
 //
-// Each request needs the header "Authorization: Bearer <token>"; without it the reply is 401, for
-// any path, and `status` is not called. HTTP is not encrypted: bind to a loopback address, or to a
-// network that you trust. A connection has one request of at most 8 KiB, and is closed after
-// 2 seconds without progress; further connections than 1000 wait.
+// Each request needs the header "Authorization: Bearer <token>"; without it the reply to a
+// well-formed request is 401, for any path, and `status` is not called. HTTP is not encrypted: bind
+// to a loopback address, or to a network that you trust.
 //
-// Threads: one thread of the server serves all connections, and calls `status`.
+// A connection has one request of at most 8 KiB, and is closed after 6 seconds without progress.
+// At most an eighth of the files that this process may open are connections, and at most 256;
+// connections beyond this limit wait to be accepted.
+//
+// Threads: one thread of the server serves all connections, and calls `status`, which must return
+//          within 4 seconds: the server closes connections whose reply takes longer.
 // Errors:  InvalidArgument for a malformed address or an empty token; Unavailable if it cannot
-//          listen on the address. The reply is 503 with the message if `status` fails.
+//          listen on the address. If `status` fails, the reply is 503 with its message.
 
 #ifndef EVENKEEL_TOOLS_STATUS_SERVER_H_
 #define EVENKEEL_TOOLS_STATUS_SERVER_H_
@@ -21,12 +25,12 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "nlohmann/json.hpp"
 
 namespace evenkeel {
 
-// Returns the job's state (TcpObserver::Status()) in Prometheus's text format.
-std::string PrometheusText(const nlohmann::json& status);
+// Returns the job's state, which is what TcpObserver::Status() returns, in Prometheus's text
+// format. InternalError if it is anything else.
+absl::StatusOr<std::string> PrometheusText(const std::string& status);
 
 class StatusServer {
  public:

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
@@ -22,8 +21,10 @@ namespace evenkeel {
 namespace {
 
 using internal::UniqueFd;
+using testing::AllOf;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Not;
 using testing::StartsWith;
 
 constexpr char kStatus[] =
@@ -39,6 +40,7 @@ class StatusServerTest : public testing::Test {
       : server_(StatusServer::Create({.address = "127.0.0.1:0", .token = "token"},
                                      [this]() -> absl::StatusOr<std::string> {
                                        ++asked_;
+                                       absl::SleepFor(takes_);
                                        if (fails_) return absl::UnavailableError("it is gone");
                                        return reply_;
                                      })
@@ -50,12 +52,14 @@ class StatusServerTest : public testing::Test {
   // Returns all that the server sends until it closes the connection.
   std::string Exchange(const std::string& request) const {
     const UniqueFd fd = Connect();
-    EXPECT_TRUE(SendAll(fd, request, Deadline()).ok());
+    const absl::Time deadline = Deadline();
+    // A server that refuses the first bytes need not read the others.
+    static_cast<void>(SendAll(fd, request, deadline));
     std::string reply;
-    while (true) {
-      EXPECT_TRUE(WaitFor(fd, POLLIN, Deadline()).ok());
-      if (ReceiveSome(fd, reply).is_over) return reply;
+    while (WaitFor(fd, POLLIN, deadline).ok() && !ReceiveSome(fd, reply).is_over) {
     }
+    EXPECT_LT(absl::Now(), deadline) << "the connection stays open after " << reply;
+    return reply;
   }
   std::string Get(const std::string& path, const std::string& authorization) const {
     return Exchange(absl::StrCat("GET ", path, " HTTP/1.1\r\nHost: x\r\n",
@@ -67,12 +71,22 @@ class StatusServerTest : public testing::Test {
   std::string reply_ = kStatus;
   std::atomic<int> asked_ = 0;
   std::atomic<bool> fails_ = false;
+  absl::Duration takes_;
   std::unique_ptr<StatusServer> server_;
 };
 
 std::string BodyOf(const std::string& reply) {
   const size_t end = reply.find("\r\n\r\n");
   return end == std::string::npos ? "no headers" : reply.substr(end + 4);
+}
+
+TEST(PrometheusTextTest, KeepsNumbersAndEscapesNames) {
+  EXPECT_THAT(
+      PrometheusText(R"([{"group":"a\"b\n","error":"","ranks":[{"state":"connected",)"
+                     R"("waited_ms":0,"steps":{"step":123456789,"waited_ms":2500}}]}])")
+          .value(),
+      AllOf(HasSubstr("evenkeel_rank_steps{group=\"a\\\"b\\n\",rank=\"0\"} 123456789\n"),
+            HasSubstr("evenkeel_rank_waiting_seconds{group=\"a\\\"b\\n\",rank=\"0\"} 2.5\n")));
 }
 
 TEST_F(StatusServerTest, ServesJsonAndMetrics) {
@@ -83,13 +97,14 @@ TEST_F(StatusServerTest, ServesJsonAndMetrics) {
   const std::string metrics = BodyOf(Get("/metrics"));
   EXPECT_THAT(metrics, HasSubstr("# TYPE evenkeel_rank_steps gauge\n"
                                  "evenkeel_rank_steps{group=\"world\",rank=\"0\"} 417\n"));
-  EXPECT_THAT(metrics, HasSubstr("evenkeel_rank_waiting_seconds{group=\"world\",rank=\"0\"} 1.5\n"));
+  EXPECT_THAT(metrics,
+              HasSubstr("evenkeel_rank_waiting_seconds{group=\"world\",rank=\"0\"} 1.5\n"));
   EXPECT_THAT(metrics, HasSubstr("evenkeel_rank_connected{group=\"world\",rank=\"1\"} 0\n"));
   EXPECT_THAT(metrics, HasSubstr("evenkeel_group_failed{group=\"world\"} 0\n"));
   EXPECT_THAT(Get("/other"), StartsWith("HTTP/1.1 404 "));
 }
 
-TEST_F(StatusServerTest, SaysNothingWithoutTheToken) {
+TEST_F(StatusServerTest, RefusesRequestsWithoutTheToken) {
   for (const char* authorization :
        {"", "Bearer ", "Bearer toke", "Bearer token2", "Bearer Token", "Basic token", "token"}) {
     for (const char* path : {"/status.json", "/metrics", "/", "/other"}) {
@@ -101,29 +116,43 @@ TEST_F(StatusServerTest, SaysNothingWithoutTheToken) {
   EXPECT_EQ(asked_, 0);
 }
 
-TEST_F(StatusServerTest, PassesOnWhyThereIsNoState) {
+TEST_F(StatusServerTest, ReportsWhyTheStateIsMissing) {
   fails_ = true;
+  takes_ = absl::Seconds(3);  // As long as a host that hangs.
   const std::string reply = Get("/metrics");
   EXPECT_THAT(reply, StartsWith("HTTP/1.1 503 "));
   EXPECT_EQ(BodyOf(reply), "it is gone\n");
 }
 
-TEST_F(StatusServerTest, RefusesWhatIsNoRequest) {
-  for (const std::string& garbage :
-       {std::string("\xff\0\r\n\r\n\r\n", 8), std::string("hello\r\n\r\n"),
+TEST_F(StatusServerTest, ReportsAStateThatIsNotAsExpected) {
+  for (const char* state :
+       {"", "no JSON", "{\"a\":1}", "[1]", R"([{"group":1,"error":""}])",
+        R"([{"group":"w","error":"","ranks":[{"state":[],"waited_ms":{}}]}])"}) {
+    reply_ = state;
+    const std::string reply = Get("/metrics");
+    EXPECT_THAT(reply, StartsWith("HTTP/1.1 500 ")) << state;
+    EXPECT_THAT(BodyOf(reply), StartsWith("the state of the job is not as expected: ")) << state;
+  }
+}
+
+TEST_F(StatusServerTest, RejectsMalformedRequests) {
+  for (const std::string& request :
+       {std::string("hello\r\n\r\n"),
         absl::StrCat("GET /", std::string(100'000, 'a'), " HTTP/1.1\r\n\r\n"),
         absl::StrCat("GET / HTTP/1.1\r\nA: ", std::string(100'000, 'a'), "\r\n\r\n"),
         std::string("POST /metrics HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer token\r\n"
                     "Content-Length: 1000000000\r\n\r\n")}) {
-    const std::string reply = Exchange(garbage);
-    EXPECT_FALSE(absl::StartsWith(reply, "HTTP/1.1 2")) << garbage.substr(0, 20) << ": " << reply;
+    const std::string reply = Exchange(request);
+    EXPECT_THAT(reply, StartsWith("HTTP/1.1 4")) << request.substr(0, 20);
   }
+  EXPECT_THAT(Exchange(std::string("\xff\0\r\n\r\n\r\n", 8)), Not(StartsWith("HTTP/1.1 2")));
   EXPECT_EQ(asked_, 0);
   EXPECT_EQ(BodyOf(Get("/status.json")), kStatus);
 }
 
-// They say nothing or half a request, or do not read the reply.
-TEST_F(StatusServerTest, SlowConnectionsDelayNoOther) {
+// They send nothing or half a request, or do not read the reply. Those beyond the limit wait until
+// others have been idle for too long.
+TEST_F(StatusServerTest, SlowConnectionsEndAndOthersGoOn) {
   reply_ = std::string(16 << 20, ' ');  // More than fits into the buffers of a connection.
   std::vector<UniqueFd> slow;
   for (int i = 0; i < 200; ++i) {
@@ -151,7 +180,7 @@ TEST_F(StatusServerTest, ClosesIdleConnections) {
   }
 }
 
-TEST(StatusServerErrorsTest, RefusesWhatItCannotServe) {
+TEST(StatusServerErrorsTest, RefusesAddressesAndTokensThatItCannotUse) {
   const auto status = [](const char* address, const char* token) {
     return StatusServer::Create({.address = address, .token = token}, [] { return ""; }).status();
   };

@@ -136,7 +136,7 @@ absl::Status Show(Job& job, bool renews) {
   return Print(absl::StrCat(renews ? "\033[H\033[J" : "", text));
 }
 
-// Until the job has ended.
+// Serves the job's state until the job has ended.
 absl::Status Serve(Job& job) {
   const char* token = std::getenv("EVENKEEL_STATUS_TOKEN");
   EK_ASSIGN_OR_RETURN(
@@ -156,6 +156,8 @@ absl::StatusOr<int> Run(const std::string& target) {
   if (FLAGS_interval < 0.1)
     return absl::InvalidArgumentError(
         absl::StrCat("--interval is ", FLAGS_interval, " seconds, expected at least 0.1"));
+  if (!FLAGS_serve.empty() && (FLAGS_json || FLAGS_once))
+    return absl::InvalidArgumentError("--serve prints nothing: leave out --json and --once");
   EK_ASSIGN_OR_RETURN(std::vector<TcpStoreOptions> servers, FindJob(target));
   EK_ASSIGN_OR_RETURN(const std::unique_ptr<Job> job, Job::Connect(std::move(servers)));
   if (!FLAGS_serve.empty()) return Serve(*job);

@@ -19,10 +19,9 @@ _FLAGS = [
     "-Woverloaded-virtual",
     "-Wno-missing-field-initializers",  # {.cap = x} means: the rest by default
     "-Wno-restrict",  # GCC 12 sees overlaps in std::string + (PR105651)
-    "-Wno-array-bounds",  # and, with precompiled headers, ends of strings where there are none
 ]
 
-_PRELUDE = "//tools/build_defs:prelude"
+_PRELUDE = "//tools/build_defs:evenkeel_prelude"
 
 # Compiling is most of a test's cost, and its own code need not be fast: that of
 # the libraries is optimised. A test that computes much says copts = ["-O2"].
@@ -39,7 +38,7 @@ def _copts(kwargs, prelude):
     return flags + ["-include", prelude.rpartition(":")[2] + ".h"] + kwargs.pop("copts", [])
 
 def prelude(name, testonly = False, **kwargs):
-    """<name>.h, the headers that targets include before their first line."""
+    """<name>.h: headers that targets include before their first line."""
     precompiled_header(
         name = name,
         testonly = testonly,
@@ -49,15 +48,21 @@ def prelude(name, testonly = False, **kwargs):
         **kwargs
     )
 
-def ek_cc_library(name, deps = [], prelude = _PRELUDE, **kwargs):
+def ek_cc_library(name, deps = [], prelude = None, **kwargs):
     """A library; its headers are included as evenkeel/<folder>/<header>.
 
-    Its sources include `prelude` before their first line. One of tests' parts
-    (testonly, with GoogleTest) is compiled as tests are.
+    One of tests' parts (testonly, with GoogleTest) is compiled as tests are.
+
+    Args:
+      name: of the target.
+      deps: as of cc_library.
+      prelude: the precompiled header to use in place of evenkeel_prelude.
+      **kwargs: as of cc_library.
     """
     is_list = type(deps) == type([])  # and not a select()
-    if kwargs.get("testonly") and is_list and "@com_google_googletest//:gtest" in deps:
-        prelude = _TEST_PRELUDE
+    if not prelude:
+        tests = kwargs.get("testonly") and is_list and "@com_google_googletest//:gtest" in deps
+        prelude = _TEST_PRELUDE if tests else _PRELUDE
     cc_library(
         name = name,
         copts = _copts(kwargs, prelude),
@@ -67,7 +72,7 @@ def ek_cc_library(name, deps = [], prelude = _PRELUDE, **kwargs):
     )
 
 def ek_cc_binary(name, deps = [], prelude = _PRELUDE, **kwargs):
-    """A program; `prelude` is as of ek_cc_library."""
+    """A program; for `prelude` see ek_cc_library."""
     cc_binary(
         name = name,
         copts = _copts(kwargs, prelude),
@@ -82,9 +87,9 @@ def ek_cc_test(name, srcs = None, size = "small", deps = [], prelude = _TEST_PRE
       name: x_test.
       srcs: <name>.cc unless it says otherwise.
       size: as of cc_test.
-      deps: without GoogleTest, its main() and the parts of Abseil that test_prelude.h
-        includes: these come by themselves.
-      prelude: another one than the tests'.
+      deps: without GoogleTest and its main(), which come by themselves, and so do the
+        parts of Abseil that test_prelude.h includes, if that is the prelude.
+      prelude: the precompiled header to use in place of test_prelude.
       **kwargs: as of cc_test.
     """
     cc_test(

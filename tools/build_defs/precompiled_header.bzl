@@ -1,10 +1,11 @@
-"""A header that GCC reads as its own memory image instead of as text.
+"""Headers that GCC reads as its own memory image instead of as text.
 
 Sources include Abseil and the standard library, tests GoogleTest besides, which
 takes longer to parse than most sources themselves. A target with this rule among its `deps` and
-`-include <hdr>` among its `copts` starts from the image. GCC ignores an image
-made with other options, and other compilers get the header alone, so that the
-image changes compile times and nothing else.
+`-include <hdr>` among its `copts` starts from the image. Beside the image is an
+empty header of that name: GCC reads it where it cannot use the image, which has
+other options or no -fPIC, and so do other compilers. So the image changes compile
+times and nothing else, and such a build finds a source that lacks an include.
 """
 
 def _compile_command(ctx, cc_toolchain, features, context, output):
@@ -43,7 +44,7 @@ def _precompiled_header_impl(ctx):
     # A folder of their own, so that only this header is found through it.
     folder = ctx.label.name + "_headers"
     header = ctx.actions.declare_file(folder + "/" + ctx.file.hdr.basename)
-    ctx.actions.symlink(output = header, target_file = ctx.file.hdr)
+    ctx.actions.write(header, "")
     headers = [header]
     compiler = cc_common.get_tool_for_action(
         feature_configuration = features,

@@ -4,15 +4,13 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include <charconv>
-#include <cmath>
 #include <cstdint>
 #include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
+#include "evenkeel/tools/prometheus_text.h"
 
 namespace evenkeel {
 namespace {
@@ -25,21 +23,11 @@ std::string Word(absl::string_view text) {
   return word;
 }
 
-// Returns the shortest text of this number.
-std::string Number(double value) {
-  if (std::isnan(value)) return "NaN";
-  if (std::isinf(value)) return value > 0 ? "+Inf" : "-Inf";
-  char text[32];
-  return {text, std::to_chars(text, text + sizeof(text), value).ptr};
-}
-
 // Returns {model="cnn",run="a \"b\""}, or an empty text.
 std::string LabelText(const std::map<std::string, std::string>& labels) {
   std::string text;
   for (const auto& [name, value] : labels) {
-    absl::StrAppend(&text, text.empty() ? "{" : ",", Word(name), "=\"",
-                    absl::StrReplaceAll(value, {{"\\", "\\\\"}, {"\"", "\\\""}, {"\n", "\\n"}}),
-                    "\"");
+    absl::StrAppend(&text, text.empty() ? "{" : ",", Word(name), "=", PrometheusQuoted(value));
   }
   return text.empty() ? text : text + "}";
 }
@@ -70,8 +58,8 @@ class PrometheusFile : public MetricsSink {
   void AppendGauge(absl::string_view name, const Gauge& gauge, std::string& text) const {
     absl::StrAppend(&text, "# HELP ", name, " ",
                     absl::StrReplaceAll(gauge.help, {{"\\", "\\\\"}, {"\n", "\\n"}}), "\n");
-    absl::StrAppend(&text, "# TYPE ", name, " gauge\n", name, labels_, " ", Number(gauge.value),
-                    "\n");
+    absl::StrAppend(&text, "# TYPE ", name, " gauge\n", name, labels_, " ",
+                    PrometheusNumber(gauge.value), "\n");
   }
 
   std::string Text(absl::Time time, bool is_up) const {

@@ -44,6 +44,10 @@ def prelude(name, testonly = False, **kwargs):
         testonly = testonly,
         hdr = name + ".h",
         copts = _TEST_FLAGS if testonly else _FLAGS,
+        force_pic = select({
+            "//tools/build_defs:force_pic": True,
+            "//conditions:default": False,
+        }),
         visibility = ["//:__subpackages__"],
         **kwargs
     )

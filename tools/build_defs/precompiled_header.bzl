@@ -1,11 +1,12 @@
 """Headers that GCC reads as its own memory image instead of as text.
 
 Sources include Abseil and the standard library, tests GoogleTest besides, which
-takes longer to parse than most sources themselves. A target with this rule among its `deps` and
-`-include <hdr>` among its `copts` starts from the image. Beside the image is an
-empty header of that name: GCC reads it where it cannot use the image, which has
-other options or no -fPIC, and so do other compilers. So the image changes compile
-times and nothing else, and such a build finds a source that lacks an include.
+takes longer to parse than most sources themselves. A target with this rule among
+its `deps` and `-include <hdr>` among its `copts` starts from the image. Beside
+the image is an empty header of that name: GCC reads it where it cannot use the
+image, which was made with other options, and so do other compilers. So the image
+changes compile times and nothing else, and such a build finds a source that lacks
+an include.
 """
 
 def _compile_command(ctx, cc_toolchain, features, context, output):
@@ -21,7 +22,8 @@ def _compile_command(ctx, cc_toolchain, features, context, output):
         quote_include_directories = context.quote_includes,
         system_include_directories = context.system_includes,
         preprocessor_defines = context.defines,
-        use_pic = True,
+        # As Bazel compiles the objects of programs.
+        use_pic = ctx.attr.force_pic or ctx.var["COMPILATION_MODE"] != "opt",
     )
     return cc_common.get_memory_inefficient_command_line(
         feature_configuration = features,
@@ -83,6 +85,7 @@ precompiled_header = rule(
             doc = "Those of the targets that include it; others make the image useless to them.",
         ),
         "deps": attr.label_list(providers = [CcInfo]),
+        "force_pic": attr.bool(doc = "Whether --force_pic is set, which a rule cannot see."),
         "hdr": attr.label(allow_single_file = [".h"], mandatory = True),
         "links": attr.bool(doc = "Whether targets link `deps`, too, or only find their headers."),
         "_cc_toolchain": attr.label(default = "@bazel_tools//tools/cpp:current_cc_toolchain"),

@@ -13,6 +13,8 @@
 #include "evenkeel/libtorch.h"
 #include "evenkeel/libtorch/internal.h"
 #include "evenkeel/libtorch/testing/ranks.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
 
 namespace evenkeel::libtorch {
 namespace {

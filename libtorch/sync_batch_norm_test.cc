@@ -4,6 +4,7 @@
 
 #include "evenkeel/libtorch.h"
 #include "evenkeel/libtorch/testing/ranks.h"
+#include "gtest/gtest.h"
 
 namespace evenkeel::libtorch {
 namespace {

@@ -67,9 +67,10 @@ the variables by which evenkeel's ranks find and trust each other.
 --flight=FOLDER        Where ranks that fail, or see another one fail, write their last collectives, a file for each
                        rank (EVENKEEL_FLIGHT). The folder is created if it does not exist; one that has records
                        of an earlier job is refused. Restarted ranks write to FOLDER/restart1, and so on.
---status=HOST:PORT     Where the job's state is served over HTTP while it runs, for requests with the header
-                       "Authorization: Bearer $EVENKEEL_STATUS_TOKEN": /status.json, and /metrics for Prometheus.
-                       The default is EVENKEEL_STATUS; without it, nothing is served.
+--status=HOST:PORT     Where the job's state is served over HTTP while it runs: /status.json, and
+                       /metrics for Prometheus, for requests with the header "Authorization: Bearer
+                       $EVENKEEL_STATUS_TOKEN". The default is EVENKEEL_STATUS; without it, nothing
+                       is served.
 )";
 
 int Fail(const std::string& sentence) {

@@ -157,7 +157,8 @@ absl::StatusOr<int> Run(const std::string& target) {
     return absl::InvalidArgumentError(
         absl::StrCat("--interval is ", FLAGS_interval, " seconds, expected at least 0.1"));
   if (!FLAGS_serve.empty() && (FLAGS_json || FLAGS_once))
-    return absl::InvalidArgumentError("--serve prints nothing: leave out --json and --once");
+    return absl::InvalidArgumentError(
+        "--serve does not print the state: leave out --json and --once");
   EK_ASSIGN_OR_RETURN(std::vector<TcpStoreOptions> servers, FindJob(target));
   EK_ASSIGN_OR_RETURN(const std::unique_ptr<Job> job, Job::Connect(std::move(servers)));
   if (!FLAGS_serve.empty()) return Serve(*job);

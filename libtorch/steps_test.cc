@@ -634,7 +634,7 @@ TEST(StepsTest, AStragglerIsNamedWithItsPhase) {
                          {
                            auto loading = group.phase(Phase::kInput);
                            if (group.rank() == 2)
-                             std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                             std::this_thread::sleep_for(std::chrono::milliseconds(20));
                          }
                          net->zero_grad();
                          ddp(InputOf(group.rank())).backward();

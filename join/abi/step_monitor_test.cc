@@ -87,7 +87,7 @@ TEST(StepMonitorTest, NamesTheRankThatMakesTheOthersWait) {
     Barrier reduction(world_size);
     RunRanks(world_size, [&](StepMonitor& monitor) {
       const bool is_slow = monitor.rank() == 1;
-      for (int i = 0; i < 560; ++i) Step(monitor, reduction, milliseconds(is_slow ? 3 : 0));
+      for (int i = 0; i < 560; ++i) Step(monitor, reduction, milliseconds(is_slow ? 18 : 0));
       EXPECT_EQ(monitor.steps(), 560);
       Await([&] { return !monitor.Stragglers().empty(); });
       const std::vector<StepMonitor::Straggler> stragglers = monitor.Stragglers();

@@ -101,8 +101,9 @@ void StragglerDetector::Add(absl::Span<const RankTimes> ranks) {
       sums.times += *ranks[rank].times;
     }
   }
-  if (now_.steps < kStepsPerBlock && (now_.steps < kLeastStepsPerBlock || now_.time_us < kBlockUs))
-    return;
+  const bool is_full = now_.steps >= kStepsPerBlock && now_.time_us >= kLeastBlockUs;
+  const bool is_long = now_.steps >= kLeastStepsPerBlock && now_.time_us >= kBlockUs;
+  if (!is_full && !is_long) return;
   const int world_size = static_cast<int>(ranks.size());
   all_.Add(now_);
   recent_.push_back(std::exchange(now_, Sums(world_size)));

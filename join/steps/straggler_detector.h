@@ -28,9 +28,11 @@ namespace evenkeel {
 class StragglerDetector {
  public:
   static constexpr int kBlocks = 20;
+  // A block ends after this number of steps and this time: machines delay a rank for seconds
+  // without being slow.
   static constexpr int64_t kStepsPerBlock = 25;
-  // A block ends earlier if its steps are long: after this time, but not before this number of
-  // steps.
+  static constexpr int64_t kLeastBlockUs = 500'000;
+  // If its steps are long, it ends after this time, but not before this number of steps.
   static constexpr int64_t kBlockUs = 5'000'000;
   static constexpr int64_t kLeastStepsPerBlock = 3;
 

@@ -14,7 +14,7 @@ using RankTimes = StragglerDetector::RankTimes;
 
 constexpr int kSteps = 600;
 
-// Steps of ranks that take 4 ms forward, 6 ms backward, with noise of `noise` of that, and leave
+// Steps of ranks that take 8 ms forward, 12 ms backward, with noise of `noise` of that, and leave
 // each reduction together.
 class Job {
  public:
@@ -28,13 +28,13 @@ class Job {
       int64_t longest = 0;
       for (int rank = 0; rank < world_size_; ++rank) {
         PhaseTimes& times = ranks[rank].times.emplace();
-        times.busy(StepPhase::kForward) = Noisy(4000);
-        times.busy(StepPhase::kBackward) = Noisy(6000);
+        times.busy(StepPhase::kForward) = Noisy(8000);
+        times.busy(StepPhase::kBackward) = Noisy(12'000);
         if (disturb) disturb(step_, rank, times);
         longest = std::max(longest, times.all_busy_us());
       }
       for (RankTimes& rank : ranks)
-        rank.times->waited_us = longest - rank.times->all_busy_us() + 500;
+        rank.times->waited_us = longest - rank.times->all_busy_us() + 1000;
       detector.Add(ranks);
       ++step_;
     }
@@ -63,14 +63,14 @@ std::function<void(int, int, PhaseTimes&)> Delay(std::vector<int> ranks, StepPha
 
 TEST(StragglerDetectorTest, NamesTheRankThePhaseAndTheCost) {
   Job job(4);
-  job.Run(kSteps, Delay({3}, StepPhase::kInput, 2000));
+  job.Run(kSteps, Delay({3}, StepPhase::kInput, 4000));
   const StragglerReport report = job.detector.Recent();
   EXPECT_EQ(report.steps, 500);
   EXPECT_EQ(report.Stragglers(), "rank 3 cost the group 14 % of the last 500 steps: input");
   EXPECT_EQ(report.Stragglers([](int rank) { return "host " + std::to_string(rank); }),
             "rank 3 (host 3) cost the group 14 % of the last 500 steps: input");
-  EXPECT_LT(report.ranks[3].waited_for_others, absl::Microseconds(300));
-  EXPECT_GT(report.ranks[0].waited_for_others, absl::Microseconds(1500));
+  EXPECT_LT(report.ranks[3].waited_for_others, absl::Microseconds(600));
+  EXPECT_GT(report.ranks[0].waited_for_others, absl::Microseconds(3000));
   EXPECT_EQ(job.detector.All().steps, kSteps);
 }
 
@@ -78,7 +78,7 @@ TEST(StragglerDetectorTest, SmallWorldsAndSmallDelays) {
   for (const int world_size : {2, 3, 5, 8}) {
     for (const int slow : {0, world_size - 1}) {
       Job job(world_size, 0.02);
-      job.Run(kSteps, Delay({slow}, StepPhase::kBackward, 600));
+      job.Run(kSteps, Delay({slow}, StepPhase::kBackward, 1200));
       const StragglerReport report = job.detector.Recent();
       for (int rank = 0; rank < world_size; ++rank)
         EXPECT_EQ(report.ranks[rank].is_straggler, rank == slow) << world_size << " " << rank;
@@ -89,7 +89,7 @@ TEST(StragglerDetectorTest, SmallWorldsAndSmallDelays) {
 
 TEST(StragglerDetectorTest, EqualStragglersShareTheCost) {
   Job job(8);
-  job.Run(kSteps, Delay({5, 7}, StepPhase::kOptimizer, 2500));
+  job.Run(kSteps, Delay({5, 7}, StepPhase::kOptimizer, 5000));
   EXPECT_EQ(job.detector.Recent().Stragglers(),
             "ranks 5,7 cost the group 19 % of the last 500 steps: optimizer");
 }
@@ -97,8 +97,8 @@ TEST(StragglerDetectorTest, EqualStragglersShareTheCost) {
 TEST(StragglerDetectorTest, TwoCausesAreTwoParts) {
   Job job(4);
   job.Run(kSteps, [](int, int rank, PhaseTimes& times) {
-    if (rank == 1) times.busy(StepPhase::kInput) += 3000;
-    if (rank == 2) times.busy(StepPhase::kSaving) += 3000;
+    if (rank == 1) times.busy(StepPhase::kInput) += 6000;
+    if (rank == 2) times.busy(StepPhase::kSaving) += 6000;
   });
   const std::string text = job.detector.Recent().Stragglers();
   EXPECT_NE(text.find("rank 1 cost"), std::string::npos) << text;
@@ -118,17 +118,31 @@ TEST(StragglerDetectorTest, NoiseAccusesNoRank) {
 TEST(StragglerDetectorTest, OneHiccupMakesNoStraggler) {
   Job job(4);
   job.Run(kSteps, [](int step, int rank, PhaseTimes& times) {
-    if (rank == 2 && step == 300) times.busy(StepPhase::kOutside) += 5'000'000;
+    if (rank == 2 && step == 300) times.busy(StepPhase::kOutside) += 10'000'000;
   });
   const StragglerReport report = job.detector.Recent();
   EXPECT_GT(report.ranks[2].cost, 0.4);
   EXPECT_EQ(report.Stragglers(), "");
 }
 
+// Other programs take a core, or a host's memory, for that long, and not for good.
+TEST(StragglerDetectorTest, DelaysOfAFewSecondsMakeNoStraggler) {
+  Job job(2);
+  const auto disturb = [](int step, int rank, PhaseTimes& times) {
+    for (const StepPhase phase : {StepPhase::kForward, StepPhase::kBackward})
+      times.busy(phase) /= 5;                     // Steps of 4 ms.
+    const bool is_delayed = step % 15'000 < 750;  // For 3 s.
+    if (is_delayed && rank == 1) times.busy(StepPhase::kForward) += 800;
+  };
+  job.Run(30'000, disturb);
+  EXPECT_FALSE(job.detector.TakeNews()) << job.detector.Recent().Stragglers();
+  EXPECT_NEAR(job.detector.Recent().steps, 2000, 250);  // 10 s.
+}
+
 TEST(StragglerDetectorTest, ARankThatSavesAtIntervalsIsAStraggler) {
   Job job(4);
   job.Run(kSteps, [](int step, int rank, PhaseTimes& times) {
-    if (rank == 0 && step % 40 == 39) times.busy(StepPhase::kSaving) += 40'000;
+    if (rank == 0 && step % 40 == 39) times.busy(StepPhase::kSaving) += 80'000;
   });
   EXPECT_EQ(job.detector.Recent().Stragglers(),
             "rank 0 cost the group 9 % of the last 500 steps: saving");
@@ -138,23 +152,23 @@ TEST(StragglerDetectorTest, NewsComesOnceForEachCause) {
   Job job(4);
   job.Run(kSteps);
   EXPECT_FALSE(job.detector.TakeNews());
-  job.Run(kSteps, Delay({1}, StepPhase::kInput, 2000));
+  job.Run(kSteps, Delay({1}, StepPhase::kInput, 4000));
   EXPECT_TRUE(job.detector.TakeNews());
-  job.Run(5 * kSteps, Delay({1}, StepPhase::kInput, 2000));
+  job.Run(5 * kSteps, Delay({1}, StepPhase::kInput, 4000));
   EXPECT_FALSE(job.detector.TakeNews());
-  job.Run(kSteps, Delay({1}, StepPhase::kForward, 2000));
+  job.Run(kSteps, Delay({1}, StepPhase::kForward, 4000));
   EXPECT_TRUE(job.detector.TakeNews());
   job.Run(kSteps);
   EXPECT_FALSE(job.detector.TakeNews());
-  job.Run(kSteps, Delay({1}, StepPhase::kForward, 2000));
+  job.Run(kSteps, Delay({1}, StepPhase::kForward, 4000));
   EXPECT_TRUE(job.detector.TakeNews());
 }
 
 TEST(StragglerDetectorTest, LongStepsNeedFewer) {
   Job job(2);
   job.Run(70, [](int, int rank, PhaseTimes& times) {
-    times.busy(StepPhase::kForward) *= 1000;
-    times.busy(StepPhase::kBackward) *= 1000;
+    times.busy(StepPhase::kForward) *= 500;
+    times.busy(StepPhase::kBackward) *= 500;
     if (rank == 1) times.busy(StepPhase::kInput) += 1'000'000;
   });
   EXPECT_EQ(job.detector.Recent().Stragglers(),

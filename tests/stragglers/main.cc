@@ -71,7 +71,7 @@ constexpr char kSecret[] = "of the ranks of tests/stragglers";
 constexpr int64_t kBlock = 25;
 constexpr int kHostParts = 2;  // For the hierarchical backend.
 constexpr int kCalibration = 80;
-constexpr absl::Duration kStep = absl::Milliseconds(4);
+constexpr absl::Duration kStep = absl::Milliseconds(20);
 
 int Cores() { return static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)); }
 

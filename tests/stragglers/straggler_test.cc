@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/testing/tested_group.h"
@@ -26,6 +27,8 @@ using testing::StartsWith;
 // The first reduction begins the first interval, whose times come with the record after the next
 // step: that makes two steps more than the report has.
 constexpr int kSteps = 502;
+// With a delay as long as a step, 500 steps last the 10 seconds that make a straggler.
+constexpr absl::Duration kStep = absl::Milliseconds(10);
 
 // Runs the steps, and returns the news, which must be the same on all ranks.
 std::string NewsAfter(int world_size, const DelaySetting& setting) {
@@ -47,14 +50,16 @@ std::string NewsAfter(int world_size, const DelaySetting& setting) {
 }
 
 TEST(StragglerTest, ASlowLoader) {
-  const std::string news = NewsAfter(2, {.delay = Delay::kLoader, .rank = 1, .fraction = 1});
+  const std::string news =
+      NewsAfter(2, {.delay = Delay::kLoader, .rank = 1, .fraction = 1, .step = kStep});
   EXPECT_THAT(news, StartsWith("rank 1 cost the group "));
   EXPECT_THAT(news, HasSubstr(" % of the last 500 steps: input"));
 }
 
 TEST(StragglerTest, ASlowBackwardWithASplitOptimizer) {
-  const std::string news =
-      NewsAfter(3, {.delay = Delay::kBackward, .rank = 0, .fraction = 1, .placement = Slices{}});
+  const std::string news = NewsAfter(
+      3,
+      {.delay = Delay::kBackward, .rank = 0, .fraction = 1, .step = kStep, .placement = Slices{}});
   EXPECT_THAT(news, StartsWith("rank 0 cost the group "));
   EXPECT_THAT(news, HasSubstr(": backward"));
 }

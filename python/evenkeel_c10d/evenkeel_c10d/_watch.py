@@ -218,7 +218,7 @@ class Watch:
             self._monitor.enter(before)
 
     def stragglers(self):
-        """Returns (rank, fraction of the time that it cost the group, phase) of the last 500 steps."""
+        """Returns (rank, fraction of the time that it cost the group, phase) of the recent steps."""
         return [(rank, cost, _PHASES[phase]) for rank, cost, phase in self._monitor.stragglers()]
 
     def table(self):

@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 import evenkeel_c10d
 
 STEPS = 560
-DELAY = 0.004
+DELAY = 0.02
 
 
 class Collected(logging.Handler):

@@ -31,7 +31,7 @@ namespace evenkeel {
 class Communicator;
 
 // Returns the report about all steps of this group, which marks no straggler; or about the most
-// recent ones, up to 500, fewer if they are long.
+// recent ones: 500, more if they are short (10 s), fewer if they are long (100 s).
 StragglerReport StragglersOf(Communicator& comm);
 StragglerReport RecentStragglersOf(Communicator& comm);
 

@@ -1,11 +1,11 @@
 #!/bin/bash
-# Checks with clang-format that all sources have the format of .clang-format, and that none of
-# them is empty:
+# Checks with clang-format that all sources have the format of .clang-format, and that none is
+# empty:
 #
-#   tests/format.sh           lists the files that do not
+#   tests/format.sh           lists the others
 #   tests/format.sh --fix     formats them
 #
-# Prints a line for each, "ok" or "FAILED" first, and exits with 1 if one is "FAILED".
+# Prints one line per check, "ok" or "FAILED" first, and exits with 1 if a check fails.
 # Other versions than Debian 12's clang-format 14 may differ from it in details.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
@@ -19,12 +19,15 @@ if [[ ${1:-} == --fix ]]; then
   exit
 fi
 failed=0
-empty=$(sources | xargs -0 -n 50 sh -c 'find "$@" -empty' _)
-if [[ -z $empty ]]; then
+mapfile -d '' files < <(sources)
+empty=()
+for file in "${files[@]}"; do
+  [[ -s $file ]] || empty+=("$file")
+done
+if [[ ${#files[@]} != 0 && ${#empty[@]} == 0 ]]; then
   echo 'ok      no source is empty'
 else
-  echo 'FAILED  no source is empty:'
-  sed 's/^/        /' <<<"$empty"
+  echo "FAILED  no source is empty: ${empty[*]:-git lists no sources}"
   failed=1
 fi
 differ=$(sources | xargs -0 -n 50 -P "$(nproc)" clang-format --dry-run -Werror 2>&1 |

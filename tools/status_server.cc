@@ -130,7 +130,8 @@ StatusServer::State::Reply StatusServer::State::ReplyTo(absl::string_view method
   // Takes equally long for all headers of one length.
   if (!internal::IsDigest(internal::HmacSha256(token, proof), digest))
     return {.code = MHD_HTTP_UNAUTHORIZED, .body = ""};
-  if (method != "GET") return {.code = MHD_HTTP_METHOD_NOT_ALLOWED, .body = "only GET\n"};
+  if (method != "GET" && method != "HEAD")
+    return {.code = MHD_HTTP_METHOD_NOT_ALLOWED, .body = "only GET and HEAD\n"};
   const bool is_json = path == "/status.json";
   if (!is_json && path != "/metrics")
     return {.code = MHD_HTTP_NOT_FOUND, .body = "the paths are /status.json and /metrics\n"};
@@ -162,7 +163,8 @@ MHD_Result StatusServer::State::Handle(void* self, MHD_Connection* connection, c
   MHD_add_response_header(response, "Connection", "close");
   if (reply.code == MHD_HTTP_UNAUTHORIZED)
     MHD_add_response_header(response, "WWW-Authenticate", "Bearer");
-  if (reply.code == MHD_HTTP_METHOD_NOT_ALLOWED) MHD_add_response_header(response, "Allow", "GET");
+  if (reply.code == MHD_HTTP_METHOD_NOT_ALLOWED)
+    MHD_add_response_header(response, "Allow", "GET, HEAD");
   return MHD_queue_response(connection, reply.code, response);
 }
 

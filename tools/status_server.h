@@ -1,4 +1,4 @@
-// Serves the state of a job over HTTP: GET /status.json, and GET /metrics for Prometheus.
+// Serves the state of a job over HTTP: /status.json, and /metrics for Prometheus (GET and HEAD).
 //
 //   EK_ASSIGN_OR_RETURN(std::unique_ptr<StatusServer> server,
 //                       StatusServer::Create({.address = "127.0.0.1:9400", .token = token},

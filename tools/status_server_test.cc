@@ -104,6 +104,14 @@ TEST_F(StatusServerTest, ServesJsonAndMetrics) {
   EXPECT_THAT(Get("/other"), StartsWith("HTTP/1.1 404 "));
 }
 
+TEST_F(StatusServerTest, ServesHeadersAlone) {
+  const std::string reply =
+      Exchange("HEAD /status.json HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer token\r\n\r\n");
+  EXPECT_THAT(reply, StartsWith("HTTP/1.1 200 OK\r\n"));
+  EXPECT_THAT(reply, HasSubstr(absl::StrCat("Content-Length: ", reply_.size(), "\r\n")));
+  EXPECT_THAT(BodyOf(reply), IsEmpty());
+}
+
 TEST_F(StatusServerTest, RefusesRequestsWithoutTheToken) {
   for (const char* authorization :
        {"", "Bearer ", "Bearer toke", "Bearer token2", "Bearer Token", "Basic token", "token"}) {
@@ -147,6 +155,10 @@ TEST_F(StatusServerTest, RejectsMalformedRequests) {
   for (const std::string& bytes :
        {std::string("hello\r\n\r\n"), std::string("\xff\0\r\n\r\n\r\n", 8)})
     EXPECT_THAT(Exchange(bytes), Not(StartsWith("HTTP/1.1 2"))) << bytes;
+  const std::string reply =
+      Exchange("DELETE /metrics HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer token\r\n\r\n");
+  EXPECT_THAT(reply, StartsWith("HTTP/1.1 405 "));
+  EXPECT_THAT(reply, HasSubstr("Allow: GET, HEAD\r\n"));
   EXPECT_EQ(asked_, 0);
   EXPECT_EQ(BodyOf(Get("/status.json")), kStatus);
 }

@@ -63,7 +63,7 @@ class StepMonitor {
 
   // Returns a sentence when a rank has become a straggler since the last call, else "".
   virtual std::string TakeNews() = 0;
-  // The stragglers of the recent steps, up to 500.
+  // The stragglers of the recent steps.
   virtual std::vector<Straggler> Stragglers() const = 0;
   // All steps, as a table with a line per rank.
   virtual std::string Table() const = 0;

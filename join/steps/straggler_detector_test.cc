@@ -130,8 +130,8 @@ TEST(StragglerDetectorTest, DelaysOfAFewSecondsMakeNoStraggler) {
   Job job(2);
   const auto disturb = [](int step, int rank, PhaseTimes& times) {
     for (const StepPhase phase : {StepPhase::kForward, StepPhase::kBackward})
-      times.busy(phase) /= 5;                     // Steps of 4 ms.
-    const bool is_delayed = step % 15'000 < 750;  // For 3 s.
+      times.busy(phase) /= 5;                     // Steps of 5 ms.
+    const bool is_delayed = step % 15'000 < 750;  // For 4 s.
     if (is_delayed && rank == 1) times.busy(StepPhase::kForward) += 800;
   };
   job.Run(30'000, disturb);
@@ -184,9 +184,9 @@ TEST(StragglerDetectorTest, ExhaustedRanksAreNotCompared) {
       const bool had_input = rank < 2 || step < 1500;
       ranks[rank].is_exhausted = rank == 2 && step >= 1499;
       if (!had_input) continue;
-      const auto busy = static_cast<int64_t>(1000 + random() % 500);
+      const auto busy = static_cast<int64_t>(13'000 + random() % 6500);
       ranks[rank].times.emplace().busy(StepPhase::kForward) = busy;
-      ranks[rank].times->waited_us = 1600 - busy;
+      ranks[rank].times->waited_us = 20'800 - busy;
     }
     detector.Add(ranks);
     EXPECT_FALSE(detector.TakeNews());
@@ -194,7 +194,7 @@ TEST(StragglerDetectorTest, ExhaustedRanksAreNotCompared) {
   const StragglerReport all = detector.All();
   EXPECT_EQ(all.steps, 2000);
   EXPECT_EQ(all.RanksWithoutInput(), "rank 2 had no input for 25 % of the time");
-  EXPECT_NEAR(all.ranks[2].mean.busy(StepPhase::kForward), 1250, 20);
+  EXPECT_NEAR(all.ranks[2].mean.busy(StepPhase::kForward), 16'250, 260);
 }
 
 TEST(StragglerDetectorTest, StepsWithoutTimesOfAllRanksDoNotCount) {

@@ -5,7 +5,7 @@
 //   bazel run //tests/stragglers -- --clean_steps=100000    # no delay: no rank may be accused
 //
 // A trial is a job of processes with one delay, drawn from --seed: the rank, its cause, 5 to 50 %
-// of a step (as measured before the delay begins), the number of ranks, the backend. The last 500
+// of a step (as measured before the delay begins), the number of ranks, the backend. Its last 500
 // steps are judged; each job is asked for stragglers after every 25 steps. Ranks compute where
 // their core is slow, and in clean steps if --clean_computes; else they sleep.
 //
@@ -72,6 +72,8 @@ constexpr int64_t kBlock = 25;
 constexpr int kHostParts = 2;  // For the hierarchical backend.
 constexpr int kCalibration = 80;
 constexpr absl::Duration kStep = absl::Milliseconds(20);
+// A straggler is reported after 10 seconds at the earliest.
+constexpr absl::Duration kLeastCleanTime = absl::Seconds(20);
 
 int Cores() { return static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)); }
 
@@ -227,10 +229,17 @@ absl::StatusOr<bool> RunClean(TrialRange range) {
       const Trial job{.world_size = world_size, .backend = backend, .steps = FLAGS_clean_steps};
       const absl::Time begin = absl::Now();
       EK_ASSIGN_OR_RETURN(const Outcome outcome, RunJob(job));
+      const absl::Duration took = absl::Now() - begin;
+      if (took < kLeastCleanTime) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("--clean_steps=", job.steps, " took ", absl::FormatDuration(took),
+                         ", too short to accuse a rank: at least ",
+                         absl::FormatDuration(kLeastCleanTime), " are needed"));
+      }
       const bool is_false = Judge(job, outcome.found).is_false;
       std::cout << absl::StrFormat(
                        "| %d ranks over %s | %d | %.2f ms | %s |", world_size, backend, job.steps,
-                       absl::ToDoubleMilliseconds(absl::Now() - begin) / job.steps,
+                       absl::ToDoubleMilliseconds(took) / job.steps,
                        is_false ? "ranks accused: " + outcome.found.Text() : "no accusation")
                 << std::endl;
       if (is_false || FLAGS_verbose) std::cerr << outcome.log;

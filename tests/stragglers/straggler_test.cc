@@ -27,8 +27,8 @@ using testing::StartsWith;
 // The first reduction begins the first interval, whose times come with the record after the next
 // step: that makes two steps more than the report has.
 constexpr int kSteps = 502;
-// With a delay as long as a step, 500 steps last the 10 seconds that make a straggler.
-constexpr absl::Duration kStep = absl::Milliseconds(10);
+// With a delay as long as a step, 500 steps last longer than the 10 seconds that make a straggler.
+constexpr absl::Duration kStep = absl::Milliseconds(12);
 
 // Runs the steps, and returns the news, which must be the same on all ranks.
 std::string NewsAfter(int world_size, const DelaySetting& setting) {
@@ -110,7 +110,7 @@ TEST(StragglerTest, ExhaustedRanksHadNoInput) {
 }
 
 TEST(StragglerTest, OneRankHasNoOtherToWaitForIt) {
-  EXPECT_EQ(NewsAfter(1, {.delay = Delay::kLoader, .fraction = 0.5}), "");
+  EXPECT_EQ(NewsAfter(1, {.delay = Delay::kLoader, .fraction = 1, .step = kStep}), "");
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// Included before the first line of all sources but tests (precompiled_header.bzl): the headers
-// that most of them include and that take longest to parse. It saves time; a source includes what
-// it uses all the same.
+// Included before the first line of all sources but tests (precompiled_header.bzl): headers that
+// they include, or headers of ours that they include, and that take longest to parse. It saves
+// time; a source includes what it uses all the same.
 
 #include <algorithm>
 #include <chrono>

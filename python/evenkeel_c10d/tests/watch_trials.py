@@ -28,7 +28,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import evenkeel_c10d
 
-WORK = {"forward": 0.008, "backward": 0.012}  # Seconds.
+WORK = {"forward": 0.008, "backward": 0.012}  # Seconds, in trials.
+CLEAN_WORK = {"forward": 0.002, "backward": 0.003}
 CALIBRATION, STEPS, BLOCK = 40, 540, 25
 PHASES = {
     "input": "input",
@@ -69,23 +70,23 @@ def touch_pages(seconds):
                 memory[page] = 1
 
 
-def work(phase, computes):
+def work(seconds, computes):
     if not computes:
-        return time.sleep(WORK[phase])
-    end = time.thread_time() + WORK[phase]
+        return time.sleep(seconds)
+    end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass
 
 
 class Net(nn.Sequential):
-    def __init__(self, computes):
+    def __init__(self, computes, seconds):
         super().__init__(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
-        self.computes = computes
+        self.computes, self.seconds = computes, seconds
 
     def forward(self, inputs):
-        work("forward", self.computes)
+        work(self.seconds["forward"], self.computes)
         hidden = self[0](inputs)
-        hidden.register_hook(lambda _gradient: work("backward", self.computes))
+        hidden.register_hook(lambda _gradient: work(self.seconds["backward"], self.computes))
         return self[2](self[1](hidden))
 
 
@@ -94,7 +95,7 @@ def job_of(trial, steps, rank, world):
     computes = trial.kind in ("neighbour", "none")
     if trial.kind == "neighbour":
         os.sched_setaffinity(0, {rank})
-    ddp = DistributedDataParallel(Net(computes))
+    ddp = DistributedDataParallel(Net(computes, CLEAN_WORK if trial.kind == "none" else WORK))
     optimizer = torch.optim.SGD(ddp.parameters(), 0.01)
     job = evenkeel_c10d.watch(model=ddp, optimizer=optimizer)
     delay = 0.0  # Seconds in each step.

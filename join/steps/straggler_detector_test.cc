@@ -87,6 +87,12 @@ TEST(StragglerDetectorTest, SmallWorldsAndSmallDelays) {
   }
 }
 
+TEST(StragglerDetectorTest, OneRankHasNoOtherToWaitForIt) {
+  Job job(1);
+  job.Run(kSteps, Delay({0}, StepPhase::kInput, 4000));
+  EXPECT_EQ(job.detector.Recent().Stragglers(), "");
+}
+
 TEST(StragglerDetectorTest, EqualStragglersShareTheCost) {
   Job job(8);
   job.Run(kSteps, Delay({5, 7}, StepPhase::kOptimizer, 5000));

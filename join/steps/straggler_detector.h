@@ -29,8 +29,8 @@ class StragglerDetector {
  public:
   static constexpr int kBlocks = 20;
   // A block ends after this number of steps and this time. So the blocks last 10 s at least, and a
-  // rank is a straggler if it is delayed in 13 of them (6.5 s): machines delay a process for seconds
-  // without being slow.
+  // rank is a straggler if it is delayed in 13 of them (6.5 s): machines delay a process for
+  // seconds without being slow.
   static constexpr int64_t kStepsPerBlock = 25;
   static constexpr int64_t kLeastBlockUs = 500'000;
   // If its steps are long, it ends after this time, but not before this number of steps.

@@ -109,5 +109,9 @@ TEST(StragglerTest, ExhaustedRanksHadNoInput) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+TEST(StragglerTest, OneRankHasNoOtherToWaitForIt) {
+  EXPECT_EQ(NewsAfter(1, {.delay = Delay::kLoader, .fraction = 1, .step = kStep}), "");
+}
+
 }  // namespace
 }  // namespace evenkeel

@@ -159,7 +159,7 @@ struct PlanRecord {
   std::vector<PlannedBucket> buckets;
 };
 
-// The cost of each rank in the recent steps at `step` (StragglerReport).
+// The cost of each rank in the recent steps before `step` (StragglerReport).
 struct CostPoint {
   int64_t step = 0;
   std::vector<double> costs;

@@ -9,12 +9,15 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/time.h"
 #include "evenkeel/bucket/divergence.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/state_sync.h"
+#include "evenkeel/bucket/step_times.h"
 #include "evenkeel/bucket/tensor_snapshot.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/steps/step_control.h"
+#include "evenkeel/join/steps/step_phase.h"
 
 namespace evenkeel {
 namespace {
@@ -38,6 +41,20 @@ std::string FrozenNote(const ParameterSet& params, const TrainableMask& mask) {
   }
   if (frozen > kNames) absl::StrAppend(&note, " and ", frozen - kNames, " more");
   return note;
+}
+
+// Returns when the buckets of the step were complete. Those that were before backward began had no
+// gradient to wait for, and do not count.
+BucketsReady ReadyIn(const StepTimes& step, absl::Time backward_began) {
+  absl::Time first = absl::InfiniteFuture(), last = absl::InfinitePast();
+  for (const BucketTimes& bucket : step.buckets) {
+    if (bucket.ready < backward_began || bucket.ready == absl::InfiniteFuture()) continue;
+    first = std::min(first, bucket.ready);
+    last = std::max(last, bucket.ready);
+  }
+  if (last == absl::InfinitePast()) return {};
+  return {.first_us = absl::ToInt64Microseconds(first - backward_began),
+          .last_us = std::max<int64_t>(1, absl::ToInt64Microseconds(last - backward_began))};
 }
 
 absl::Status CheckBuffers(const Communicator& comm, const std::vector<TensorView>& buffers,
@@ -210,7 +227,7 @@ absl::Status DataParallel::FinishStep() {
   }
   EK_RETURN_IF_ERROR(reducer_->FinishStep());
   if (mode_ == StepMode::kSync) {
-    phases_->EndReduction();
+    phases_->EndReduction(ReadyIn(reducer_->last_step(), phases_->backward_began()));
     step_is_open_ = false;
     CountStep();
   } else {

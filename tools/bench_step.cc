@@ -42,6 +42,7 @@ DEFINE_int32(world, 2, "Ranks that it starts.");
 DEFINE_string(plans, "mlp:sgd,mlp:adamw,gpt:adamw",
               "Models (mlp: 784-1024-1024-10 with batch 64; gpt: 4 layers of width 128; tiny), "
               "each with its optimizer.");
+DEFINE_bool(check_finite, true, "Also with ReducerOptions::check_finite.");
 DEFINE_string(zero, "sharded,sliced", "Optimizers with their state over the ranks.");
 DEFINE_string(join, "none,disabled,on", "Ways to use RunJoined().");
 DEFINE_string(skew, "0,10,all",
@@ -88,6 +89,7 @@ absl::StatusOr<std::vector<Row>> RowsAsGiven() {
     if (skew != "0" && skew != "10" && skew != "all") return Unknown("skew", skew, "0, 10, all");
   }
   rows.push_back({"reducer", SyncWay::kReducer, {}});
+  if (FLAGS_check_finite) rows.push_back({"reducer, check_finite", SyncWay::kCheckFinite, {}});
   for (const std::string& join : ListOf(FLAGS_join)) {
     if (join == "none") continue;  // It is there: what others are compared with.
     if (join != "disabled" && join != "on") return Unknown("join", join, "none, disabled, on");

@@ -81,9 +81,10 @@ TEST_P(BackendTest, MeasuresEveryRowBesideTheLocalOne) {
     EXPECT_GE(row["per_step"]["collectives"], 1);
     EXPECT_LE(row["per_step"]["collectives"], name[0] == 'r' ? 1.3 : 4);
   }
-  EXPECT_THAT(names, testing::ElementsAre("local", "reducer", "reducer, join disabled",
-                                          "reducer, join on", "reducer, join on, skew 10",
-                                          "reducer, join on, skew all", "sharded", "sliced"));
+  EXPECT_THAT(names, testing::ElementsAre("local", "reducer", "reducer, check_finite",
+                                          "reducer, join disabled", "reducer, join on",
+                                          "reducer, join on, skew 10", "reducer, join on, skew all",
+                                          "sharded", "sliced"));
   ASSERT_EQ(outcome.report["bars"].size(), 1);
   EXPECT_THAT(std::string(outcome.report["bars"][0]["what"]),
               HasSubstr("step with join / without"));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <set>
 #include <utility>
 
@@ -30,6 +31,7 @@ struct Rank {
   bool trains = false, is_exhausted = false, is_straggler = false;
   double step_ms = 0, cost = 0;
   std::map<std::string, double> ms;
+  std::map<std::string, double> ready_ms;  // Empty: not known.
 
   bool is_connected() const { return state == "connected"; }
   bool waits() const { return is_connected() && waited_ms >= kLongWaitMs; }
@@ -67,6 +69,8 @@ Rank ParseRank(int number, const Json& json) {
   rank.is_straggler = steps.value("straggler", false);
   rank.cost_phase = Harmless(steps.value("cost_phase", ""));
   if (steps.contains("ms")) rank.ms = steps["ms"].get<std::map<std::string, double>>();
+  if (steps.contains("ready_ms"))
+    rank.ready_ms = steps["ready_ms"].get<std::map<std::string, double>>();
   return rank;
 }
 
@@ -154,7 +158,17 @@ std::string Headline(const Json& group, const std::vector<Rank>& ranks) {
   return text;
 }
 
-std::string Row(const Rank& rank, bool is_wide) {
+void AddMs(const std::map<std::string, double>& ms, const char* name, std::string& row) {
+  const auto found = ms.find(name);
+  absl::StrAppendFormat(&row, " %9.2f", found == ms.end() ? 0 : found->second);
+}
+
+// The columns for which there is room, and which the ranks know.
+struct Columns {
+  bool phases = false, buckets = false;
+};
+
+std::string Row(const Rank& rank, const Columns& columns) {
   const std::string state = !rank.is_connected()          ? rank.state
                             : rank.silent_ms >= kSilentMs ? "silent"
                             : rank.waits()                ? "waits"
@@ -163,23 +177,23 @@ std::string Row(const Rank& rank, bool is_wide) {
   std::string row = absl::StrFormat("%5d  %-8s", rank.rank, state);
   const std::string phase = rank.phase == "outside of the step" ? "outside" : rank.phase;
   absl::StrAppendFormat(&row, " %8d %-9s", rank.step, rank.trains ? phase : "-");
-  if (is_wide) {
-    for (const char* name : kPhases) {
-      const auto found = rank.ms.find(name);
-      absl::StrAppendFormat(&row, " %9.2f", found == rank.ms.end() ? 0 : found->second);
-    }
+  if (columns.phases) {
+    for (const char* name : kPhases) AddMs(rank.ms, name, row);
   }
-  const auto waiting = rank.ms.find("waiting");
-  absl::StrAppendFormat(&row, " %9.2f %5.1f %%  %s", waiting == rank.ms.end() ? 0 : waiting->second,
-                        100 * rank.cost, rank.doing);
+  if (columns.buckets) {
+    for (const char* name : {"first", "last"}) AddMs(rank.ready_ms, name, row);
+  }
+  AddMs(rank.ms, "waiting", row);
+  absl::StrAppendFormat(&row, " %5.1f %%  %s", 100 * rank.cost, rank.doing);
   return row;
 }
 
-std::string Header(bool is_wide) {
+std::string Header(const Columns& columns) {
   std::string row = absl::StrFormat("%5s  %-8s %8s %-9s", "rank", "state", "step", "phase");
-  if (is_wide) {
+  if (columns.phases) {
     for (const char* name : kPhases) absl::StrAppendFormat(&row, " %9s", name);
   }
+  if (columns.buckets) absl::StrAppendFormat(&row, " %9s %9s", "1st ready", "all ready");
   absl::StrAppendFormat(&row, " %9s %7s  %s", "waiting", "cost", "last report");
   return row;
 }
@@ -190,6 +204,65 @@ int Importance(const Rank& rank, const std::set<int>& awaited) {
   if (awaited.contains(rank.rank)) return 1;
   if (rank.is_straggler) return 2;
   return 3;
+}
+
+struct GroupView {
+  std::vector<std::string> head;
+  std::vector<Rank> ranks;
+  std::set<int> awaited;  // Those for whom others wait.
+  Columns columns;
+  int lines() const { return static_cast<int>(head.size() + ranks.size()); }
+};
+
+GroupView ViewOf(const Json& group, int columns) {
+  constexpr int kRoomForPhases = 130, kRoomForBuckets = 150;
+  GroupView view{.ranks = ParseRanks(group)};
+  view.columns = {.phases = columns >= kRoomForPhases,
+                  .buckets = columns >= kRoomForBuckets &&
+                             std::any_of(view.ranks.begin(), view.ranks.end(),
+                                         [](const Rank& rank) { return !rank.ready_ms.empty(); })};
+  view.head = {Headline(group, view.ranks)};
+  for (std::string& finding : Findings(group)) view.head.push_back(std::move(finding));
+  view.head.push_back(Header(view.columns));
+  if (std::any_of(view.ranks.begin(), view.ranks.end(),
+                  [](const Rank& rank) { return rank.waits(); })) {
+    const std::vector<int> awaited = Awaited(view.ranks);
+    view.awaited.insert(awaited.begin(), awaited.end());
+  }
+  return view;
+}
+
+// Returns how many lines each group gets of `rows`: small groups all that they have, the others
+// equal parts of what is left.
+std::vector<int> Share(const std::vector<GroupView>& groups, int rows) {
+  std::vector<size_t> by_size(groups.size());
+  std::iota(by_size.begin(), by_size.end(), 0);
+  std::stable_sort(by_size.begin(), by_size.end(),
+                   [&](size_t a, size_t b) { return groups[a].lines() < groups[b].lines(); });
+  std::vector<int> lines(groups.size());
+  for (size_t i = 0; i < by_size.size(); ++i) {
+    const int part = rows / static_cast<int>(by_size.size() - i);
+    rows -= lines[by_size[i]] = std::min(part, groups[by_size[i]].lines());
+  }
+  return lines;
+}
+
+// Adds at most `room` lines, but at least one rank. If the ranks do not fit, those that explain a
+// delay come first.
+void AddGroup(GroupView group, int room, std::vector<std::string>& lines) {
+  lines.insert(lines.end(), group.head.begin(), group.head.end());
+  size_t shown = group.ranks.size();
+  if (group.lines() > room) {
+    std::stable_sort(group.ranks.begin(), group.ranks.end(), [&](const Rank& a, const Rank& b) {
+      return Importance(a, group.awaited) < Importance(b, group.awaited);
+    });
+    // One line says how many do not fit.
+    const int left = std::max(room - static_cast<int>(group.head.size()) - 1, 1);
+    shown = std::min(shown, static_cast<size_t>(left));
+  }
+  for (size_t i = 0; i < shown; ++i) lines.push_back(Row(group.ranks[i], group.columns));
+  if (shown < group.ranks.size())
+    lines.push_back(absl::StrCat("and ", group.ranks.size() - shown, " other ranks"));
 }
 
 }  // namespace
@@ -222,31 +295,13 @@ std::vector<std::string> Findings(const Json& group) {
 }
 
 std::string RenderStatus(const Json& status, const std::string& server, const Screen& screen) {
-  constexpr int kWide = 130;
-  const bool is_wide = screen.columns >= kWide;
   std::vector<std::string> lines = {server};
   if (status.empty()) lines.push_back("no rank is connected");
-  for (const Json& group : status) {
-    std::vector<Rank> ranks = ParseRanks(group);
-    lines.push_back(Headline(group, ranks));
-    for (std::string& finding : Findings(group)) lines.push_back(std::move(finding));
-    lines.push_back(Header(is_wide));
-    const std::vector<int> awaited = Awaited(ranks);
-    const bool waits =
-        std::any_of(ranks.begin(), ranks.end(), [](const Rank& rank) { return rank.waits(); });
-    const std::set<int> first(awaited.begin(), waits ? awaited.end() : awaited.begin());
-    // One line is for those that do not fit, one for the cursor.
-    const size_t room = std::max(screen.rows - static_cast<int>(lines.size()) - 2, 1);
-    if (ranks.size() > room) {
-      std::stable_sort(ranks.begin(), ranks.end(), [&first](const Rank& a, const Rank& b) {
-        return Importance(a, first) < Importance(b, first);
-      });
-    }
-    const size_t shown = std::min(ranks.size(), room);
-    for (size_t i = 0; i < shown; ++i) lines.push_back(Row(ranks[i], is_wide));
-    if (shown < ranks.size())
-      lines.push_back(absl::StrCat("and ", ranks.size() - shown, " other ranks"));
-  }
+  std::vector<GroupView> groups;
+  for (const Json& group : status) groups.push_back(ViewOf(group, screen.columns));
+  // The cursor is in the last line.
+  const std::vector<int> room = Share(groups, screen.rows - 1 - static_cast<int>(lines.size()));
+  for (size_t i = 0; i < groups.size(); ++i) AddGroup(std::move(groups[i]), room[i], lines);
   std::string text;
   for (const std::string& line : lines) absl::StrAppend(&text, Cut(line, screen.columns), "\n");
   return text;

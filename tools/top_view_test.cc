@@ -18,6 +18,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Not;
 using testing::SizeIs;
+using testing::StartsWith;
 
 Json Rank(const char* phase = "forward") {
   return {{"state", "connected"},
@@ -34,7 +35,8 @@ Json Rank(const char* phase = "forward") {
             {"cost", 0.001},
             {"straggler", false},
             {"cost_phase", "input"},
-            {"ms", {{"forward", 3.5}, {"waiting", 1.25}}}}}};
+            {"ms", {{"forward", 3.5}, {"waiting", 1.25}}},
+            {"ready_ms", {{"first", 0.75}, {"last", 6.5}}}}}};
 }
 
 Json Waiting(std::vector<int> waits_for) {
@@ -118,6 +120,30 @@ TEST(RenderStatusTest, HasALinePerRank) {
   EXPECT_THAT(text,
               HasSubstr("    1  waits         417 backward       1.25   0.1 %  waits in step"));
   EXPECT_THAT(RenderStatus(Json::array(), "the store", {}), HasSubstr("no rank is connected"));
+}
+
+TEST(RenderStatusTest, AWideScreenHasThePhasesAndTheBuckets) {
+  const std::string text =
+      RenderStatus(Json::array({Group({Rank()})}), "the store", {.columns = 200});
+  EXPECT_THAT(text, HasSubstr("     input   forward  backward optimizer    saving 1st ready "
+                              "all ready   waiting    cost  last report\n"));
+  EXPECT_THAT(text, HasSubstr("      0.00      3.50      0.00      0.00      0.00      0.75      "
+                              "6.50      1.25   0.1 %  runs\n"));
+  Json watched = Rank();  // PyTorch's buckets are not known.
+  watched["steps"].erase("ready_ms");
+  EXPECT_THAT(RenderStatus(Json::array({Group({watched})}), "the store", {.columns = 200}),
+              Not(HasSubstr("ready")));
+}
+
+TEST(RenderStatusTest, GroupsShareTheScreen) {
+  const Json groups = Json::array({Group(std::vector<Json>(64, Rank())), Group({Rank(), Rank()}),
+                                   Group(std::vector<Json>(8, Rank()))});
+  const std::vector<std::string> lines = Lines(RenderStatus(groups, "the store", {}));
+  EXPECT_THAT(lines,
+              testing::IsSupersetOf({StartsWith("world: 64 ranks"), StartsWith("world: 2 ranks"),
+                                     StartsWith("world: 8 ranks")}));
+  EXPECT_THAT(lines, SizeIs(23));
+  EXPECT_THAT(lines, testing::Contains("and 58 other ranks"));
 }
 
 TEST(RenderStatusTest, FitsTheScreenAndShowsTheCulpritFirst) {

@@ -337,6 +337,35 @@ TEST(PlacementDamageTest, ANaNIsNamedInEachTypeWithEveryPlacement) {
   }
 }
 
+TEST(PlacementDamageTest, ANaNInAGradientThatWholeTensorsReducesIsNamed) {
+  for (const bool is_uneven : {false, true}) {
+    const absl::Status status = RunTestRanks(
+        3,
+        [&](Communicator& comm) -> absl::Status {
+          Model model(DType::kFloat32);
+          EK_ASSIGN_OR_RETURN(
+              const auto optimizer,
+              Optimizer::Create(comm, model.params, kAdamW, {.placement = WholeTensors{}}));
+          const auto loop = [&](JoinScope&) -> absl::Status {
+            for (int step = 0; step < (is_uneven && comm.rank() == 0 ? 2 : 6); ++step) {
+              model.params.ClearGradients();
+              model.Backward(comm.rank(), step);
+              if (comm.rank() == 1 && step == 3)
+                Set(model.params[4].grad, 5, std::numeric_limits<float>::infinity());
+              EK_RETURN_IF_ERROR(optimizer->Step());
+            }
+            return absl::OkStatus();
+          };
+          const absl::Status bad = RunJoined({optimizer.get()}, {.enable = is_uneven}, loop);
+          EXPECT_THAT(bad.message(), HasSubstr("rank 1: the gradient of parameter \"p4\" (4) is "
+                                               "not finite in step 3: element 5 of 64"));
+          return bad;
+        },
+        {.check_finite = true});
+    EXPECT_FALSE(status.ok()) << is_uneven;
+  }
+}
+
 TEST(PlacementDamageTest, ANaNInARowOfASparseGradientIsNamedInAnUnevenLoop) {
   const absl::Status status = RunTestRanks(3, [](Communicator& comm) -> absl::Status {
     std::vector<float> table(12), rows = {1, 2, 3, 4, 5, 6};

@@ -162,7 +162,8 @@ class Optimizer : public Joinable {
                                                            const UpdateRule& rule,
                                                            OptimizerOptions options = {});
   // Creates an optimizer without a reducer: for gradients that another object has reduced by
-  // all-reduce or by TakeReduction(), and with WholeTensors also for local gradients.
+  // all-reduce or by TakeReduction(), and with WholeTensors also for local gradients, which
+  // CommunicatorOptions::check_finite tests as ReducerOptions::check_finite does.
   static absl::StatusOr<std::unique_ptr<Optimizer>> Create(
       Communicator& comm, ParameterSet& params, const std::vector<ParameterGroup>& groups,
       OptimizerOptions options = {});

@@ -1,22 +1,17 @@
 #include "evenkeel/bucket/reducer/announcer.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <limits>
 #include <numeric>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "evenkeel/comm/arith/finite.h"
-#include "evenkeel/comm/failure_info.h"
+#include "evenkeel/bucket/finite_check.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/join/steps/step_control.h"
 
 namespace evenkeel {
 namespace {
-
-using internal::FirstNonfinite;
 
 constexpr int kNamesInMessage = 10;
 
@@ -199,35 +194,15 @@ absl::Status Announcer::Claim(int param) {
   return absl::OkStatus();
 }
 
-absl::Status Announcer::CheckFinite(int param) {
-  const ParameterSet& params = *core_.params;
-  TensorView gradient = params[param].grad;
-  if (params.row_size(param) > 0) {
-    const std::vector<std::byte>& values = params.sparse_grad(param).values;
-    gradient = params[param].value;  // For its type.
-    gradient.data = const_cast<std::byte*>(values.data());
-    gradient.count = static_cast<int64_t>(values.size()) / SizeOf(gradient.dtype);
-  }
-  const int64_t bad = FirstNonfinite(gradient);
-  if (bad < 0) return absl::OkStatus();
-  const int rank = core_.comm->rank();
-  const int64_t step = StepControl::Of(*core_.comm).steps_begun() - 1;
-  const absl::Status error = WithFailureInfo(
-      absl::FailedPreconditionError(absl::StrCat(
-          "rank ", rank, ": the gradient of parameter ", Name(params, param),
-          " is not finite in step ", step, ": element ", bad, " of ", gradient.count,
-          bucket_of_[param] == kGathered ? ", sparse"
-                                         : absl::StrCat(", in bucket ", bucket_of_[param]))),
-      {.kind = FailureKind::kRankFailed, .ranks = {rank}, .step = step});
-  core_.comm->Abort(error);  // The other ranks wait for a bucket that will not come.
-  absl::MutexLock lock(&mutex_);
-  return Fail(error);
-}
-
 absl::Status Announcer::Arrive(int param) {
   const bool checks = core_.options.check_finite || core_.comm->check_finite();
   if (checks && core_.device == nullptr && core_.params->grad_state(param) != GradState::kNone) {
-    EK_RETURN_IF_ERROR(CheckFinite(param));
+    const absl::Status finite =
+        internal::CheckFinite(*core_.comm, *core_.params, param, bucket_of_[param]);
+    if (!finite.ok()) {
+      absl::MutexLock lock(&mutex_);
+      return Fail(finite);
+    }
   }
   if (core_.device == nullptr && bucket_of_[param] != kGathered) {
     core_.storage->CopyIn(*core_.params, param);

@@ -79,7 +79,6 @@ class Announcer {
   // Returns whether the parameter is complete.
   absl::StatusOr<bool> CountFiring(int param) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Claim(int param) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status CheckFinite(int param) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Arrive(int param) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Announce(int param) ABSL_LOCKS_EXCLUDED(mutex_);
 

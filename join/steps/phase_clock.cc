@@ -4,6 +4,7 @@
 #include <chrono>
 #include <utility>
 
+#include "absl/time/clock.h"
 #include "evenkeel/comm/control/waits.h"
 
 namespace evenkeel {
@@ -18,20 +19,32 @@ int64_t NowNs() {
 StepPhase PhaseClock::Enter(StepPhase next) {
   absl::MutexLock lock(&mutex_);
   Charge();
+  if (next == StepPhase::kBackward) backward_began_ = absl::Now();
   return phase_.exchange(next, std::memory_order_relaxed);
 }
 
-void PhaseClock::EndReduction() {
+absl::Time PhaseClock::backward_began() const {
+  absl::MutexLock lock(&mutex_);
+  return backward_began_;
+}
+
+void PhaseClock::EndReduction(const BucketsReady& ready) {
   absl::MutexLock lock(&mutex_);
   Charge();
   phase_.store(StepPhase::kOutside, std::memory_order_relaxed);
   if (std::exchange(is_running_, true)) {
     if (!ended_.has_value()) ended_.emplace();
-    for (size_t i = 0; i < busy_ns_.size(); ++i) ended_->busy_us[i] += busy_ns_[i] / 1000;
-    ended_->waited_us += waited_ns_ / 1000;
+    PhaseTimes interval{.waited_us = waited_ns_ / 1000};
+    for (size_t i = 0; i < busy_ns_.size(); ++i) interval.busy_us[i] = busy_ns_[i] / 1000;
+    // The clock of `ready` may be set during the interval.
+    const int64_t most = interval.total_us();
+    interval.ready = {.first_us = std::clamp<int64_t>(ready.first_us, 0, most),
+                      .last_us = std::clamp<int64_t>(ready.last_us, 0, most)};
+    *ended_ += interval;
   }
   busy_ns_ = {};
   waited_ns_ = 0;
+  backward_began_ = absl::InfiniteFuture();
   owner_ = std::this_thread::get_id();
   since_ns_ = NowNs();
   waited_before_ns_ = internal::NanosWaited();

@@ -22,6 +22,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "evenkeel/join/steps/step_phase.h"
 
 namespace evenkeel {
@@ -35,8 +36,11 @@ class PhaseClock {
   void BeginBackward() {
     if (phase_.load(std::memory_order_relaxed) == StepPhase::kForward) Enter(StepPhase::kBackward);
   }
-  // Ends the current interval, and begins one outside of the step.
-  void EndReduction();
+  // Returns when backward began in the current interval; InfiniteFuture() if it has not.
+  absl::Time backward_began() const;
+  // Ends the current interval, with `ready` limited to its duration, and begins one outside of the
+  // step.
+  void EndReduction(const BucketsReady& ready = {});
   // Drops the current interval; the next one begins with the next EndReduction(). For ranks that
   // do not take part in steps.
   void Reset();
@@ -46,12 +50,13 @@ class PhaseClock {
  private:
   void Charge() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  absl::Mutex mutex_;
+  mutable absl::Mutex mutex_;
   std::atomic<StepPhase> phase_ = StepPhase::kOutside;  // Written with the lock held.
   bool is_running_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread::id owner_ ABSL_GUARDED_BY(mutex_);  // The thread whose waits count.
   int64_t since_ns_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t waited_before_ns_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Time backward_began_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
   std::array<int64_t, kStepPhases> busy_ns_ ABSL_GUARDED_BY(mutex_) = {};
   int64_t waited_ns_ ABSL_GUARDED_BY(mutex_) = 0;
   std::optional<PhaseTimes> ended_ ABSL_GUARDED_BY(mutex_);

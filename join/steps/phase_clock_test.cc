@@ -50,13 +50,40 @@ TEST(PhaseClockTest, TimeBelongsToThePhaseAndWaitsToNone) {
 
 TEST(PhaseClockTest, IntervalsAddUpUntilTheyAreTaken) {
   PhaseClock clock;
-  clock.EndReduction();
+  clock.EndReduction({.first_us = 1000, .last_us = 1000});  // No interval has begun.
   for (int i = 0; i < 2; ++i) {
     clock.Enter(StepPhase::kOptimizer);
     Sleep(10);
-    clock.EndReduction();
+    clock.EndReduction({.first_us = 2, .last_us = 30});
   }
-  EXPECT_GE(clock.Take()->busy(StepPhase::kOptimizer), 19'990);
+  const std::optional<PhaseTimes> times = clock.Take();
+  EXPECT_GE(times->busy(StepPhase::kOptimizer), 19'990);
+  EXPECT_EQ(times->ready, (BucketsReady{.first_us = 4, .last_us = 60}));
+}
+
+TEST(PhaseClockTest, BackwardBeginsOnceInAnInterval) {
+  PhaseClock clock;
+  clock.EndReduction();
+  EXPECT_EQ(clock.backward_began(), absl::InfiniteFuture());
+  clock.Enter(StepPhase::kForward);
+  const absl::Time before = absl::Now();
+  clock.BeginBackward();
+  const absl::Time began = clock.backward_began();
+  EXPECT_GE(began, before);
+  Sleep(1);
+  clock.BeginBackward();
+  EXPECT_EQ(clock.backward_began(), began);
+  clock.EndReduction();
+  EXPECT_EQ(clock.backward_began(), absl::InfiniteFuture());
+}
+
+TEST(PhaseClockTest, BucketsAreReadyWithinTheInterval) {
+  PhaseClock clock;
+  clock.EndReduction();
+  Sleep(1);
+  clock.EndReduction({.first_us = -5, .last_us = int64_t{1} << 60});  // The clock was set.
+  const std::optional<PhaseTimes> times = clock.Take();
+  EXPECT_EQ(times->ready, (BucketsReady{.first_us = 0, .last_us = times->total_us()}));
 }
 
 TEST(PhaseClockTest, ResetDropsTheInterval) {

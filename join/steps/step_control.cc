@@ -171,7 +171,10 @@ std::string StepRecord::Serialize() const {
       .U64(scope_hash)
       .Bytes(ledger);
   writer.Bool(times.has_value());
-  if (times.has_value()) times->Write(writer);
+  if (times.has_value()) {
+    times->Write(writer);
+    times->ready.Write(writer);
+  }
   writer.U32(static_cast<uint32_t>(participants.size()));
   for (const ParticipantState& state : participants) {
     writer.U64(state.name_hash)
@@ -198,7 +201,10 @@ absl::StatusOr<StepRecord> StepRecord::Parse(absl::string_view bytes) {
   record.calls = reader.I64();
   record.scope_hash = reader.U64();
   record.ledger = std::string(reader.Bytes());
-  if (reader.Bool()) record.times = PhaseTimes::Read(reader);
+  if (reader.Bool()) {
+    record.times = PhaseTimes::Read(reader);
+    record.times->ready = BucketsReady::Read(reader);
+  }
   const uint32_t count = reader.U32();
   for (uint32_t i = 0; i < count && reader.ok(); ++i) {
     ParticipantState state;

@@ -14,8 +14,8 @@
 // has finished, and their settings. The ledgers of all ranks are compared, so that no rank
 // continues after a step that another rank omitted or took differently.
 //
-// Size:    a record has 39 bytes, 37 for each participant (and its note), about 14 for the times of
-//          the last step, and the ledger's text: 39 + 37 + 14 + 62 = 152 for a DataParallel and an
+// Size:    a record has 39 bytes, 37 for each participant (and its note), about 19 for the times of
+//          the last step, and the ledger's text: 39 + 37 + 19 + 62 = 157 for a DataParallel and an
 //          Optimizer. Each rank sends one for each step, and receives all of them.
 //
 // It contains the times of the rank's last step, too (phase_clock.h). From those of all ranks each
@@ -104,7 +104,7 @@ struct StepRequests {
 
 // The record that a rank sends when its step begins.
 struct StepRecord {
-  static constexpr uint8_t kVersion = 2;  // The first byte of the serialized form.
+  static constexpr uint8_t kVersion = 3;  // The first byte of the serialized form.
   static constexpr int64_t kNotSaid = -1;
 
   bool joined = false;              // The rank is exhausted.

@@ -24,7 +24,8 @@ TEST(StepControlFuzzTest, StepRecord) {
                                  .samples = -1,
                                  .scope_hash = ~uint64_t{0},
                                  .times = PhaseTimes{.busy_us = {0, 127, 128, 4100, 700, 70'000},
-                                                     .waited_us = int64_t{1} << 50},
+                                                     .waited_us = int64_t{1} << 50,
+                                                     .ready = {.first_us = 300, .last_us = 4000}},
                                  .ledger = "optimizer#0\t3\t3\t=\tlearning_rate=0.1\n",
                                  .participants = {reducer, optimizer}};
   Fuzz({alone.Serialize(), full.Serialize()}, Again<StepRecord>);
@@ -35,7 +36,7 @@ TEST(StepControlFuzzTest, AnotherVersionIsRefused) {
   EXPECT_EQ(bytes.size(), 39u) << "as step_control.h says";
   bytes[0] = StepRecord::kVersion + 1;
   EXPECT_EQ(StepRecord::Parse(bytes).status(),
-            absl::InvalidArgumentError("the record of a step has version 3, this build reads 2: "
+            absl::InvalidArgumentError("the record of a step has version 4, this build reads 3: "
                                        "run the same build on all ranks"));
 }
 

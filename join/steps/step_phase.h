@@ -36,10 +36,23 @@ inline constexpr int kStepPhases = 6;
 // Returns "outside of the step", "input", "forward", ...
 absl::string_view NameOf(StepPhase phase);
 
+// The time from the beginning of backward until the first and until the last bucket of gradients
+// was complete. The sum, if a step has several reductions.
+struct BucketsReady {
+  int64_t first_us = 0;
+  int64_t last_us = 0;  // 0: neither is known.
+  friend bool operator==(const BucketsReady&, const BucketsReady&) = default;
+
+  // 2 to 6 bytes. Read() leaves the reader failed if they are wrong.
+  void Write(internal::ByteWriter& writer) const;
+  static BucketsReady Read(internal::ByteReader& reader);
+};
+
 // The time from one reduction to the next on one rank.
 struct PhaseTimes {
   std::array<int64_t, kStepPhases> busy_us = {};  // By phase, without waits.
   int64_t waited_us = 0;  // In calls that wait for other ranks: communication, and later ranks.
+  BucketsReady ready;
 
   int64_t& busy(StepPhase phase) { return busy_us[static_cast<size_t>(phase)]; }
   int64_t busy(StepPhase phase) const { return busy_us[static_cast<size_t>(phase)]; }
@@ -51,11 +64,20 @@ struct PhaseTimes {
   PhaseTimes& operator+=(const PhaseTimes& other) {
     for (size_t i = 0; i < busy_us.size(); ++i) busy_us[i] += other.busy_us[i];
     waited_us += other.waited_us;
+    ready.first_us += other.ready.first_us;
+    ready.last_us += other.ready.last_us;
+    return *this;
+  }
+  PhaseTimes& operator/=(int64_t count) {
+    for (int64_t& busy : busy_us) busy /= count;
+    waited_us /= count;
+    ready.first_us /= count;
+    ready.last_us /= count;
     return *this;
   }
   friend bool operator==(const PhaseTimes&, const PhaseTimes&) = default;
 
-  // 7 to 21 bytes. Read() leaves the reader failed if they are wrong.
+  // 7 to 21 bytes, without `ready`. Read() leaves the reader failed if they are wrong.
   void Write(internal::ByteWriter& writer) const;
   static PhaseTimes Read(internal::ByteReader& reader);
 };

@@ -26,13 +26,19 @@ void Write(const StepStatus& status, const StragglerReport& recent, int rank, st
   fields.Add("\"straggler\":", Bool(mine.is_straggler));
   fields.Add("\"cost_phase\":", internal::JsonQuoted(NameOf(mine.phase)));
   fields.Add("\"ms\":");
-  internal::JsonJoined times(json, '{', '}');
-  for (int i = 0; i < kStepPhases; ++i) {
-    const auto phase = static_cast<StepPhase>(i);
-    times.Add(internal::JsonQuoted(NameOf(phase)), ":",
-              Milliseconds(static_cast<double>(mine.mean.busy(phase))));
+  {
+    internal::JsonJoined times(json, '{', '}');
+    for (int i = 0; i < kStepPhases; ++i) {
+      const auto phase = static_cast<StepPhase>(i);
+      times.Add(internal::JsonQuoted(NameOf(phase)), ":",
+                Milliseconds(static_cast<double>(mine.mean.busy(phase))));
+    }
+    times.Add("\"waiting\":", Milliseconds(static_cast<double>(mine.mean.waited_us)));
   }
-  times.Add("\"waiting\":", Milliseconds(static_cast<double>(mine.mean.waited_us)));
+  const BucketsReady& ready = mine.mean.ready;
+  if (ready.last_us == 0) return;
+  fields.Add("\"ready_ms\":{\"first\":", Milliseconds(static_cast<double>(ready.first_us)),
+             ",\"last\":", Milliseconds(static_cast<double>(ready.last_us)), "}");
 }
 
 }  // namespace

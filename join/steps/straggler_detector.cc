@@ -139,9 +139,8 @@ StragglerReport StragglerDetector::ReportOf(const Sums& sums) {
           static_cast<double>(sums.time_us - of_rank.active_us) / static_cast<double>(sums.time_us);
     }
     if (of_rank.steps == 0) continue;
-    for (size_t i = 0; i < out.mean.busy_us.size(); ++i)
-      out.mean.busy_us[i] = of_rank.times.busy_us[i] / of_rank.steps;
-    out.mean.waited_us = of_rank.times.waited_us / of_rank.steps;
+    out.mean = of_rank.times;
+    out.mean /= of_rank.steps;
     least_wait = std::min(least_wait, out.mean.waited_us);
   }
   ByRank<double> most(costs.size());

@@ -8,7 +8,7 @@
 // whose differences show how certain a rank's cost is. Equal input gives equal reports on all
 // ranks.
 //
-// Size:    kBlocks + 2 blocks of 80 bytes per rank.
+// Size:    kBlocks + 2 blocks of 96 bytes per rank.
 // Threads: thread-compatible.
 
 #ifndef EVENKEEL_JOIN_STEPS_STRAGGLER_DETECTOR_H_

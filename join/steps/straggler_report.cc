@@ -39,12 +39,23 @@ std::string StragglerReport::Table() const {
     const auto name = static_cast<StepPhase>(phase);
     absl::StrAppendFormat(&table, " %9s", name == StepPhase::kOutside ? "outside" : NameOf(name));
   }
-  absl::StrAppendFormat(&table, " %9s\n", "waiting");
+  absl::StrAppendFormat(&table, " %9s", "waiting");
+  const bool knows_buckets =
+      std::ranges::any_of(ranks, [](const Rank& rank) { return rank.mean.ready.last_us > 0; });
+  if (knows_buckets) absl::StrAppendFormat(&table, " %9s %9s", "1st ready", "all ready");
+  table += "\n";
   for (const Rank& rank : ranks) {
     absl::StrAppendFormat(&table, "%5d %4.1f %%", rank.rank, 100 * rank.cost);
-    for (const int64_t us : rank.mean.busy_us)
+    const auto add = [&table](int64_t us) {
       absl::StrAppendFormat(&table, " %9.2f", static_cast<double>(us) / 1e3);
-    absl::StrAppendFormat(&table, " %9.2f\n", static_cast<double>(rank.mean.waited_us) / 1e3);
+    };
+    std::ranges::for_each(rank.mean.busy_us, add);
+    add(rank.mean.waited_us);
+    if (knows_buckets) {
+      add(rank.mean.ready.first_us);
+      add(rank.mean.ready.last_us);
+    }
+    table += "\n";
   }
   return table;
 }

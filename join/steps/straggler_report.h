@@ -48,7 +48,8 @@ struct StragglerReport {
   // Returns "ranks 3,5 cost the group 18 % of the last 500 steps: input", a part per phase, or "".
   // `name_of(rank)`, such as "host b", is added in parentheses; `rank` is the number in the job.
   std::string Stragglers(const std::function<std::string(int rank)>& name_of = nullptr) const;
-  // Returns a table with a line per rank: its cost, and the milliseconds of a step by phase.
+  // Returns a table with a line per rank: its cost, the milliseconds of a step by phase, and those
+  // of backward until the first and until the last bucket was complete, if a rank knows them.
   std::string Table() const;
   // Returns "ranks 5,7 had no input for 12 % of the time", or "".
   std::string RanksWithoutInput() const;

@@ -16,6 +16,7 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/join.h"
+#include "evenkeel/join/steps/step_control.h"
 #include "evenkeel/tests/stragglers/delayed_training.h"
 
 namespace evenkeel {
@@ -83,6 +84,26 @@ TEST(StragglerTest, TheTableHasThePhasesOfAllRanks) {
     EXPECT_GE(report.ranks[0].waited_for_others, absl::Milliseconds(1));
     EXPECT_EQ(report.ranks[1].phase, StepPhase::kSaving);
     return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(StragglerTest, TheTableHasTheTimesAtWhichBucketsWereReady) {
+  const absl::Status status = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
+    const DelaySetting setting{.delay = Delay::kBackward, .rank = 1, .fraction = 2, .step = kStep};
+    EK_ASSIGN_OR_RETURN(const auto training, DelayedTraining::Create(&comm, setting));
+    EK_RETURN_IF_ERROR(training->Run(42));
+    EK_RETURN_IF_ERROR(comm.Barrier());
+    const StragglerReport report = StragglersOf(comm);
+    const BucketsReady& fast = report.ranks[0].mean.ready;
+    const BucketsReady& slow = report.ranks[1].mean.ready;
+    EXPECT_GT(fast.first_us, 0);
+    EXPECT_GT(fast.last_us, fast.first_us);
+    // The delay is between the two buckets, in all steps but the first, which has one bucket.
+    EXPECT_GE(slow.last_us - slow.first_us, absl::ToInt64Microseconds(1.9 * kStep));
+    EXPECT_THAT(report.Table(), HasSubstr(" all ready\n"));
+    EXPECT_THAT(StepControl::Of(comm).StatusJson(), HasSubstr("\"ready_ms\":{\"first\":"));
+    return comm.Barrier();
   });
   EXPECT_TRUE(status.ok()) << status;
 }

@@ -25,6 +25,10 @@ constexpr Bar kBars[] = {
     {"gpt:", "reducer", "step_to_local", "median", 1.04, "step with reducer / local"},
     {"", "reducer, join on", "step_to_reducer", "high", 1.03,
      "step with join / without, upper end"},
+    {"mlp:sgd", "reducer, check_finite", "step_to_reducer", "median", 1.03,
+     "step with check_finite / without"},
+    {"gpt:", "reducer, check_finite", "step_to_reducer", "median", 1.01,
+     "step with check_finite / without"},
     {"mlp:adamw", "sharded", "update_to_reducer", "median", 1.0, "update, sharded / unsharded"},
     {"mlp:adamw", "sliced", "update_to_reducer", "median", 1.0, "update, sliced / unsharded"},
 };

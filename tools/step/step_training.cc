@@ -73,7 +73,8 @@ absl::Status StepTraining::Init(const TrainingSettings& settings) {
     return absl::OkStatus();
   }
   EK_ASSIGN_OR_RETURN(value_memory_, MoveValues(*comm_, *params));
-  DataParallelOptions options{.reducer = {.gradient_as_bucket_view = settings.views}};
+  DataParallelOptions options{.reducer = {.gradient_as_bucket_view = settings.views,
+                                          .check_finite = way_ == SyncWay::kCheckFinite}};
   if (!settings.caps.empty()) options.reducer.caps = settings.caps;
   EK_ASSIGN_OR_RETURN(ddp_, DataParallel::Create(comm_, params, {}, options));
   OptimizerOptions placed;

@@ -33,9 +33,10 @@ namespace evenkeel {
 enum class SyncWay {
   kLocal,  // This rank for itself: forward, backward and one pass over the parameters, and nothing
            // of ours around it.
-  kReducer,  // DataParallel and an Optimizer that each rank repeats.
-  kSharded,  // DataParallel and one that owns whole tensors.
-  kSliced,   // DataParallel that reduces to the slices of an optimizer.
+  kReducer,      // DataParallel and an Optimizer that each rank repeats.
+  kCheckFinite,  // The same with ReducerOptions::check_finite.
+  kSharded,      // DataParallel and one that owns whole tensors.
+  kSliced,       // DataParallel that reduces to the slices of an optimizer.
 };
 
 enum class JoinUse { kNone, kDisabled, kOn };

@@ -5,11 +5,15 @@
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
+#include <map>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/base/json.h"
+#include "evenkeel/trainer/report/run_history.h"
 #include "evenkeel/trainer/report/step_timeline.h"
 
 namespace evenkeel {
@@ -68,6 +72,50 @@ class Events {
   int64_t arrows_ = 0;
 };
 
+// The correction of a host's clock, and the largest deviation of single steps from it.
+struct Alignment {
+  int64_t shift_ns = 0;
+  int64_t error_ns = 0;
+};
+
+// The ends of reductions on one host, by step and the clock that measured them.
+using Ends = std::map<std::pair<int64_t, StepClock>, std::vector<int64_t>>;
+
+std::map<std::string, Ends> EndsByHost(const std::vector<RankRecord>& ranks) {
+  std::map<std::string, Ends> ends;
+  for (const RankRecord& rank : ranks) {
+    for (const StepTrace& trace : rank.traces) {
+      // A rank that shadowed the step has none.
+      const auto wait = std::ranges::find(trace.spans, SpanKind::kWait, &TraceSpan::kind);
+      if (wait != trace.spans.end())
+        ends[rank.host][{trace.step, trace.clock}].push_back(wait->end_ns);
+    }
+  }
+  return ends;
+}
+
+// Returns the corrections by host, without those of hosts that share no step with the first one.
+std::map<std::string, Alignment> AlignHosts(const std::vector<RankRecord>& ranks) {
+  std::map<std::string, Ends> ends = EndsByHost(ranks);
+  std::map<std::string, Alignment> alignments;
+  if (ranks.empty()) return alignments;
+  const Ends reference = std::exchange(ends[ranks.front().host], {});
+  for (const auto& [host, steps] : ends) {
+    std::vector<int64_t> shifts;
+    for (const auto& [step, moments] : steps) {
+      const auto at = reference.find(step);
+      if (at == reference.end()) continue;
+      for (const int64_t moment : moments) shifts.push_back(at->second.front() - moment);
+    }
+    if (shifts.empty()) continue;
+    std::ranges::sort(shifts);
+    const int64_t middle = shifts[shifts.size() / 2];
+    alignments[host] = {.shift_ns = middle,
+                        .error_ns = std::max(shifts.back() - middle, middle - shifts.front())};
+  }
+  return alignments;
+}
+
 void AddStep(const StepTrace& trace, int rank, Events& events) {
   if (trace.spans.empty()) return;
   const bool is_device = trace.clock == StepClock::kDevice;
@@ -105,9 +153,9 @@ void AddBuckets(const StepTrace& trace, int rank, Events& events) {
   }
 }
 
-void AddRank(const RankRecord& rank, Events& events) {
+void AddRank(const RankRecord& rank, const std::string& clock, Events& events) {
   const std::string name =
-      absl::StrCat("rank ", rank.rank, rank.host.empty() ? "" : " on ", rank.host);
+      absl::StrCat("rank ", rank.rank, rank.host.empty() ? "" : " on ", rank.host, clock);
   events.Metadata("process_name", rank.rank, 0, absl::StrCat("\"name\":", JsonQuoted(name)));
   events.Metadata("process_sort_index", rank.rank, 0, absl::StrCat("\"sort_index\":", rank.rank));
   events.Metadata("thread_name", rank.rank, kCompute, "\"name\":\"compute\"");
@@ -118,17 +166,40 @@ void AddRank(const RankRecord& rank, Events& events) {
   }
 }
 
+int64_t NsOf(const RunRecord& record, const StepPoint& point) {
+  return record.begin_ns + static_cast<int64_t>(1e9 * point.seconds);
+}
+
+// Adds the costs of ranks that cost the group enough, at any time, to be worth a curve.
+void AddCosts(const RunRecord& record, int process, Events& events) {
+  for (size_t rank = 0; rank < record.waits.ranks.size(); ++rank) {
+    const auto cost = [rank](const CostPoint& point) {
+      return rank < point.costs.size() ? point.costs[rank] : 0;
+    };
+    const auto most = std::ranges::max_element(record.costs, {}, cost);
+    if (most == record.costs.end() || cost(*most) < StragglerReport::kLeastCost) continue;
+    const std::string name = absl::StrCat("cost of rank ", record.waits.ranks[rank].rank, ", %");
+    for (const CostPoint& point : record.costs) {
+      const auto last_step = [](const StepPoint& steps) { return steps.step + steps.count - 1; };
+      const auto at = std::ranges::lower_bound(record.steps, point.step, {}, last_step);
+      if (at == record.steps.end()) continue;
+      events.Counter(name, process, NsOf(record, *at), 100 * cost(point));
+    }
+  }
+}
+
 void AddCurves(const RunRecord& record, int process, Events& events) {
   events.Metadata("process_name", process, 0, "\"name\":\"the run\"");
   events.Metadata("process_sort_index", process, 0, "\"sort_index\":-1");
   const std::string loss = absl::StrCat("loss, rank ", record.reporter);
   for (const StepPoint& point : record.steps) {
-    const int64_t ns = record.begin_ns + static_cast<int64_t>(1e9 * point.seconds);
+    const int64_t ns = NsOf(record, point);
     if (std::isfinite(point.loss)) events.Counter(loss, process, ns, point.loss);
     const double rate = point.samples * record.units_per_sample / point.took;
     if (std::isfinite(rate))
       events.Counter(absl::StrCat(record.unit_name, " per second"), process, ns, rate);
   }
+  AddCosts(record, process, events);
 }
 
 }  // namespace
@@ -144,8 +215,17 @@ std::string RenderTrace(const RunRecord& record) {
   {
     Events events(&out, record.begin_ns);
     int free_process = 0;
-    for (const RankRecord& rank : record.ranks) {
-      AddRank(rank, events);
+    const std::map<std::string, Alignment> alignments = AlignHosts(record.ranks);
+    for (RankRecord rank : record.ranks) {
+      std::string clock;
+      if (const auto of_host = alignments.find(rank.host); of_host != alignments.end()) {
+        const Alignment& alignment = of_host->second;
+        MoveTimes(rank, alignment.shift_ns);
+        clock = absl::StrCat(", clock aligned to ", Micros(alignment.error_ns), " us");
+      } else if (rank.host != record.ranks.front().host) {
+        clock = ", clock not aligned";
+      }
+      AddRank(rank, clock, events);
       free_process = std::max(free_process, rank.rank + 1);
     }
     if (!record.steps.empty()) AddCurves(record, free_process, events);

@@ -3,10 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "evenkeel/trainer/report/run_history.h"
 #include "evenkeel/trainer/report/run_record.h"
 #include "evenkeel/trainer/report/testing/example_record.h"
 #include "evenkeel/trainer/report/testing/trace_check.h"
@@ -76,6 +80,56 @@ TEST(ChromeTraceTest, SaysOfEachBucketWhatItCost) {
   EXPECT_EQ(buckets, 6);
   EXPECT_EQ(arrows, 12);
   EXPECT_GT(counters, 200);
+}
+
+TEST(ChromeTraceTest, HostsAreAlignedByTheEndsOfReductions) {
+  RunRecord record = ExampleRecord(3);
+  for (RankRecord& rank : record.ranks) {
+    rank.host = rank.rank == 0 ? "a" : "b";
+    // In the example a rank lags behind the one before it by half a millisecond.
+    MoveTimes(rank, rank.rank * -500'000);
+    if (rank.rank > 0) MoveTimes(rank, 3'600'000'000'000);
+  }
+  std::swap(record.ranks[0], record.ranks[1]);  // The host of the first one counts.
+  // One of three steps ends later on the other host.
+  record.ranks[1].traces[0].spans[4].end_ns += 40'000;
+  record.ranks[1].traces[0].spans[5].begin_ns += 40'000;
+  const std::string text = RenderTrace(record);
+  EXPECT_EQ(CheckTrace(text), "");
+  std::map<int, std::string> names;
+  std::map<int, double> begins;  // By rank, of step 3.
+  const nlohmann::json trace = nlohmann::json::parse(text);
+  for (const nlohmann::json& event : trace["traceEvents"]) {
+    if (event["name"] == "process_name") names[event["pid"]] = event["args"]["name"];
+    if (event["name"] == "step 3") begins[event["pid"]] = event["ts"];
+  }
+  EXPECT_EQ(names[0], "rank 0 on a, clock aligned to 40.000 us");
+  EXPECT_EQ(names[1], "rank 1 on b");
+  EXPECT_EQ(names[2], "rank 2 on b");
+  EXPECT_EQ(begins[1], begins[0]);
+  EXPECT_EQ(begins[2], begins[0]);
+}
+
+TEST(ChromeTraceTest, AHostWithoutACommonStepIsNotAligned) {
+  RunRecord record = ExampleRecord(2);
+  record.ranks[1].host = "b";
+  for (StepTrace& trace : record.ranks[1].traces) trace.step += 1000;
+  EXPECT_NE(RenderTrace(record).find("on b, clock not aligned"), std::string::npos);
+}
+
+TEST(ChromeTraceTest, RanksThatMadeTheOthersWaitHaveACounter) {
+  RunRecord record = ExampleRecord(3);
+  record.waits.ranks.resize(3);
+  for (int rank = 0; rank < 3; ++rank) record.waits.ranks[rank].rank = 2 * rank;
+  record.costs = {{.step = 49, .costs = {0, 0.01, 0.25}}, {.step = 99, .costs = {0, 0.01, 0}}};
+  std::vector<std::pair<double, double>> costs;
+  const nlohmann::json trace = nlohmann::json::parse(RenderTrace(record));
+  for (const nlohmann::json& event : trace["traceEvents"]) {
+    if (event["ph"] != "C" || !event["name"].get<std::string>().starts_with("cost")) continue;
+    EXPECT_EQ(event["name"], "cost of rank 4, %");
+    costs.emplace_back(event["ts"], event["args"]["value"]);
+  }
+  EXPECT_EQ(costs, (std::vector<std::pair<double, double>>{{500'000, 25}, {1'000'000, 0}}));
 }
 
 }  // namespace

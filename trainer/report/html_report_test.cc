@@ -73,11 +73,13 @@ TEST(HtmlReportTest, ShowsTheWaitsByRank) {
   record.waits.ranks[2].cost = 0.25;
   record.waits.ranks[2].mean.busy(StepPhase::kSaving) = 2500;
   record.waits.ranks[1].without_input = 0.125;
+  record.waits.ranks[0].mean.ready = {.first_us = 750, .last_us = 6500};
   for (int i = 0; i < 5; ++i)
     record.costs.push_back({.step = 49 + 50 * i, .costs = {0, 0.01, 0.05 * i}});
   const std::string html = RenderReport(record);
   EXPECT_EQ(CheckPage(html), "");
-  for (const char* text : {"Waits by rank", "cost the group 25.0 %", "saving: 2.50 ms",
+  for (const char* text : {"Waits by rank", "cost the group 25.0 %",
+                           "buckets ready after 0.750 to 6.50 ms of backward", "saving: 2.50 ms",
                            "no input for 12.5 %", "Cost of a rank"}) {
     EXPECT_THAT(html, HasSubstr(text));
   }

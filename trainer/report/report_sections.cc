@@ -168,6 +168,12 @@ std::string WaitsRow(const StragglerReport::Rank& rank, int64_t longest) {
   std::string text = absl::StrCat("cost the group ", FormatPercent(rank.cost));
   if (rank.without_input > 0)
     absl::StrAppend(&text, ", no input for ", FormatPercent(rank.without_input));
+  const BucketsReady& ready = rank.mean.ready;
+  if (ready.last_us > 0) {
+    absl::StrAppend(&text, ", buckets ready after ",
+                    FormatNumber(static_cast<double>(ready.first_us) / 1e3), " to ",
+                    FormatNumber(static_cast<double>(ready.last_us) / 1e3), " ms of backward");
+  }
   return Lane(rank.rank, text, bars);
 }
 

@@ -22,16 +22,18 @@ void Add(const RankMeans& before, RankMeans& means) {
 
 }  // namespace
 
+void MoveTimes(RankRecord& rank, int64_t ns) {
+  for (StepTrace& trace : rank.traces) {
+    if (trace.last_gradient_ns > 0) trace.last_gradient_ns += ns;
+    for (TraceSpan& span : trace.spans) span.begin_ns += ns, span.end_ns += ns;
+    for (BucketTrace& bucket : trace.buckets)
+      bucket.ready_ns += ns, bucket.start_ns += ns, bucket.reduced_ns += ns;
+  }
+}
+
 void MoveBegin(RunRecord& record, int64_t begin_ns) {
   const int64_t by = begin_ns - std::exchange(record.begin_ns, begin_ns);
-  for (RankRecord& rank : record.ranks) {
-    for (StepTrace& trace : rank.traces) {
-      if (trace.last_gradient_ns > 0) trace.last_gradient_ns += by;
-      for (TraceSpan& span : trace.spans) span.begin_ns += by, span.end_ns += by;
-      for (BucketTrace& bucket : trace.buckets)
-        bucket.ready_ns += by, bucket.start_ns += by, bucket.reduced_ns += by;
-    }
-  }
+  for (RankRecord& rank : record.ranks) MoveTimes(rank, by);
 }
 
 std::vector<RankRecord> Continued(const std::vector<RankRecord>& before,

@@ -16,6 +16,9 @@
 
 namespace evenkeel {
 
+// Adds `ns` to the absolute times of the rank.
+void MoveTimes(RankRecord& rank, int64_t ns);
+
 // Moves the run's beginning to `begin_ns` (Unix time), and with it all absolute times.
 void MoveBegin(RunRecord& record, int64_t begin_ns);
 

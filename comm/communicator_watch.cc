@@ -37,8 +37,9 @@ constexpr size_t kReportedOpen = 4, kReportedLast = 4;
 // The counters of messages in a report: some 30 KB.
 constexpr size_t kReportedLanes = 1000;
 
-// "12s", "150ms".
+// "12s", "150ms", "0ms".
 std::string Short(absl::Duration duration) {
+  if (duration < absl::Milliseconds(1)) return "0ms";
   return absl::FormatDuration(absl::Trunc(
       duration, duration < absl::Seconds(1) ? absl::Milliseconds(1) : absl::Seconds(1)));
 }

@@ -119,23 +119,36 @@ std::string PlaceOf(const Rank& rank) {
   return rank.trains ? absl::StrCat("runs (", rank.phase, ")") : "runs";
 }
 
+// Adds a line for each place at which there are some of the ranks, the smallest party first: it is
+// mostly the one that is wrong.
+void AddPlaces(const std::map<std::string, std::vector<int>>& ranks_by_place,
+               std::vector<std::string>& findings) {
+  constexpr size_t kMostPlaces = 4;
+  std::vector<std::pair<size_t, std::string>> by_size;
+  for (const auto& [place, ranks] : ranks_by_place)
+    by_size.emplace_back(ranks.size(), absl::StrCat(RankList(ranks), ": ", place));
+  std::sort(by_size.begin(), by_size.end());
+  if (by_size.size() > kMostPlaces) by_size.resize(kMostPlaces);
+  for (auto& [size, line] : by_size) findings.push_back(std::move(line));
+}
+
 void AddWaits(const std::vector<Rank>& ranks, std::vector<std::string>& findings) {
   const std::vector<int> waiting = RanksThat(ranks, [](const Rank& rank) { return rank.waits(); });
   if (waiting.empty()) return;
   int64_t longest = 0;
   for (const int rank : waiting) longest = std::max(longest, ranks[rank].waited_ms);
   const std::vector<int> awaited = Awaited(ranks);
+  std::map<std::string, std::vector<int>> ranks_by_place;
+  for (const int rank : awaited) ranks_by_place[PlaceOf(ranks[rank])].push_back(rank);
   std::string text =
       absl::StrCat(RankList(waiting), Have(waiting), "waited for ", Seconds(longest));
   if (!awaited.empty()) {
-    std::set<std::string> places;
-    for (const int rank : awaited) places.insert(PlaceOf(ranks[rank]));
-    absl::StrAppend(&text, " for ", RankList(awaited),
-                    places.size() > 1
-                        ? ""
-                        : absl::StrCat(awaited.size() > 1 ? ": " : ", which ", *places.begin()));
+    absl::StrAppend(&text, " for ", awaited == waiting ? "each other" : RankList(awaited));
+    if (ranks_by_place.size() == 1)
+      absl::StrAppend(&text, awaited.size() > 1 ? ": " : ", which ", ranks_by_place.begin()->first);
   }
   findings.push_back(std::move(text));
+  if (ranks_by_place.size() > 1) AddPlaces(ranks_by_place, findings);
 }
 
 std::string Cut(absl::string_view line, int columns) {

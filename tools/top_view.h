@@ -26,6 +26,7 @@ struct Screen {
 //   "the group has ended: rank 1 was lost: ..."
 //   "rank 3 has sent nothing for 4.1 s"
 //   "ranks 0,2 have waited for 3.2 s for rank 1, which runs (input)"
+//   "ranks 0,1,2 have waited for 3.2 s for each other", "rank 1: waits in ...", "ranks 0,2: ..."
 //   "rank 1 costs the group 18 % of its time: input"
 //   "ranks 5,7 have no more input"
 std::vector<std::string> Findings(const nlohmann::json& group);

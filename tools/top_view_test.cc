@@ -72,7 +72,16 @@ TEST(FindingsTest, NamesTheRankThatTheOthersWaitFor) {
 
 TEST(FindingsTest, RanksThatWaitForEachOtherAreAllNamed) {
   EXPECT_THAT(Findings(Group({Waiting({1}), Waiting({0})})),
-              ElementsAre("ranks 0,1 have waited for 3.2 s for ranks 0,1: waits in step 417"));
+              ElementsAre("ranks 0,1 have waited for 3.2 s for each other: waits in step 417"));
+}
+
+TEST(FindingsTest, PartiesThatWaitForEachOtherHaveALineEach) {
+  Json joined = Waiting({0, 2});
+  joined["doing"] = "waits in a join without more input";
+  EXPECT_THAT(
+      Findings(Group({Waiting({1}), joined, Waiting({1})})),
+      ElementsAre("ranks 0,1,2 have waited for 3.2 s for each other",
+                  "rank 1: waits in a join without more input", "ranks 0,2: waits in step 417"));
 }
 
 TEST(FindingsTest, WithoutAKnownCollectiveThoseThatDoNotWaitAreNamed) {

@@ -12,7 +12,8 @@
 
 namespace evenkeel::internal {
 
-absl::Status CheckFinite(Communicator& comm, const ParameterSet& params, int param, int bucket) {
+absl::Status CheckFinite(Communicator& comm, const ParameterSet& params, int param,
+                         std::optional<int> bucket) {
   TensorView gradient = params[param].grad;
   const bool is_sparse = params.row_size(param) > 0;
   if (is_sparse) {
@@ -29,7 +30,9 @@ absl::Status CheckFinite(Communicator& comm, const ParameterSet& params, int par
       absl::FailedPreconditionError(absl::StrCat(
           "rank ", rank, ": the gradient of parameter \"", params[param].name, "\" (", param,
           ") is not finite in step ", step, ": element ", bad, " of ", gradient.count,
-          is_sparse ? ", sparse" : absl::StrCat(", in bucket ", bucket))),
+          is_sparse            ? ", sparse"
+          : bucket.has_value() ? absl::StrCat(", in bucket ", *bucket)
+                               : "")),
       {.kind = FailureKind::kRankFailed, .ranks = {rank}, .step = step});
   comm.Abort(error);
   return error;

@@ -1,12 +1,14 @@
 // The check of a rank's own gradient, before it is reduced, for elements that are infinite or not a
 // number.
 //
-//   if (comm.check_finite()) EK_RETURN_IF_ERROR(CheckFinite(comm, params, param, bucket));
+//   if (comm.check_finite()) EK_RETURN_IF_ERROR(CheckFinite(comm, params, param));
 //
 // Threads: thread-safe for different parameters.
 
 #ifndef EVENKEEL_BUCKET_FINITE_CHECK_H_
 #define EVENKEEL_BUCKET_FINITE_CHECK_H_
+
+#include <optional>
 
 #include "absl/status/status.h"
 #include "evenkeel/bucket/parameter_set.h"
@@ -14,11 +16,12 @@
 
 namespace evenkeel::internal {
 
-// Returns FailedPrecondition, with the rank, the parameter, the element and the step, if an element
-// is not finite. It has called Communicator::Abort() with that error, because the other ranks wait
-// for a bucket that will not come. The gradient, dense or sparse, is on the host. The error names
-// `bucket` unless the gradient is sparse.
-absl::Status CheckFinite(Communicator& comm, const ParameterSet& params, int param, int bucket);
+// Returns FailedPrecondition, with the rank, the parameter, the element, the step and the bucket,
+// if there is one, when an element is not finite. Before that it calls Communicator::Abort() with
+// the error, because the other ranks wait for a bucket that will not come. The gradient, dense or
+// sparse, is on the host.
+absl::Status CheckFinite(Communicator& comm, const ParameterSet& params, int param,
+                         std::optional<int> bucket = std::nullopt);
 
 }  // namespace evenkeel::internal
 

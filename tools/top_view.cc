@@ -1,6 +1,7 @@
 #include "evenkeel/tools/top_view.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <numeric>
 #include <set>
@@ -119,17 +120,27 @@ std::string PlaceOf(const Rank& rank) {
   return rank.trains ? absl::StrCat("runs (", rank.phase, ")") : "runs";
 }
 
-// Adds a line for each place at which there are some of the ranks, the smallest party first: it is
-// mostly the one that is wrong.
+// Adds a line for each of a few places at which there are some of the ranks, the smallest party
+// first: it is usually the cause.
 void AddPlaces(const std::map<std::string, std::vector<int>>& ranks_by_place,
                std::vector<std::string>& findings) {
   constexpr size_t kMostPlaces = 4;
-  std::vector<std::pair<size_t, std::string>> by_size;
-  for (const auto& [place, ranks] : ranks_by_place)
-    by_size.emplace_back(ranks.size(), absl::StrCat(RankList(ranks), ": ", place));
-  std::sort(by_size.begin(), by_size.end());
-  if (by_size.size() > kMostPlaces) by_size.resize(kMostPlaces);
-  for (auto& [size, line] : by_size) findings.push_back(std::move(line));
+  std::vector<std::pair<std::vector<int>, std::string>> parties;
+  for (const auto& [place, ranks] : ranks_by_place) parties.emplace_back(ranks, place);
+  std::sort(parties.begin(), parties.end(), [](const auto& a, const auto& b) {
+    return std::pair(a.first.size(), a.first) < std::pair(b.first.size(), b.first);
+  });
+  std::vector<int> others;
+  for (size_t i = 0; i < parties.size(); ++i) {
+    const auto& [ranks, place] = parties[i];
+    if (i < kMostPlaces) {
+      findings.push_back(absl::StrCat(RankList(ranks), ": ", place));
+    } else {
+      others.insert(others.end(), ranks.begin(), ranks.end());
+    }
+  }
+  std::sort(others.begin(), others.end());
+  if (!others.empty()) findings.push_back(absl::StrCat(RankList(others), ": elsewhere"));
 }
 
 void AddWaits(const std::vector<Rank>& ranks, std::vector<std::string>& findings) {
@@ -173,10 +184,11 @@ std::string Headline(const Json& group, const std::vector<Rank>& ranks) {
 
 void AddMs(const std::map<std::string, double>& ms, const char* name, std::string& row) {
   const auto found = ms.find(name);
-  absl::StrAppendFormat(&row, " %9.2f", found == ms.end() ? 0 : found->second);
+  absl::StrAppendFormat(&row, " %9s",
+                        found == ms.end() ? "-" : absl::StrFormat("%.2f", found->second));
 }
 
-// The columns for which there is room, and which the ranks know.
+// The columns for which there is room, and for which there are values.
 struct Columns {
   bool phases = false, buckets = false;
 };
@@ -260,22 +272,27 @@ std::vector<int> Share(const std::vector<GroupView>& groups, int rows) {
   return lines;
 }
 
-// Adds at most `room` lines, but at least one rank. If the ranks do not fit, those that explain a
-// delay come first.
+// Adds at most `room` lines, but at least one. If the ranks do not fit, those that explain a delay
+// come first; if the head does not, its first lines remain.
 void AddGroup(GroupView group, int room, std::vector<std::string>& lines) {
+  const int rows = room - static_cast<int>(group.head.size());
+  if (rows < 2 && group.lines() > room) {
+    group.head.resize(std::clamp(room, 1, static_cast<int>(group.head.size())));
+    group.ranks.clear();
+  }
   lines.insert(lines.end(), group.head.begin(), group.head.end());
   size_t shown = group.ranks.size();
-  if (group.lines() > room) {
+  if (group.lines() > room && !group.ranks.empty()) {
     std::stable_sort(group.ranks.begin(), group.ranks.end(), [&](const Rank& a, const Rank& b) {
       return Importance(a, group.awaited) < Importance(b, group.awaited);
     });
-    // One line says how many do not fit.
-    const int left = std::max(room - static_cast<int>(group.head.size()) - 1, 1);
-    shown = std::min(shown, static_cast<size_t>(left));
+    shown = rows - 1;  // One line has the number of those that do not fit.
   }
   for (size_t i = 0; i < shown; ++i) lines.push_back(Row(group.ranks[i], group.columns));
-  if (shown < group.ranks.size())
-    lines.push_back(absl::StrCat("and ", group.ranks.size() - shown, " other ranks"));
+  if (shown < group.ranks.size()) {
+    const size_t left = group.ranks.size() - shown;
+    lines.push_back(absl::StrCat("and ", left, left == 1 ? " other rank" : " other ranks"));
+  }
 }
 
 }  // namespace
@@ -285,10 +302,14 @@ std::vector<std::string> Findings(const Json& group) {
   std::vector<std::string> findings;
   if (const std::string error = Harmless(group.at("error")); !error.empty())
     findings.push_back(absl::StrCat("the group has ended: ", error));
-  for (const Rank& rank : ranks) {
-    if (rank.is_connected() && rank.silent_ms >= kSilentMs)
-      findings.push_back(
-          absl::StrCat("rank ", rank.rank, " has sent nothing for ", Seconds(rank.silent_ms)));
+  const auto is_silent = [](const Rank& rank) {
+    return rank.is_connected() && rank.silent_ms >= kSilentMs;
+  };
+  if (const std::vector<int> silent = RanksThat(ranks, is_silent); !silent.empty()) {
+    int64_t shortest = std::numeric_limits<int64_t>::max();
+    for (const int rank : silent) shortest = std::min(shortest, ranks[rank].silent_ms);
+    findings.push_back(
+        absl::StrCat(RankList(silent), Have(silent), "sent nothing for ", Seconds(shortest)));
   }
   const std::vector<int> absent =
       RanksThat(ranks, [](const Rank& rank) { return rank.state == "not connected"; });

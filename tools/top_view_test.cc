@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -136,8 +137,17 @@ TEST(RenderStatusTest, AWideScreenHasThePhasesAndTheBuckets) {
       RenderStatus(Json::array({Group({Rank()})}), "the store", {.columns = 200});
   EXPECT_THAT(text, HasSubstr("     input   forward  backward optimizer    saving 1st ready "
                               "all ready   waiting    cost  last report\n"));
-  EXPECT_THAT(text, HasSubstr("      0.00      3.50      0.00      0.00      0.00      0.75      "
+  EXPECT_THAT(text, HasSubstr("         -      3.50         -         -         -      0.75      "
                               "6.50      1.25   0.1 %  runs\n"));
+  const auto has = [](int columns, const char* column) {
+    const std::string lines =
+        RenderStatus(Json::array({Group({Rank()})}), "the store", {.columns = columns});
+    return lines.find(column) != std::string::npos;
+  };
+  EXPECT_FALSE(has(129, "optimizer"));
+  EXPECT_TRUE(has(130, "optimizer"));
+  EXPECT_FALSE(has(149, "ready"));
+  EXPECT_TRUE(has(150, "ready"));
   Json watched = Rank();  // PyTorch's buckets are not known.
   watched["steps"].erase("ready_ms");
   EXPECT_THAT(RenderStatus(Json::array({Group({watched})}), "the store", {.columns = 200}),
@@ -153,6 +163,24 @@ TEST(RenderStatusTest, GroupsShareTheScreen) {
                                      StartsWith("world: 8 ranks")}));
   EXPECT_THAT(lines, SizeIs(23));
   EXPECT_THAT(lines, testing::Contains("and 58 other ranks"));
+}
+
+TEST(RenderStatusTest, AnySmallScreenIsEnough) {
+  std::vector<Json> ranks;
+  for (int rank = 0; rank < 64; ++rank) {
+    ranks.push_back(Waiting({63 - rank}));
+    ranks.back()["doing"] = absl::StrCat("waits in #", rank % 9);
+  }
+  for (const size_t groups : {1, 3, 12}) {
+    const Json status = std::vector<Json>(groups, Group(ranks));
+    for (const int rows : {1, 2, 4, 8, 13, 24}) {
+      const std::vector<std::string> lines =
+          Lines(RenderStatus(status, "the store", {.rows = rows}));
+      // The server, and a line for each group.
+      EXPECT_LE(lines.size(), std::max<size_t>(rows - 1, 1 + groups)) << groups << " " << rows;
+      EXPECT_GE(lines.size(), 1 + groups);
+    }
+  }
 }
 
 TEST(RenderStatusTest, FitsTheScreenAndShowsTheCulpritFirst) {

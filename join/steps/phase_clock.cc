@@ -19,7 +19,10 @@ int64_t NowNs() {
 StepPhase PhaseClock::Enter(StepPhase next) {
   absl::MutexLock lock(&mutex_);
   Charge();
-  if (next == StepPhase::kBackward) backward_began_ = absl::Now();
+  // A phase inside of backward ends with backward again.
+  const bool begins =
+      next == StepPhase::kBackward && phase_.load(std::memory_order_relaxed) == StepPhase::kForward;
+  if (begins) backward_began_ = absl::Now();
   return phase_.exchange(next, std::memory_order_relaxed);
 }
 
@@ -36,7 +39,7 @@ void PhaseClock::EndReduction(const BucketsReady& ready) {
     if (!ended_.has_value()) ended_.emplace();
     PhaseTimes interval{.waited_us = waited_ns_ / 1000};
     for (size_t i = 0; i < busy_ns_.size(); ++i) interval.busy_us[i] = busy_ns_[i] / 1000;
-    // The clock of `ready` may be set during the interval.
+    // The wall clock, by which `ready` was measured, may be set in the meantime.
     const int64_t most = interval.total_us();
     interval.ready = {.first_us = std::clamp<int64_t>(ready.first_us, 0, most),
                       .last_us = std::clamp<int64_t>(ready.last_us, 0, most)};

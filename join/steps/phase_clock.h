@@ -36,7 +36,7 @@ class PhaseClock {
   void BeginBackward() {
     if (phase_.load(std::memory_order_relaxed) == StepPhase::kForward) Enter(StepPhase::kBackward);
   }
-  // Returns when backward began in the current interval; InfiniteFuture() if it has not.
+  // Returns when the last backward of the current interval began; InfiniteFuture() if none has.
   absl::Time backward_began() const;
   // Ends the current interval, with `ready` limited to its duration, and begins one outside of the
   // step.

@@ -72,7 +72,9 @@ TEST(PhaseClockTest, BackwardBeginsOnceInAnInterval) {
   EXPECT_GE(began, before);
   Sleep(1);
   clock.BeginBackward();
+  clock.Enter(clock.Enter(StepPhase::kSaving));  // Inside of backward.
   EXPECT_EQ(clock.backward_began(), began);
+  EXPECT_EQ(clock.phase(), StepPhase::kBackward);
   clock.EndReduction();
   EXPECT_EQ(clock.backward_began(), absl::InfiniteFuture());
 }

@@ -37,7 +37,8 @@ inline constexpr int kStepPhases = 6;
 absl::string_view NameOf(StepPhase phase);
 
 // The time from the beginning of backward until the first and until the last bucket of gradients
-// was complete. The sum, if a step has several reductions.
+// was complete, on the host. The sum, if a step has several reductions. Buckets that were complete
+// before, without a gradient, do not count.
 struct BucketsReady {
   int64_t first_us = 0;
   int64_t last_us = 0;  // 0: neither is known.

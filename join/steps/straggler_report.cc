@@ -40,9 +40,9 @@ std::string StragglerReport::Table() const {
     absl::StrAppendFormat(&table, " %9s", name == StepPhase::kOutside ? "outside" : NameOf(name));
   }
   absl::StrAppendFormat(&table, " %9s", "waiting");
-  const bool knows_buckets =
+  const bool has_buckets =
       std::ranges::any_of(ranks, [](const Rank& rank) { return rank.mean.ready.last_us > 0; });
-  if (knows_buckets) absl::StrAppendFormat(&table, " %9s %9s", "1st ready", "all ready");
+  if (has_buckets) absl::StrAppendFormat(&table, " %9s %9s", "1st ready", "all ready");
   table += "\n";
   for (const Rank& rank : ranks) {
     absl::StrAppendFormat(&table, "%5d %4.1f %%", rank.rank, 100 * rank.cost);
@@ -51,9 +51,12 @@ std::string StragglerReport::Table() const {
     };
     std::ranges::for_each(rank.mean.busy_us, add);
     add(rank.mean.waited_us);
-    if (knows_buckets) {
-      add(rank.mean.ready.first_us);
-      add(rank.mean.ready.last_us);
+    const BucketsReady& ready = rank.mean.ready;
+    if (ready.last_us > 0) {
+      add(ready.first_us);
+      add(ready.last_us);
+    } else if (has_buckets) {
+      absl::StrAppendFormat(&table, " %9s %9s", "-", "-");
     }
     table += "\n";
   }

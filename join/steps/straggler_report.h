@@ -49,7 +49,7 @@ struct StragglerReport {
   // `name_of(rank)`, such as "host b", is added in parentheses; `rank` is the number in the job.
   std::string Stragglers(const std::function<std::string(int rank)>& name_of = nullptr) const;
   // Returns a table with a line per rank: its cost, the milliseconds of a step by phase, and those
-  // of backward until the first and until the last bucket was complete, if a rank knows them.
+  // of backward until the first and until the last bucket was complete, if known.
   std::string Table() const;
   // Returns "ranks 5,7 had no input for 12 % of the time", or "".
   std::string RanksWithoutInput() const;

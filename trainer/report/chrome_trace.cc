@@ -13,6 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/base/json.h"
+#include "evenkeel/join/steps/straggler_report.h"
 #include "evenkeel/trainer/report/run_history.h"
 #include "evenkeel/trainer/report/step_timeline.h"
 
@@ -183,7 +184,11 @@ void AddCosts(const RunRecord& record, int process, Events& events) {
       const auto last_step = [](const StepPoint& steps) { return steps.step + steps.count - 1; };
       const auto at = std::ranges::lower_bound(record.steps, point.step, {}, last_step);
       if (at == record.steps.end()) continue;
-      events.Counter(name, process, NsOf(record, *at), 100 * cost(point));
+      // The point may lie inside of several steps that were merged.
+      const double before = at->took * static_cast<double>(last_step(*at) - point.step);
+      const int64_t ns =
+          NsOf(record, *at) - static_cast<int64_t>(std::isfinite(before) ? 1e9 * before : 0);
+      events.Counter(name, process, ns, 100 * cost(point));
     }
   }
 }

@@ -4,12 +4,12 @@
 //
 // The trace has a process per rank, with a thread for its computation and one for its buckets;
 // arrows lead from the completion of a bucket to the start of its reduction. One more process has
-// loss, throughput, and what ranks cost the group that made it wait, as counters over the whole
-// run.
+// loss, throughput, and the cost of each slow rank as counters over the whole run.
 //
 // Units:   microseconds since the run began, by the clock of the first rank's host. All ranks leave
 //          a reduction together, so the clocks of other hosts are aligned by the moments at which
-//          their ranks did; a rank's name has the largest deviation that remains.
+//          their ranks did; a rank's name has the largest deviation that remains, which is large if
+//          a resumed run's ranks have moved to other hosts.
 // Threads: pure function.
 // Source:  "Trace Event Format", the JSON object format, as published by the Chromium project.
 

@@ -138,7 +138,7 @@ std::string CostChart(const RunRecord& record) {
   std::sort(by_peak.begin(), by_peak.end());
   Chart chart = ChartOf(record, "Cost of a rank, part of the time", "%");
   chart.begins_at_zero = true;
-  static constexpr const char* kStyles[kMostCostCurves] = {"k4", "k2", "k3", "k5", "k0", "m3"};
+  static constexpr const char* kStyles[kMostCostCurves] = {"k4", "k2", "k3", "k5", "k0", "m4"};
   for (const auto& [peak, rank] : by_peak) {
     if (chart.curves.size() == kMostCostCurves) break;
     Points points;

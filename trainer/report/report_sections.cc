@@ -150,7 +150,7 @@ std::string MemoryRow(const RankRecord& rank, int64_t most) {
 }
 
 // The classes of report.css for the phases, and for the wait.
-constexpr const char* kPhaseStyles[kStepPhases + 1] = {"k1", "k0", "k2", "k3", "k5", "m3", "k4"};
+constexpr const char* kPhaseStyles[kStepPhases + 1] = {"k1", "k0", "k2", "k3", "k5", "m4", "k4"};
 
 std::string WaitsRow(const StragglerReport::Rank& rank, int64_t longest) {
   std::string bars;
@@ -170,9 +170,10 @@ std::string WaitsRow(const StragglerReport::Rank& rank, int64_t longest) {
     absl::StrAppend(&text, ", no input for ", FormatPercent(rank.without_input));
   const BucketsReady& ready = rank.mean.ready;
   if (ready.last_us > 0) {
+    const auto ms = [](int64_t us) { return FormatNumber(static_cast<double>(us) / 1e3); };
     absl::StrAppend(&text, ", buckets ready after ",
-                    FormatNumber(static_cast<double>(ready.first_us) / 1e3), " to ",
-                    FormatNumber(static_cast<double>(ready.last_us) / 1e3), " ms of backward");
+                    ready.first_us < ready.last_us ? absl::StrCat(ms(ready.first_us), " to ") : "",
+                    ms(ready.last_us), " ms of backward");
   }
   return Lane(rank.rank, text, bars);
 }

@@ -4,7 +4,6 @@
 #include <cstring>
 #include <utility>
 
-#include "evenkeel/bucket/finite_check.h"
 #include "evenkeel/comm/arith/convert.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/device/copy.h"
@@ -74,8 +73,6 @@ absl::Status GradientReduction::Fill(Bucket& bucket) {
     ConvertFloats(TensorView(&flag, 1, DType::kFloat64), bucket.present.Slice(place.position, 1));
     if (to.count == 0) continue;
     if (is_present) {
-      if (comm_->check_finite())
-        EK_RETURN_IF_ERROR(CheckFinite(*comm_, *params_, param, place.bucket));
       std::memcpy(to.data, (*params_)[param].grad.data, to.bytes());
     } else {
       std::memset(to.data, 0, to.bytes());

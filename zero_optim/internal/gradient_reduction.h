@@ -54,8 +54,6 @@ class GradientReduction {
                              // became exhausted.
   };
   // Issues the reductions of `chosen` (ascending). The previous ones must have been waited for.
-  // With CommunicatorOptions::check_finite, a gradient of this rank that is not finite ends the
-  // group.
   absl::Status Start(const OwnerTable& owners, std::span<const int> chosen,
                      const StartOptions& options);
 

@@ -73,6 +73,7 @@ class WholeTensorsOptimizer : public PlacedOptimizer {
   };
   absl::Status ChooseGradients();
   absl::Status TakeGradients(StepAnswer answer, std::vector<GradientSource> chosen);
+  absl::Status CheckOwnGradients();
   absl::Status ReduceGradients();
   absl::StatusOr<TensorView> GradientOf(int param);
   // Those of `params` that this rank owns and that have one.

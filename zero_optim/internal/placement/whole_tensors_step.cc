@@ -20,6 +20,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "evenkeel/bucket/finite_check.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/work.h"
 #include "evenkeel/join/phase.h"
@@ -93,12 +94,25 @@ absl::Status WholeTensorsOptimizer::TakeGradients(StepAnswer answer,
   return absl::OkStatus();
 }
 
+// Tests the gradients that no DataParallel has reduced.
+absl::Status WholeTensorsOptimizer::CheckOwnGradients() {
+  if (!communicator().check_finite() || communicator().runtime() != nullptr)
+    return absl::OkStatus();
+  for (int i = 0; i < params_->size(); ++i) {
+    if (gradients_->chosen[i] == GradientSource::kNone) continue;
+    if (params_->grad_state(i) != GradState::kLocal) continue;
+    EK_RETURN_IF_ERROR(internal::CheckFinite(communicator(), *params_, i));
+  }
+  return absl::OkStatus();
+}
+
 // Until those of this rank's parameters are there; all of them if it owns none.
 absl::Status WholeTensorsOptimizer::ReduceGradients() {
   if (gradients_->is_reduced) return absl::OkStatus();
   // Not before the step was announced: ranks without inputs send and receive state, too.
   if (plan()->better.has_value()) EK_RETURN_IF_ERROR(MoveTo(*plan()->better));
   const PlanPtr plan = this->plan();
+  EK_RETURN_IF_ERROR(CheckOwnGradients());
   EK_RETURN_IF_ERROR(
       reduction_->Start(plan->owners, gradients_->to_reduce,
                         {.scale = gradients_->scale, .has_inputs = gradients_->ticket != nullptr}));

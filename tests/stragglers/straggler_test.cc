@@ -7,11 +7,16 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "evenkeel/bucket/data_parallel.h"
+#include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/testing/tested_group.h"
@@ -103,6 +108,39 @@ TEST(StragglerTest, TheTableHasTheTimesAtWhichBucketsWereReady) {
     EXPECT_GE(slow.last_us - slow.first_us, absl::ToInt64Microseconds(1.9 * kStep));
     EXPECT_THAT(report.Table(), HasSubstr(" all ready\n"));
     EXPECT_THAT(StepControl::Of(comm).StatusJson(), HasSubstr("\"ready_ms\":{\"first\":"));
+    return comm.Barrier();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(StragglerTest, ABucketWithoutGradientsIsNotTheFirstOne) {
+  const absl::Status status = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
+    std::vector<float> values(32), gradients(32);
+    ParameterSet params;
+    // With this cap the unused one has a bucket of its own, and the others share one.
+    const absl::Span<float> value = absl::MakeSpan(values), gradient = absl::MakeSpan(gradients);
+    params.Add("last", value.subspan(0, 8), gradient.subspan(0, 8));
+    params.Add("first", value.subspan(8, 8), gradient.subspan(8, 8));
+    params.Add("unused", value.subspan(16), gradient.subspan(16));
+    EK_ASSIGN_OR_RETURN(
+        const auto ddp,
+        DataParallel::Create(&comm, &params, {},
+                             {.reducer = {.caps = {Bytes{64}}, .find_unused = true}}));
+    for (int step = 0; step < 8; ++step) {
+      params.ClearGradients();
+      EK_RETURN_IF_ERROR(ddp->BeginStep());
+      EK_RETURN_IF_ERROR(ddp->MarkUnused({2}));
+      for (const int param : {1, 0}) {
+        params.SetGradState(param, GradState::kLocal);
+        EK_RETURN_IF_ERROR(ddp->GradientReady(param));
+        if (param == 1) absl::SleepFor(absl::Milliseconds(5));
+      }
+      EK_RETURN_IF_ERROR(ddp->FinishStep());
+    }
+    EXPECT_EQ(ddp->buckets().size(), 2u);
+    EK_RETURN_IF_ERROR(comm.Barrier());
+    for (const StragglerReport::Rank& rank : StragglersOf(comm).ranks)
+      EXPECT_GE(rank.mean.ready.first_us, 4990);
     return comm.Barrier();
   });
   EXPECT_TRUE(status.ok()) << status;

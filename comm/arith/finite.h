@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "evenkeel/comm/base/instruction_set.h"
 #include "evenkeel/comm/types.h"
 
 namespace evenkeel::internal {
@@ -16,6 +17,8 @@ namespace evenkeel::internal {
 // Returns the index of the first element that is not finite; -1 if all are, as integers are. The
 // data is on the host.
 int64_t FirstNonfinite(const TensorView& data);
+// For tests: on one of SupportedInstructionSets().
+int64_t FirstNonfiniteWith(InstructionSet set, const TensorView& data);
 
 }  // namespace evenkeel::internal
 

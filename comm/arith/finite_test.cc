@@ -10,19 +10,25 @@ namespace evenkeel::internal {
 namespace {
 
 template <typename T>
-void ExpectFinds(DType dtype, T good, const std::vector<T>& bad) {
+void ExpectFindsWith(InstructionSet set, DType dtype, T good, const std::vector<T>& bad) {
   for (const int64_t count : {0, 1, 255, 256, 257, 1000}) {
     std::vector<T> data(count, good);
-    EXPECT_EQ(FirstNonfinite(TensorView(data.data(), count, dtype)), -1);
+    EXPECT_EQ(FirstNonfiniteWith(set, TensorView(data.data(), count, dtype)), -1);
     for (int64_t at = 0; at < count; at += 85) {
       for (const T value : bad) {
         data[at] = value;
         data.back() = value;
-        EXPECT_EQ(FirstNonfinite(TensorView(data.data(), count, dtype)), at) << count;
+        EXPECT_EQ(FirstNonfiniteWith(set, TensorView(data.data(), count, dtype)), at) << count;
       }
       data[at] = data.back() = good;
     }
   }
+}
+
+template <typename T>
+void ExpectFinds(DType dtype, T good, const std::vector<T>& bad) {
+  for (const InstructionSet set : SupportedInstructionSets())
+    ExpectFindsWith(set, dtype, good, bad);
 }
 
 TEST(FiniteTest, FindsTheFirst) {

@@ -186,7 +186,10 @@ StragglerReport StragglerDetector::Recent() const {
   for (size_t rank = 0; rank < squares.size(); ++rank) {
     StragglerReport::Rank& one = report.ranks[rank];
     const double uncertainty = std::sqrt(squares[rank] / ((kBlocks - 1) * kBlocks));
-    one.is_straggler = one.cost >= StragglerReport::kLeastCost && one.cost >= kSigmas * uncertainty;
+    const bool is_large =
+        one.cost >= StragglerReport::kLeastCost &&
+        one.cost * report.time >= StragglerReport::kLeastCostPerStep * report.steps;
+    one.is_straggler = is_large && one.cost >= kSigmas * uncertainty;
   }
   return report;
 }

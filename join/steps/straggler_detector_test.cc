@@ -142,6 +142,23 @@ TEST(StragglerDetectorTest, DelaysOfAFewSecondsMakeNoStraggler) {
   EXPECT_TRUE(job.detector.TakeNews());
 }
 
+// A core may wake its processes late for minutes.
+TEST(StragglerDetectorTest, LateWakeUpsInShortStepsMakeNoStraggler) {
+  Job job(3, 0.02);
+  int64_t late_us = 90;
+  const auto disturb = [&](int, int rank, PhaseTimes& times) {
+    for (const StepPhase phase : {StepPhase::kForward, StepPhase::kBackward})
+      times.busy(phase) /= 20;  // Steps of 1 ms.
+    if (rank == 1) times.busy(StepPhase::kForward) += late_us;
+  };
+  job.Run(30'000, disturb);
+  EXPECT_GT(job.detector.Recent().ranks[1].cost, 0.03);
+  EXPECT_FALSE(job.detector.TakeNews()) << job.detector.Recent().Stragglers();
+  late_us = 150;
+  job.Run(30'000, disturb);
+  EXPECT_TRUE(job.detector.TakeNews());
+}
+
 TEST(StragglerDetectorTest, ARankThatSavesAtIntervalsIsAStraggler) {
   Job job(4);
   job.Run(kSteps, [](int step, int rank, PhaseTimes& times) {

@@ -8,9 +8,9 @@
 //                  by the ranks that were still busy, in equal parts at each moment (the Shapley
 //                  value of the maximum). The cost of a rank is its part, less the median of the
 //                  other ranks' parts: what all ranks cause by chance does not count.
-// Straggler:       a rank whose cost is at least StragglerReport::kLeastCost of the time and many
-//                  times its uncertainty, which the recent steps show. A single hiccup makes no
-//                  straggler.
+// Straggler:       a rank whose cost is at least StragglerReport::kLeastCost of the time, at least
+//                  kLeastCostPerStep, and many times its uncertainty, which the recent steps
+//                  show. A single hiccup makes no straggler.
 // Phase:           the phase in which a straggler spent most time beyond the median of the others.
 // Ranks without inputs are not compared; the report has the time for which they had none.
 
@@ -28,8 +28,11 @@
 namespace evenkeel {
 
 struct StragglerReport {
-  // The least cost that makes a straggler.
+  // The least cost that makes a straggler: this fraction of the time, and this time per step,
+  // because systems wake a process that late for minutes on one core and not on another (Linux
+  // allows itself 0.05 ms, "timer slack").
   static constexpr double kLeastCost = 0.02;
+  static constexpr absl::Duration kLeastCostPerStep = absl::Microseconds(100);
 
   struct Rank {
     int rank = 0;                           // Its number in the job's first group.

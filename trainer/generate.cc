@@ -6,10 +6,13 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <iostream>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -26,12 +29,15 @@
 #include "evenkeel/trainer/gpt/gpt_file.h"
 #include "evenkeel/trainer/gpt/gpt_options.h"
 #include "evenkeel/trainer/layers/compute_threads.h"
+#include "evenkeel/trainer/tokenizer/tokenizer.h"
+#include "evenkeel/trainer/tokenizer/tokenizer_file.h"
 
 namespace evenkeel {
 namespace {
 
 struct Flags {
   std::string weights;
+  std::string tokenizer;
   std::optional<int64_t> heads;
   std::string prompt;
   GenerateOptions how;
@@ -42,11 +48,15 @@ void AddFlags(FlagTable& table, Flags& flags) {
   table.Add("weights", flags.weights,
             "=PATH safetensors file, or a folder with model.safetensors or checkpoints, step-N");
   table.Add("heads", flags.heads, {},
-            "attention heads (default: as noted in the file, else one per 64 of the width)");
+            "attention heads (default: as noted in the file or in config.json, else one per 64 of "
+            "the width)");
+  table.Add("tokenizer", flags.tokenizer,
+            "=PATH tokenizer.json, or vocab.json beside merges.txt, or a folder with these "
+            "(default: the one beside the weights; bytes for a vocabulary of 256)");
   table.Group("Text");
   table.Add("prompt", flags.prompt,
-            "the text to continue: text, or token numbers, 17,4,... (default: the beginning of a "
-            "text)");
+            "the text to continue, or - to read it from stdin; without a tokenizer token numbers, "
+            "17,4,... (default: the beginning of a text)");
   table.Add("tokens", flags.how.count, "number of tokens to write");
   table.Add("temperature", flags.how.sample.temperature,
             "randomness; 0 always takes the most likely token");
@@ -61,48 +71,56 @@ constexpr char kSummary[] =
   bazel run //trainer:generate -- --weights=model.safetensors --prompt="Once upon"
   bazel run //trainer:generate -- --weights=checkpoints --temperature=0.8 --top_k=40 --seed=7
 
-Reads models that train saved, and GPT-2 files of other programs. With a model of bytes (a vocabulary of 256) the prompt
-and the output are text; stdout gets the prompt first, then the model's bytes unchanged, which need not be valid UTF-8.
-On a terminal a newline follows. With other models prompt and output are token numbers.
+Reads models that train saved, and GPT-2 files of other programs. stdout gets the prompt first, then the bytes of the
+tokens as the model writes them, which need not be valid UTF-8, until there are --tokens of them or the text ends. On a
+terminal a newline follows. Without a tokenizer prompt and output are token numbers.
 
 )";
-
-constexpr int64_t kBytes = 256;  // The vocabulary of a model of bytes.
 
 int Fail(absl::string_view sentence) {
   std::cerr << absl::StrCat("generate: ", sentence, "\n");
   return EXIT_FAILURE;
 }
 
-absl::StatusOr<std::vector<int32_t>> PromptTokens(const std::string& prompt, int64_t vocabulary) {
+absl::StatusOr<std::vector<int32_t>> ParseNumbers(absl::string_view text, int64_t vocabulary) {
   std::vector<int32_t> tokens;
-  if (vocabulary == kBytes) {
-    for (const char c : prompt) tokens.push_back(static_cast<unsigned char>(c));
-    return tokens;
-  }
-  for (absl::string_view number : absl::StrSplit(prompt, ',', absl::SkipEmpty())) {
+  for (const absl::string_view number : absl::StrSplit(text, ',', absl::SkipEmpty())) {
     int32_t token;
     if (!absl::SimpleAtoi(number, &token) || token < 0 || token >= vocabulary) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "--prompt: this model has ", vocabulary,
-          " tokens and expects their numbers, like 17,4; \"", number, "\" is not one of them"));
+          "--prompt: this model has ", vocabulary, " tokens and no tokenizer beside it; pass ",
+          "--tokenizer, or token numbers, like 17,4; \"", number, "\" is not one of them"));
     }
     tokens.push_back(token);
   }
   return tokens;
 }
 
-// Returns the token that precedes a text: a newline, or the last token, GPT-2's <|endoftext|>.
-int32_t BeginOfText(int64_t vocabulary) {
-  return vocabulary == kBytes ? '\n' : static_cast<int32_t>(vocabulary - 1);
+absl::StatusOr<std::string> ReadPrompt(const std::string& flag) {
+  if (flag != "-") return flag;
+  std::string text(std::istreambuf_iterator<char>(std::cin), {});
+  if (!std::cin.bad()) return text;
+  return absl::UnavailableError("cannot read the prompt from stdin");
 }
 
-// Writes without buffering, so that progress is visible. Each number gets a line.
-absl::Status Print(int32_t token, int64_t vocabulary) {
-  const bool is_written = vocabulary == kBytes ? std::fputc(token, stdout) != EOF
-                                               : std::fprintf(stdout, "%d\n", token) >= 0;
-  if (is_written && std::fflush(stdout) == 0) return absl::OkStatus();
-  return absl::ErrnoToStatus(errno, "cannot write to stdout");
+// Returns null if there is none.
+absl::StatusOr<std::shared_ptr<const Tokenizer>> TokenizerOf(const Flags& flags,
+                                                             const std::string& weights,
+                                                             int64_t vocabulary) {
+  std::string path = flags.tokenizer;
+  if (path.empty()) {
+    path = std::filesystem::path(weights).parent_path().string();
+    if (path.empty()) path = ".";
+    if (!HasTokenizer(path)) path = "";
+  }
+  if (path.empty() && vocabulary != 256) return nullptr;
+  absl::StatusOr<Tokenizer> tokenizer = path.empty() ? Tokenizer::OfBytes() : ReadTokenizer(path);
+  EK_RETURN_IF_ERROR(tokenizer.status());
+  if (tokenizer->size() <= vocabulary)
+    return std::make_shared<const Tokenizer>(*std::move(tokenizer));
+  return absl::InvalidArgumentError(absl::StrCat("the tokenizer ", path, " has ", tokenizer->size(),
+                                                 " tokens, the model only ", vocabulary,
+                                                 "; pass its own with --tokenizer"));
 }
 
 absl::StatusOr<std::unique_ptr<Gpt>> ReadModel(const Flags& flags) {
@@ -114,22 +132,43 @@ absl::StatusOr<std::unique_ptr<Gpt>> ReadModel(const Flags& flags) {
   EK_ASSIGN_OR_RETURN(const GptFile file, GptFile::Read(path));
   GptOptions options = file.options();
   options.heads = flags.heads.value_or(options.heads);
+  EK_ASSIGN_OR_RETURN(options.tokenizer, TokenizerOf(flags, path, options.vocabulary));
   EK_ASSIGN_OR_RETURN(std::unique_ptr<Gpt> model, MakeGpt(options));
   EK_RETURN_IF_ERROR(file.LoadInto(*model));
   return model;
 }
 
+// Writes without buffering, so that progress is visible.
+absl::Status Print(absl::string_view text) {
+  const bool is_written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
+  if (is_written && std::fflush(stdout) == 0) return absl::OkStatus();
+  return absl::ErrnoToStatus(errno, "cannot write to stdout");
+}
+
+// Continues `prompt` with numbers, each in a line.
+absl::Status WriteNumbers(Gpt& model, const std::string& prompt, const GenerateOptions& how) {
+  const auto print = [](int32_t token) { return Print(absl::StrCat(token, "\n")); };
+  const int64_t vocabulary = model.options().vocabulary;
+  EK_ASSIGN_OR_RETURN(std::vector<int32_t> tokens, ParseNumbers(prompt, vocabulary));
+  for (const int32_t token : tokens) EK_RETURN_IF_ERROR(print(token));
+  // GPT-2's <|endoftext|>, which precedes a text, is the last token.
+  if (tokens.empty()) tokens.push_back(static_cast<int32_t>(vocabulary - 1));
+  return GenerateTokens(model, tokens, how, print);
+}
+
+absl::Status WriteText(Gpt& model, const std::string& prompt, const GenerateOptions& how) {
+  EK_RETURN_IF_ERROR(Print(prompt));
+  EK_RETURN_IF_ERROR(GenerateText(model, prompt, how, Print));
+  // A program that reads the output gets the model's bytes alone.
+  return isatty(STDOUT_FILENO) ? Print("\n") : absl::OkStatus();
+}
+
 absl::Status Write(const Flags& flags) {
   EK_RETURN_IF_ERROR(Validate(flags.how));  // Before a large file is read.
   EK_ASSIGN_OR_RETURN(const std::unique_ptr<Gpt> model, ReadModel(flags));
-  const int64_t vocabulary = model->options().vocabulary;
-  EK_ASSIGN_OR_RETURN(std::vector<int32_t> prompt, PromptTokens(flags.prompt, vocabulary));
-  for (int32_t token : prompt) EK_RETURN_IF_ERROR(Print(token, vocabulary));
-  if (prompt.empty()) prompt.push_back(BeginOfText(vocabulary));
-  EK_RETURN_IF_ERROR(GenerateTokens(*model, prompt, flags.how,
-                                    [&](int32_t token) { return Print(token, vocabulary); }));
-  // A program that reads the output gets the model's bytes alone.
-  return vocabulary == kBytes && isatty(STDOUT_FILENO) ? Print('\n', vocabulary) : absl::OkStatus();
+  EK_ASSIGN_OR_RETURN(const std::string prompt, ReadPrompt(flags.prompt));
+  return (model->options().tokenizer == nullptr ? WriteNumbers : WriteText)(*model, prompt,
+                                                                            flags.how);
 }
 
 }  // namespace

@@ -124,8 +124,11 @@ TEST_F(GenerateTest, SaysInOneSentenceWhatIsWrong) {
       {Bytes() + " --heads=0", "heads"},
       {Bytes() + " word", "unexpected argument \"word\"; see --help"},
       {absl::StrCat(kHfTiny, " --prompt=text"),
-       "--prompt: this model has 40 tokens and expects their numbers, like 17,4; \"text\" is not "
-       "one of them"},
+       "--prompt: this model has 40 tokens and no tokenizer beside it; pass --tokenizer, or token "
+       "numbers, like 17,4; \"text\" is not one of them"},
+      {absl::StrCat(kHfTiny, " --tokenizer=nothing"), "nothing"},
+      {absl::StrCat(kHfTiny, " --tokenizer=tests/testdata/tokenizer/hf_tokenizer.json"),
+       " has 1001 tokens, the model only 40; pass its own with --tokenizer"},
       {absl::StrCat(kHfTiny, " --prompt=1,40"), "\"40\" is not one of them"},
       {absl::StrCat(kHfTiny, " --prompt=-1"), "\"-1\" is not one of them"},
       {Bytes() + " >/dev/full", "cannot write to stdout: No space left on device"},

@@ -349,7 +349,7 @@ TEST(ResumeTest, ARunThatIsStoppedWritesWhatThereIs) {
   const Ended ended = program.Wait();
   EXPECT_EQ(ended.code, 128 + SIGTERM) << ended.err;
   EXPECT_THAT(ReadText(report), HasSubstr("The run was told to stop and stopped after "));
-  EXPECT_THAT(ReadText(state), HasSubstr("evenkeel_train_up{model=\"mlp\"} 0"));
+  EXPECT_THAT(ReadText(state), HasSubstr("evenkeel_train_up{model=\"mlp\",run=\"run\"} 0"));
 }
 
 // Without checkpoints the weights are what can be kept: those after the step that all ranks

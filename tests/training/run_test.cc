@@ -372,8 +372,8 @@ TEST_F(RunTest, TensorboardAndPrometheusHearOfTheRun) {
   const Ended ended =
       TrainMlp({"--nproc=2", "--tensorboard=" + events, "--prometheus=" + prometheus});
   const std::string text = ReadText(prometheus);
-  EXPECT_THAT(text, HasSubstr("evenkeel_train_up{model=\"mlp\"} 0\n"));
-  constexpr char kAccuracy[] = "\nevenkeel_test_accuracy{model=\"mlp\"} ";
+  EXPECT_THAT(text, HasSubstr("evenkeel_train_up{model=\"mlp\",run=\"train\"} 0\n"));
+  constexpr char kAccuracy[] = "\nevenkeel_test_accuracy{model=\"mlp\",run=\"train\"} ";
   ASSERT_THAT(text, HasSubstr(kAccuracy));
   const double accuracy = std::atof(text.c_str() + text.find(kAccuracy) + sizeof(kAccuracy) - 1);
   EXPECT_EQ(Lines(ended.out).back(), absl::StrFormat("test_accuracy=%.4f", accuracy));

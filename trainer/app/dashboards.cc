@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <filesystem>
 #include <utility>
 
 #include "absl/status/statusor.h"
@@ -37,8 +38,9 @@ Dashboards::Dashboards(const TrainOptions& options, const std::string& model, bo
     if (events.ok()) sinks_["--tensorboard"] = *std::move(events);
   }
   if (!options.prometheus_file.empty()) {
-    sinks_["--prometheus"] =
-        OpenPrometheus({.path = options.prometheus_file, .labels = {{"model", model}}});
+    const std::string run = std::filesystem::path(options.prometheus_file).stem().string();
+    sinks_["--prometheus"] = OpenPrometheus(
+        {.path = options.prometheus_file, .labels = {{"model", model}, {"run", run}}});
   }
 }
 
@@ -72,6 +74,13 @@ void Dashboards::OnStep(const StepFacts& facts, const StepNumbers& numbers, absl
               counts_tokens_ ? "Tokens that all ranks trained on in a second, in the last step"
                              : "Samples that all ranks trained on in a second, in the last step"},
              !std::isnan(numbers.predictions_per_second));
+  AddIfKnown(scalars,
+             {"train/gradient_norm", facts.gradient_norm,
+              "Norm of all gradients of the last step, before clipping"},
+             !std::isnan(facts.gradient_norm));
+  AddIfKnown(scalars,
+             {"train/step_seconds", numbers.step_ms / 1000, "Duration of the last step on rank 0"},
+             !std::isnan(numbers.step_ms));
   AddIfKnown(scalars,
              {"train/exposed_communication_ratio", numbers.exposed_ratio,
               "Fraction of the last step in which rank 0 waited for gradients after backward"},
@@ -109,16 +118,25 @@ void Dashboards::WriteHistogram(int64_t step, absl::Time now) {
   bucket_us_.clear();
 }
 
-void Dashboards::OnEpoch(int64_t step, const Evaluation& test, absl::Time now) {
+void Dashboards::OnTest(int64_t step, const Evaluation& test, absl::Time now, bool is_part) {
+  const std::string prefix = is_part ? "test_part/" : "test/";
+  const std::string loss = prefix + "loss", accuracy = prefix + "accuracy",
+                    bits = prefix + "bits_per_token";
   std::vector<Scalar> scalars = {
-      {"test/loss", test.loss_mean(), "Mean loss over the test data"},
-      {"test/accuracy", test.accuracy(), "Accuracy over the test data, from 0 to 1"}};
+      {loss, test.loss_mean(), "Mean loss over the test data, or a part of it"},
+      {accuracy, test.accuracy(), "Accuracy over the test data, or a part of it, from 0 to 1"}};
   AddIfKnown(scalars,
-             {"test/bits_per_token", BitsOf(test.loss_mean()),
-              "Mean loss over the test data, in bits for each token"},
+             {bits, BitsOf(test.loss_mean()),
+              "Mean loss over the test data, or a part of it, in bits for each token"},
              counts_tokens_);
   Each([&](MetricsSink& sink) {
     return sink.Write({.step = step, .time = now, .scalars = scalars});
+  });
+}
+
+void Dashboards::OnSample(int64_t step, absl::string_view text, absl::Time now) {
+  Each([&](MetricsSink& sink) {
+    return sink.WriteText({.step = step, .time = now, .name = "sample", .text = text});
   });
 }
 

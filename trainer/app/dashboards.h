@@ -2,7 +2,7 @@
 //
 //   Dashboards sinks(options, "cnn", /*counts_tokens=*/false, failures);
 //   sinks.OnStep(facts, NumbersOf(facts, 1), absl::Now());
-//   sinks.OnEpoch(facts.step, test, absl::Now());
+//   sinks.OnTest(facts.step, test, absl::Now());
 //   sinks.OnEnd(absl::Now());
 //
 // Scalars of a step are train/loss, train/accuracy (both of rank 0's batch), train/learning_rate,
@@ -49,8 +49,10 @@ class Dashboards {
 
   void OnStep(const StepFacts& facts, const StepNumbers& numbers, absl::Time now);
   void OnStragglers(int64_t step, const StragglerReport& recent, absl::Time now);
-  // `step` is the last step of the epoch.
-  void OnEpoch(int64_t step, const Evaluation& test, absl::Time now);
+  // `step` is the last one before the evaluation.
+  // `is_part`: of a part of the test data, which has names of its own.
+  void OnTest(int64_t step, const Evaluation& test, absl::Time now, bool is_part = false);
+  void OnSample(int64_t step, absl::string_view text, absl::Time now);
   // The run repeats the steps from this one on.
   void OnGoBack(int64_t step, absl::Time now);
   void OnEnd(absl::Time now);

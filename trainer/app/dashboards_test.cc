@@ -74,11 +74,11 @@ TEST_F(DashboardsTest, BothSinksHearOfEachStep) {
   Dashboards sinks = Open(/*counts_tokens=*/false);
   sinks.OnStep(Facts(3), NumbersOf(Facts(3), 1), kStart);
   for (const char* line :
-       {"evenkeel_train_loss{model=\"cnn\"} 0.5\n", "evenkeel_train_accuracy{model=\"cnn\"} 0.75\n",
-        "evenkeel_train_learning_rate{model=\"cnn\"} 0.125\n",
-        "evenkeel_train_samples_per_second{model=\"cnn\"} 40\n",
-        "evenkeel_train_exposed_communication_ratio{model=\"cnn\"} 0.25\n",
-        "evenkeel_train_step{model=\"cnn\"} 3\n", "evenkeel_train_up{model=\"cnn\"} 1\n"}) {
+       {"evenkeel_train_loss{model=\"cnn\",run=\"train\"} 0.5\n", "evenkeel_train_accuracy{model=\"cnn\",run=\"train\"} 0.75\n",
+        "evenkeel_train_learning_rate{model=\"cnn\",run=\"train\"} 0.125\n",
+        "evenkeel_train_samples_per_second{model=\"cnn\",run=\"train\"} 40\n",
+        "evenkeel_train_exposed_communication_ratio{model=\"cnn\",run=\"train\"} 0.25\n",
+        "evenkeel_train_step{model=\"cnn\",run=\"train\"} 3\n", "evenkeel_train_up{model=\"cnn\",run=\"train\"} 1\n"}) {
     EXPECT_THAT(Prometheus(), HasSubstr(line));
   }
   EXPECT_THAT(Prometheus(), Not(HasSubstr("token")));
@@ -91,13 +91,13 @@ TEST_F(DashboardsTest, BothSinksHearOfEachStep) {
 TEST_F(DashboardsTest, LanguageModelsCountTokensAndBits) {
   Dashboards sinks = Open(/*counts_tokens=*/true);
   sinks.OnStep(Facts(0), NumbersOf(Facts(0), 100), kStart);
-  sinks.OnEpoch(0, {.predictions = 10, .correct = 5, .loss_sum = 10 * std::log(8)}, kStart);
+  sinks.OnTest(0, {.predictions = 10, .correct = 5, .loss_sum = 10 * std::log(8)}, kStart);
   sinks.OnEnd(kStart);
-  EXPECT_THAT(Prometheus(), HasSubstr("evenkeel_train_tokens_per_second{model=\"cnn\"} 4000\n"));
-  EXPECT_THAT(Prometheus(), HasSubstr("evenkeel_train_bits_per_token{model=\"cnn\"} 0.7213"));
-  EXPECT_THAT(Prometheus(), HasSubstr("evenkeel_test_accuracy{model=\"cnn\"} 0.5\n"));
-  EXPECT_THAT(Prometheus(), HasSubstr("evenkeel_test_bits_per_token{model=\"cnn\"} 3\n"));
-  EXPECT_THAT(Prometheus(), HasSubstr("evenkeel_train_up{model=\"cnn\"} 0\n"));
+  EXPECT_THAT(Prometheus(), HasSubstr("evenkeel_train_tokens_per_second{model=\"cnn\",run=\"train\"} 4000\n"));
+  EXPECT_THAT(Prometheus(), HasSubstr("evenkeel_train_bits_per_token{model=\"cnn\",run=\"train\"} 0.7213"));
+  EXPECT_THAT(Prometheus(), HasSubstr("evenkeel_test_accuracy{model=\"cnn\",run=\"train\"} 0.5\n"));
+  EXPECT_THAT(Prometheus(), HasSubstr("evenkeel_test_bits_per_token{model=\"cnn\",run=\"train\"} 3\n"));
+  EXPECT_THAT(Prometheus(), HasSubstr("evenkeel_train_up{model=\"cnn\",run=\"train\"} 0\n"));
 }
 
 TEST_F(DashboardsTest, WhatADryRankDoesNotKnowIsLeftOut) {
@@ -114,7 +114,7 @@ TEST_F(DashboardsTest, ALossThatIsNotFiniteIsTold) {
   StepFacts facts = Facts(0);
   facts.own->loss_mean = NAN;
   sinks.OnStep(facts, NumbersOf(facts, 1), kStart);
-  EXPECT_THAT(Prometheus(), HasSubstr("evenkeel_train_loss{model=\"cnn\"} NaN\n"));
+  EXPECT_THAT(Prometheus(), HasSubstr("evenkeel_train_loss{model=\"cnn\",run=\"train\"} NaN\n"));
 }
 
 TEST_F(DashboardsTest, BucketsOfMeasuredStepsMakeAHistogram) {
@@ -161,7 +161,7 @@ TEST_F(DashboardsTest, ASinkThatFailsIsReportedOnceAndTheOthersGoOn) {
   std::filesystem::create_directory(folder_ + "/no_folder");
   sinks.OnEnd(kStart);
   EXPECT_THAT(*ReadFile(options.prometheus_file),
-              HasSubstr("evenkeel_train_step{model=\"cnn\"} 2\n"));
+              HasSubstr("evenkeel_train_step{model=\"cnn\",run=\"train\"} 2\n"));
 }
 
 }  // namespace

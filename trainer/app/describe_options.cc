@@ -1,13 +1,20 @@
 #include "evenkeel/trainer/app/describe_options.h"
 
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/join/step_divisor.h"
 #include "evenkeel/trainer/app/freeze_schedule.h"
 #include "evenkeel/trainer/data/augment.h"
+#include "evenkeel/trainer/data/batch.h"
+#include "evenkeel/trainer/data/dataset.h"
 #include "evenkeel/trainer/gpt/gpt_options.h"
 #include "evenkeel/zero_optim/update_rule.h"
 
@@ -41,6 +48,26 @@ std::string NamesOf(const FreezeSchedule& freeze) {
   return absl::StrJoin(freeze, ",", [](std::string* out, const FreezeRange& range) {
     absl::StrAppend(out, range.prefix, "@", range.begin, ":", range.end);
   });
+}
+
+// Returns a hash of samples from all parts of the data.
+std::string ContentOf(const Dataset& data) {
+  constexpr int64_t kSamples = 100;
+  std::vector<int32_t> samples;
+  for (int64_t i = 0; i < std::min(kSamples, data.size()); ++i)
+    samples.push_back(static_cast<int32_t>(i * data.size() / std::min(kSamples, data.size())));
+  BatchMemory memory;
+  data.Gather(samples, memory);
+  uint64_t hash = 0;
+  const auto add = [&hash](const auto& values) {
+    hash = StableHash(hash, absl::string_view(reinterpret_cast<const char*>(values.data()),
+                                              values.size() * sizeof(values[0])));
+  };
+  add(memory.images);
+  add(memory.labels);
+  add(memory.inputs);
+  add(memory.targets);
+  return absl::StrCat(absl::Hex(hash, absl::kZeroPad16));
 }
 
 }  // namespace
@@ -80,6 +107,7 @@ RunSettings SettingsOf(const TrainOptions& options, const Model& model, const Tr
       {"model", std::string(NameOf(options.model))},
       {"the model's parameters", Fingerprint(model)},
       {"the number of training samples", absl::StrCat(data.train->size())},
+      {kContentSetting, ContentOf(*data.train)},
       {"predictions per sample", absl::StrCat(data.train->predictions_per_sample())},
       {"seed", absl::StrCat(options.seed)},
       {"shuffle", Text(options.shuffle)},
@@ -96,6 +124,7 @@ RunSettings SettingsOf(const TrainOptions& options, const Model& model, const Tr
       {"augmentation", absl::StrCat("shift ", options.augment.max_shift, ", mirrors ",
                                     Text(options.augment.mirrors))},
       {"data", options.data.path},
+      {"eval_batches", absl::StrCat(options.eval_batches)},
       {"epochs", absl::StrCat(options.epochs)},
       {"max_steps", absl::StrCat(options.max_steps)},
       {"the optimizer's settings", ToString(options.rule)},

@@ -38,11 +38,13 @@ std::string Percent(double ratio) {
   return absl::StrFormat(ratio < 0.0995 ? "%.1f%%" : "%.0f%%", 100 * ratio);
 }
 
-std::string QualityText(const ProgressState& state, ProgressQuality quality) {
-  if (quality == ProgressQuality::kPerplexity)
+std::string QualityText(const ProgressState& state, const ProgressOptions& options) {
+  if (options.quality == ProgressQuality::kPerplexity)
     return absl::StrFormat("perplexity %.4g", std::exp(*state.loss));
-  if (quality == ProgressQuality::kBitsPerByte)
-    return absl::StrFormat("%.3f bits/byte", *state.loss / std::numbers::ln2);
+  if (options.quality == ProgressQuality::kBitsPerByte) {
+    return absl::StrFormat("%.3f bits/byte",
+                           *state.loss / std::numbers::ln2 / options.bytes_per_token);
+  }
   return absl::StrFormat("accuracy %.1f%%", 100 * state.accuracy);
 }
 
@@ -83,8 +85,7 @@ std::string ProgressLine::Text() const {
   std::string text = absl::StrCat("epoch ", Of(state_.epoch + 1, options_.epochs), "  step ",
                                   Of(state_.step, options_.total_steps));
   if (state_.loss.has_value()) {
-    absl::StrAppendFormat(&text, "  loss %.4f  %s", *state_.loss,
-                          QualityText(state_, options_.quality));
+    absl::StrAppendFormat(&text, "  loss %.4f  %s", *state_.loss, QualityText(state_, options_));
   }
   const Mark& first = marks_.front();
   const Mark& last = marks_.back();

@@ -36,7 +36,7 @@ namespace evenkeel {
 enum class ProgressQuality {
   kAccuracy,
   kPerplexity,   // e to the loss.
-  kBitsPerByte,  // For models whose tokens are bytes.
+  kBitsPerByte,  // For models of texts whose tokens have known bytes.
 };
 
 struct ProgressState {
@@ -53,6 +53,7 @@ struct ProgressOptions {
   int epochs = 0;           // 0: unknown.
   const char* unit = "samples";
   ProgressQuality quality = ProgressQuality::kAccuracy;
+  double bytes_per_token = 1;  // For kBitsPerByte.
   absl::Duration terminal_period = absl::Milliseconds(100);
   absl::Duration plain_period = absl::Seconds(5);
 };

@@ -9,6 +9,7 @@
 #include <string>
 #include <system_error>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/status.h"
@@ -18,6 +19,7 @@
 #include "evenkeel/trainer/device/device_gpt.h"
 #include "evenkeel/trainer/device/device_mlp.h"
 #include "evenkeel/trainer/device/make_place.h"
+#include "evenkeel/trainer/gpt/find_weights.h"
 #include "evenkeel/trainer/gpt/gpt.h"
 #include "evenkeel/trainer/gpt/gpt_file.h"
 #include "evenkeel/trainer/models/cnn.h"
@@ -58,6 +60,7 @@ absl::StatusOr<std::unique_ptr<Model>> MakeModel(const TrainOptions& options,
     case ModelKind::kGpt: {
       GptOptions gpt = options.gpt;
       gpt.vocabulary = data.vocabulary;
+      gpt.tokenizer = data.tokenizer;
       return MakeGpt(gpt);
     }
   }
@@ -81,14 +84,9 @@ absl::StatusOr<std::unique_ptr<Model>> MakeOnDevice(const TrainOptions& options,
 
 // Loads weights, for a gpt also in Hugging Face's form.
 absl::Status LoadWeights(const TrainOptions& options, Model& model) {
-  if (options.model != ModelKind::kGpt) return LoadModel(options.init_file, model);
-  EK_ASSIGN_OR_RETURN(const GptFile file, GptFile::Read(options.init_file));
-  // The shapes do not depend on the number of heads, but the meaning of the weights does.
-  if (file.says_heads() && file.options().heads != options.gpt.heads) {
-    return absl::InvalidArgumentError(absl::StrCat(options.init_file, " is a gpt with ",
-                                                   file.options().heads, " heads, but --heads is ",
-                                                   options.gpt.heads));
-  }
+  EK_ASSIGN_OR_RETURN(const std::string path, FindWeights(options.init_file));
+  if (options.model != ModelKind::kGpt) return LoadModel(path, model);
+  EK_ASSIGN_OR_RETURN(const GptFile file, GptFile::Read(path));
   return file.LoadInto(model);
 }
 
@@ -134,6 +132,10 @@ absl::StatusOr<RankSetup> PrepareRank(
     EK_ASSIGN_OR_RETURN(setup.plan, PlanOf(dry, *setup.data, world_size));
   }
   EK_ASSIGN_OR_RETURN(setup.model, MakeModel(options, *setup.data));
+  if (options.sample_every > 0 && setup.data->tokenizer == nullptr) {
+    return absl::InvalidArgumentError(
+        "--sample_every writes texts, but these token shards have no tokenizer; pass --tokenizer");
+  }
   EK_RETURN_IF_ERROR(
       Annotate(CheckFreezeSchedule(options.freeze, setup.model->parameters()), "--freeze"));
   EK_RETURN_IF_ERROR(MakeFolder("flight (or EVENKEEL_FLIGHT)", options.flight_folder));
@@ -141,8 +143,17 @@ absl::StatusOr<RankSetup> PrepareRank(
   if (!options.init_file.empty()) {
     EK_RETURN_IF_ERROR(Annotate(LoadWeights(options, *setup.model), "--init"));
   }
-  EK_RETURN_IF_ERROR(CheckCanWrite("save", options.save_file));
+  if (!options.saves_folder()) {
+    EK_RETURN_IF_ERROR(CheckCanWrite("save", options.save_file));
+  } else if (!options.dry_run) {
+    EK_RETURN_IF_ERROR(MakeFolder("save", options.save_file));
+  }
   EK_RETURN_IF_ERROR(CheckCanAppend("metrics", options.metrics_file));
+  if (!options.prometheus_file.empty() && !absl::EndsWith(options.prometheus_file, ".prom")) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--prometheus=", options.prometheus_file,
+        ": node_exporter reads only files whose names end with .prom; use such a one"));
+  }
   EK_RETURN_IF_ERROR(CheckCanWrite("prometheus", options.prometheus_file));
   if (!options.dry_run) EK_RETURN_IF_ERROR(MakeFolder("tensorboard", options.tensorboard_folder));
   EK_RETURN_IF_ERROR(CheckCanWrite("report", options.report_file));

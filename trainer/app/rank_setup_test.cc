@@ -78,7 +78,7 @@ TEST(PrepareRankTest, FilesThatCannotBeWrittenAreFoundBeforeTraining) {
       {{.metrics = "/tmp"}, "--metrics=/tmp: /tmp is a folder"},
       {{.metrics = "/proc/x"}, "--metrics=/proc/x: cannot write to the folder"},
       {{.tensorboard = "/proc"}, "--tensorboard=/proc: cannot write to this folder"},
-      {{.prometheus = "/proc/x"}, "--prometheus=/proc/x: cannot write to the folder"},
+      {{.prometheus = "/proc/x.prom"}, "--prometheus=/proc/x.prom: cannot write to the folder"},
       {{.report = "/proc/x"}, "--report=/proc/x: cannot write to the folder"},
       {{.trace = "/proc/x"}, "--trace=/proc/x: cannot write to the folder"},
   };

@@ -14,7 +14,6 @@
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/trainer/app/describe_options.h"
 #include "evenkeel/trainer/app/dry_run.h"
-#include "evenkeel/trainer/data/text_dataset.h"
 #include "evenkeel/trainer/data/training_data.h"
 #include "evenkeel/trainer/models/model.h"
 #include "evenkeel/zero_optim/update_rule.h"
@@ -49,11 +48,11 @@ std::string DescribeBatches(const std::vector<int64_t>& batches) {
 RunOutput::RunOutput(const TrainStreams& streams, const TrainOptions& options,
                      const TrainingRun& run, const RunRecorder& recorder, MetricsMode mode)
     : out_(streams.out),
+      is_part_(options.eval_batches > 0),
       freeze_(options.freeze),
       run_(run),
       recorder_(recorder),
       counts_tokens_(CountsTokens(run.data())),
-      are_bytes_(counts_tokens_ && run.data().vocabulary == TextDataset::kVocabulary),
       predictions_per_sample_(run.data().train->predictions_per_sample()),
       plan_(run.plan()),
       failures_(streams.log),
@@ -89,6 +88,9 @@ void RunOutput::OnStart(const TrainOptions& options) {
   absl::FPrintF(out_, "batches of %d per epoch: %s (%s)\n", options.batch_size,
                 DescribeBatches(plan_.batches), DescribeJoin(options, plan_));
   std::fflush(out_);
+  if (LearningRate(options.rule) == 0) {
+    absl::FPrintF(out_, "--lr=0: the weights will not change\n");
+  }
   // Invalidates what an earlier attempt has written about the steps from here on.
   sinks_.OnGoBack(run_.first_step(), absl::Now());
   WriteMetrics({{"event", "run"},
@@ -123,7 +125,9 @@ ProgressOptions RunOutput::HowToShow() const {
   ProgressOptions options{.total_steps = plan_.total_steps, .epochs = plan_.epochs()};
   if (counts_tokens_) {
     options.unit = "tokens";
-    options.quality = are_bytes_ ? ProgressQuality::kBitsPerByte : ProgressQuality::kPerplexity;
+    options.bytes_per_token = run_.data().train->bytes_per_prediction();
+    options.quality =
+        options.bytes_per_token > 0 ? ProgressQuality::kBitsPerByte : ProgressQuality::kPerplexity;
   }
   return options;
 }
@@ -180,6 +184,7 @@ void RunOutput::WriteStep(const StepFacts& facts, const StepNumbers& numbers) {
                           {"loss", numbers.loss},
                           {"accuracy", numbers.accuracy},
                           {"exposed_ms", numbers.exposed_ms},
+                          {"gradient_norm", facts.gradient_norm},
                           {"step_ms", numbers.step_ms},
                           {"clock", NameOf(facts.clock)}};
   fields[counts_tokens_ ? "tokens_per_second" : "samples_per_second"] =
@@ -231,10 +236,10 @@ void RunOutput::OnEpoch(int epoch, const EpochResult& result, const Evaluation& 
   progress_->Finish();
   ReportExhaustedRanks(epoch, result);
   absl::FPrintF(out_, "epoch %d/%d  training %s  test %s  after %.1f s\n", epoch + 1,
-                plan_.epochs(), DescribeQuality(result.training), DescribeQuality(test),
-                recorder_.Seconds());
+                plan_.epochs(), DescribeQuality(result.training, *run_.data().train),
+                DescribeQuality(test, *run_.data().test), recorder_.Seconds());
   std::fflush(out_);
-  sinks_.OnEpoch(std::max<int64_t>(0, state_.step - 1), test, absl::Now());
+  sinks_.OnTest(std::max<int64_t>(0, state_.step - 1), test, absl::Now());
   WriteMetrics(WithBits("test_bits_per_token", test.loss_mean(),
                         {{"event", "epoch"},
                          {"epoch", epoch},
@@ -247,11 +252,44 @@ void RunOutput::OnEpoch(int epoch, const EpochResult& result, const Evaluation& 
                          {"seconds", recorder_.Seconds()}}));
 }
 
+void RunOutput::OnTest(const TestResult& result) {
+  progress_->Finish();
+  absl::FPrintF(out_, "step %d  test %s%s\n", result.steps,
+                DescribeQuality(result.test, *run_.data().test), result.is_best ? "  (best)" : "");
+  std::fflush(out_);
+  sinks_.OnTest(std::max<int64_t>(0, result.steps - 1), result.test, absl::Now(), is_part_);
+  WriteMetrics(WithBits("test_bits_per_token", result.test.loss_mean(),
+                        {{"event", "evaluation"},
+                         {"step", result.steps},
+                         {"test_loss", result.test.loss_mean()},
+                         {"test_accuracy", result.test.accuracy()},
+                         {"is_best", result.is_best},
+                         {"seconds", recorder_.Seconds()}}));
+}
+
+void RunOutput::OnSample(int64_t steps, const std::string& text) {
+  progress_->Finish();
+  absl::FPrintF(out_, "written after step %d:\n%s\n\n", steps, text);
+  std::fflush(out_);
+  sinks_.OnSample(steps - 1, text, absl::Now());
+  WriteMetrics({{"event", "sample"}, {"step", steps}, {"text", text}});
+}
+
+void RunOutput::OnConverged(int64_t steps, int64_t patience) {
+  absl::FPrintF(out_, "ended after step %d: no lower test loss in %d evaluations\n", steps,
+                patience);
+  std::fflush(out_);
+}
+
 void RunOutput::OnSaved(absl::string_view path) { absl::FPrintF(out_, "saved %s\n", path); }
 
 void RunOutput::OnStopped() {
   progress_->Finish();
   sinks_.OnEnd(absl::Now());
+}
+
+void RunOutput::RenewReport(std::vector<RankRecord> ranks) {
+  recorder_.WriteReport(std::move(ranks), failures_);
 }
 
 void RunOutput::WriteRecord(std::vector<RankRecord> ranks, absl::string_view ending) {
@@ -278,8 +316,8 @@ absl::Status RunOutput::OnEnd(const Evaluation& test, uint64_t state_hash) {
   }
   if (!counts_tokens_) {
     absl::FPrintF(out_, "test_accuracy=%.4f\n", test.accuracy());
-  } else if (are_bytes_) {
-    absl::FPrintF(out_, "test_bits_per_byte=%.4f\n", BitsOf(test.loss_mean()));
+  } else if (const double bytes = run_.data().test->bytes_per_prediction(); bytes > 0) {
+    absl::FPrintF(out_, "test_bits_per_byte=%.4f\n", BitsOf(test.loss_mean()) / bytes);
   } else {
     absl::FPrintF(out_, "test_loss=%.4f\n", test.loss_mean());
   }
@@ -303,9 +341,10 @@ void RunOutput::WriteMetrics(const MetricsFields& fields) {
   if (metrics_ != nullptr) failures_.Note("--metrics", metrics_->Write(fields));
 }
 
-std::string RunOutput::DescribeQuality(const Evaluation& evaluation) const {
+std::string RunOutput::DescribeQuality(const Evaluation& evaluation, const Dataset& data) const {
   const double loss = evaluation.loss_mean();
-  if (are_bytes_) return absl::StrFormat("loss %.4f %.3f bits/byte", loss, BitsOf(loss));
+  if (const double bytes = data.bytes_per_prediction(); bytes > 0)
+    return absl::StrFormat("loss %.4f %.3f bits/byte", loss, BitsOf(loss) / bytes);
   if (counts_tokens_) return absl::StrFormat("loss %.4f perplexity %.1f", loss, std::exp(loss));
   return absl::StrFormat("loss %.4f accuracy %.4f", loss, evaluation.accuracy());
 }

@@ -77,11 +77,18 @@ class RunOutput {
   // `news`: StragglerNews(), may be empty. `recent`: RecentStragglersOf().
   void OnStragglers(int64_t step, const std::string& news, const StragglerReport& recent);
   void OnEpoch(int epoch, const EpochResult& result, const Evaluation& test);
+  // An evaluation before the end of an epoch.
+  void OnTest(const TestResult& result);
+  // A text that the model wrote after `steps` steps.
+  void OnSample(int64_t steps, const std::string& text);
+  void OnConverged(int64_t steps, int64_t patience);
   // `lost` has all lost ranks, earlier ones included. The run's plan is the new one.
   void OnLost(const std::vector<LostRank>& lost);
   void OnSaved(absl::string_view path);
   // The run stops before its end.
   void OnStopped();
+  // Calls RunRecorder::WriteReport().
+  void RenewReport(std::vector<RankRecord> ranks);
   // Calls RunRecorder::Write().
   void WriteRecord(std::vector<RankRecord> ranks, absl::string_view ending);
   // `state_hash` is the result of TrainingRun::AgreeOnState().
@@ -98,17 +105,18 @@ class RunOutput {
   void ReportExhaustedRanks(int epoch, const EpochResult& result);
   void ShowWaits();
   void WriteMetrics(const MetricsFields& fields);
-  std::string DescribeQuality(const Evaluation& evaluation) const;
+  // `data`: that of the evaluation.
+  std::string DescribeQuality(const Evaluation& evaluation, const Dataset& data) const;
   // Writes `fields`, and for language models the loss in bits.
   MetricsFields WithBits(const char* name, double loss, MetricsFields fields) const;
   void WriteStep(const StepFacts& facts, const StepNumbers& numbers);
 
   std::FILE* const out_;
+  const bool is_part_;  // Evaluations within an epoch are of a part of the test data.
   const FreezeSchedule freeze_;
   const TrainingRun& run_;
   const RunRecorder& recorder_;
   const bool counts_tokens_;  // Instead of samples.
-  const bool are_bytes_;      // The tokens.
   const int64_t predictions_per_sample_;
   StepPlan plan_;
   OutputFailures failures_;

@@ -12,7 +12,6 @@
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/version.h"
 #include "evenkeel/trainer/app/describe_options.h"
-#include "evenkeel/trainer/data/text_dataset.h"
 #include "evenkeel/trainer/report/chrome_trace.h"
 #include "evenkeel/trainer/report/gather_records.h"
 #include "evenkeel/trainer/report/html_report.h"
@@ -24,6 +23,8 @@ namespace evenkeel {
 namespace {
 
 constexpr size_t kMostCostPoints = 400;
+constexpr size_t kMostTests = 1000;
+constexpr int kMostSamples = 20;
 
 // The last part of a path: "fashion-mnist".
 absl::string_view LastPart(absl::string_view path) {
@@ -68,7 +69,8 @@ std::vector<RunSetting> SettingsOf(const TrainOptions& options, const TrainingRu
                                      options.gpt.heads, ", ", options.gpt.context)});
   }
   if (options.warmup > 0) settings.push_back({"warm-up steps", absl::StrCat(options.warmup)});
-  if (options.clip > 0) settings.push_back({"largest gradient norm", absl::StrCat(options.clip)});
+  if (options.clip > 0)
+    settings.push_back({"clip gradients to the norm", absl::StrCat(options.clip)});
   if (options.max_steps > 0)
     settings.push_back({"limit of steps", absl::StrCat(options.max_steps)});
   return settings;
@@ -98,6 +100,7 @@ absl::Status WriteText(const std::string& path, absl::string_view text) {
 RunRecorder::RunRecorder(const TrainOptions& options, const TrainingRun& run, RunRecord history)
     : run_(run),
       freeze_(options.freeze),
+      tests_parts_(options.eval_batches > 0),
       report_file_(options.report_file),
       trace_file_(options.trace_file),
       start_(absl::Now()),
@@ -110,7 +113,8 @@ RunRecorder::RunRecorder(const TrainOptions& options, const TrainingRun& run, Ru
   record_.summary = Summary(options, run);
   if (!goes_on) record_.date = absl::FormatTime("%Y-%m-%d %H:%M UTC", start_, absl::UTCTimeZone());
   record_.unit_name = run.data().vocabulary > 0 ? "tokens" : "images";
-  if (run.data().vocabulary == TextDataset::kVocabulary) record_.bytes_per_prediction = 1;
+  if (const double bytes = run.data().test->bytes_per_prediction(); bytes > 0)
+    record_.bytes_per_prediction = bytes;
   record_.units_per_sample = static_cast<double>(run.data().train->predictions_per_sample());
   record_.world_size = ranks;
   record_.parameters = CountElements(run.model());
@@ -142,6 +146,7 @@ void RunRecorder::OnStep(const StepFacts& facts) {
                   .seconds = Seconds(),
                   .learning_rate = facts.learning_rate,
                   .took = absl::ToDoubleSeconds(facts.took),
+                  .gradient_norm = facts.gradient_norm,
                   .samples = static_cast<double>(facts.samples),
                   .active = static_cast<double>(facts.active)};
   if (facts.own.has_value() && facts.own->predictions > 0) {
@@ -158,8 +163,11 @@ void RunRecorder::OnStep(const StepFacts& facts) {
 
 void RunRecorder::OnEpoch(int epoch, const EpochResult& result, const Evaluation& test) {
   if (!record_.epochs.empty() && record_.epochs.back().epoch >= epoch) return;
+  // A resumed run may have no step, and no record of those before it.
+  const int64_t steps = std::max(record_.total_steps, run_.first_step());
+  if (!tests_parts_) OnTest(steps, test);  // Losses of different data make no curve.
   record_.epochs.push_back({.epoch = epoch,
-                            .step = record_.total_steps - 1,
+                            .step = std::max<int64_t>(0, steps - 1),
                             .seconds = Seconds(),
                             .train_loss = LossOf(result.training),
                             .train_accuracy = AccuracyOf(result.training),
@@ -170,7 +178,19 @@ void RunRecorder::OnEpoch(int epoch, const EpochResult& result, const Evaluation
                             .ranks = run_.communicator().members()});
 }
 
+void RunRecorder::OnTest(int64_t steps, const Evaluation& test) {
+  const int64_t step = std::max<int64_t>(0, steps - 1);
+  std::vector<TestPoint>& tests = record_.tests;
+  if (!tests.empty() && tests.back().step >= step) return;
+  if (tests.size() == kMostTests) {  // Without every other one.
+    for (size_t i = 0; i < kMostTests / 2; ++i) tests[i] = tests[2 * i + 1];
+    tests.resize(kMostTests / 2);
+  }
+  tests.push_back({.step = step, .loss = LossOf(test), .accuracy = AccuracyOf(test)});
+}
+
 void RunRecorder::OnEvent(int64_t step, absl::string_view kind, std::string text) {
+  if (kind == kSampleEvent) ForgetSamples();
   record_.events.push_back(
       {.step = step, .seconds = Seconds(), .kind = std::string(kind), .text = std::move(text)});
 }
@@ -185,6 +205,20 @@ void RunRecorder::OnStragglers(int64_t step, const StragglerReport& recent) {
   }
   CostPoint& point = points.emplace_back(CostPoint{.step = step});
   for (const StragglerReport::Rank& rank : recent.ranks) point.costs.push_back(rank.cost);
+}
+
+void RunRecorder::ForgetSamples() {
+  const auto is_sample = [](const RunEvent& event) { return event.kind == kSampleEvent; };
+  std::vector<RunEvent>& events = record_.events;
+  if (std::ranges::count_if(events, is_sample) < kMostSamples) return;
+  events.erase(std::ranges::find_if(events, is_sample));
+}
+
+void RunRecorder::WriteReport(std::vector<RankRecord> ranks, OutputFailures& failures) const {
+  if (report_file_.empty()) return;
+  RunRecord record = RecordWith(std::move(ranks));
+  record.goes_on = true;
+  failures.Note("--report", WriteText(report_file_, RenderReport(record)));
 }
 
 RunRecord RunRecorder::RecordWith(std::vector<RankRecord> ranks) const {

@@ -38,6 +38,9 @@
 
 namespace evenkeel {
 
+// The kind of the events with texts of the model; only the latest of them are kept.
+inline constexpr char kSampleEvent[] = "sample";
+
 class RunRecorder {
  public:
   RunRecorder(const TrainOptions& options, const TrainingRun& run, RunRecord history = {});
@@ -45,6 +48,8 @@ class RunRecorder {
   void OnStep(const StepFacts& facts);
   // Ignores an epoch that it has already: when a rank is lost in the evaluation, it is repeated.
   void OnEpoch(int epoch, const EpochResult& result, const Evaluation& test);
+  // `steps`: before the evaluation. Ignores one that it has already.
+  void OnTest(int64_t steps, const Evaluation& test);
   void OnEvent(int64_t step, absl::string_view kind, std::string text);
   // Adds a point to the curves of the ranks' costs.
   void OnStragglers(int64_t step, const StragglerReport& recent);
@@ -57,12 +62,17 @@ class RunRecorder {
   // end; empty if it did not.
   void Write(std::vector<RankRecord> ranks, absl::string_view ending,
              OutputFailures& failures) const;
+  // Writes the report of a run that goes on.
+  void WriteReport(std::vector<RankRecord> ranks, OutputFailures& failures) const;
 
  private:
+  // Makes room for one more.
+  void ForgetSamples();
   void NoteFreezing(int64_t step);
 
   const TrainingRun& run_;
   const FreezeSchedule freeze_;
+  const bool tests_parts_;  // Within an epoch, of the test data.
   const std::string report_file_;
   const std::string trace_file_;
   const absl::Time start_;

@@ -35,6 +35,7 @@ struct StepFacts {
   absl::Duration took = absl::ZeroDuration();  // On this rank, since the end of the step before it.
   absl::Duration sync = absl::ZeroDuration();  // The time for which this rank waited for gradients
                                                // after its backward pass.
+  double gradient_norm = kUnknown;             // Before clipping; unknown unless the options clip.
   StepClock clock = StepClock::kHost;  // Clock of the two times above: the device's on a device,
                                        // the host's on an exhausted rank.
   const StepTimes* times = nullptr;    // The reducer's, by the host's clock; valid until

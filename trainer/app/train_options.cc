@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <initializer_list>
 #include <utility>
 
@@ -14,7 +15,10 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/data/idx_dataset.h"
 #include "evenkeel/trainer/data/text_dataset.h"
+#include "evenkeel/trainer/gpt/find_weights.h"
+#include "evenkeel/trainer/gpt/gpt_file.h"
 #include "evenkeel/trainer/models/mlp.h"
+#include "evenkeel/trainer/tokenizer/tokenizer_file.h"
 #include "evenkeel/zero_optim/loss_scaler.h"
 
 namespace evenkeel {
@@ -166,14 +170,23 @@ absl::StatusOr<UpdateRule> ParseRule(const TrainFlags& flags, ModelKind model) {
   const double decay =
       flags.weight_decay.value_or(kind == Kind::kAdamW ? DefaultsOf(model).weight_decay : 0);
   EK_RETURN_IF_ERROR(CheckAtLeast("weight_decay", decay, 0.0));
-  switch (kind) {
-    case Kind::kSgd:
-      return Sgd{.learning_rate = lr, .momentum = flags.momentum, .weight_decay = decay};
-    case Kind::kAdam:
-      return Adam{.learning_rate = lr, .weight_decay = decay};
-    default:
-      return AdamW{.learning_rate = lr, .weight_decay = decay};
-  }
+  const bool has_betas =
+      flags.beta1.has_value() || flags.beta2.has_value() || flags.epsilon.has_value();
+  if (kind == Kind::kSgd && has_betas)
+    return InvalidArgument("--beta1, --beta2 and --epsilon are for --optimizer=adam and adamw");
+  UpdateRule rule = Sgd{.learning_rate = lr, .momentum = flags.momentum, .weight_decay = decay};
+  const auto set = [&](auto adam) {
+    adam.learning_rate = lr;
+    adam.beta1 = flags.beta1.value_or(adam.beta1);
+    adam.beta2 = flags.beta2.value_or(adam.beta2);
+    adam.epsilon = flags.epsilon.value_or(adam.epsilon);
+    adam.weight_decay = decay;
+    rule = adam;
+  };
+  if (kind == Kind::kAdam) set(Adam());
+  if (kind == Kind::kAdamW) set(AdamW());
+  EK_RETURN_IF_ERROR(Annotate(Validate(rule), "--optimizer"));
+  return rule;
 }
 
 absl::StatusOr<Decay> ParseDecay(const TrainFlags& flags, ModelKind model) {
@@ -202,11 +215,54 @@ absl::Status CheckModelFlags(const TrainFlags& flags, ModelKind model) {
   }
   if (is_gpt) return absl::OkStatus();
   const std::pair<absl::string_view, bool> given[] = {
-      {"preset", flags.preset.has_value()},   {"layers", flags.layers.has_value()},
-      {"width", flags.width.has_value()},     {"heads", flags.heads.has_value()},
-      {"context", flags.context.has_value()}, {"dropout", flags.dropout.has_value()}};
+      {"preset", flags.preset.has_value()},         {"layers", flags.layers.has_value()},
+      {"width", flags.width.has_value()},           {"heads", flags.heads.has_value()},
+      {"context", flags.context.has_value()},       {"dropout", flags.dropout.has_value()},
+      {"vocabulary", flags.vocabulary.has_value()}, {"tokenizer", !flags.tokenizer.empty()},
+      {"sample_every", flags.sample_every != 0}};
   for (const auto& [flag, is_given] : given) {
     if (is_given) return InvalidArgument("--", flag, " is for --model=gpt, not ", flags.model);
+  }
+  return absl::OkStatus();
+}
+
+// A gpt that begins with given weights has their sizes; a flag with another one is an error.
+absl::Status TakeSizesOfInit(const TrainFlags& flags, TrainOptions& options) {
+  EK_ASSIGN_OR_RETURN(const std::string path, FindWeights(flags.init));
+  EK_ASSIGN_OR_RETURN(const GptFile file, GptFile::Read(path));
+  const GptOptions& found = file.options();
+  const auto take = [&](absl::string_view flag, bool is_given, int64_t of_file,
+                        int64_t& size) -> absl::Status {
+    if (is_given && size != of_file) {
+      return InvalidArgument(path, " is a gpt with ", flag, " ", of_file, ", but --", flag, " is ",
+                             size);
+    }
+    size = of_file;
+    return absl::OkStatus();
+  };
+  GptOptions& gpt = options.gpt;
+  const bool is_preset = flags.preset.has_value();
+  EK_RETURN_IF_ERROR(
+      take("layers", is_preset || flags.layers.has_value(), found.layers, gpt.layers));
+  EK_RETURN_IF_ERROR(take("width", is_preset || flags.width.has_value(), found.width, gpt.width));
+  // Without a number in the file, any is possible.
+  const bool has_heads = is_preset || flags.heads.has_value();
+  if (file.has_heads() || !has_heads)
+    EK_RETURN_IF_ERROR(take("heads", has_heads, found.heads, gpt.heads));
+  EK_RETURN_IF_ERROR(
+      take("vocabulary", flags.vocabulary.has_value(), found.vocabulary,
+           options.data.vocabulary.emplace(flags.vocabulary.value_or(found.vocabulary))));
+  if (flags.context.value_or(0) > found.context) {
+    return InvalidArgument(path, " is a gpt with context ", found.context, ", but --context is ",
+                           *flags.context);
+  }
+  gpt.context = found.context;
+  options.data.context = flags.context.value_or(found.context);
+  options.data.may_make_tokenizer = false;
+  if (options.data.tokenizer.empty()) {
+    std::string folder = std::filesystem::path(path).parent_path().string();
+    if (folder.empty()) folder = ".";
+    if (HasTokenizer(folder)) options.data.tokenizer = std::move(folder);
   }
   return absl::OkStatus();
 }
@@ -251,6 +307,11 @@ absl::Status CheckNumbers(const TrainFlags& flags) {
   EK_RETURN_IF_ERROR(CheckAtLeast("warmup", flags.warmup.value_or(0), int64_t{0}));
   EK_RETURN_IF_ERROR(CheckAtLeast("clip", flags.clip.value_or(0), 0.0));
   EK_RETURN_IF_ERROR(CheckAtLeast("check_replicas", flags.check_replicas, int64_t{0}));
+  EK_RETURN_IF_ERROR(CheckAtLeast("eval_every", flags.eval_every, int64_t{0}));
+  EK_RETURN_IF_ERROR(CheckRange("eval_batches", flags.eval_batches, int64_t{0}, kMaxAccumulated));
+  EK_RETURN_IF_ERROR(CheckAtLeast("patience", flags.patience, int64_t{0}));
+  EK_RETURN_IF_ERROR(CheckAtLeast("sample_every", flags.sample_every, int64_t{0}));
+  EK_RETURN_IF_ERROR(CheckAtLeast("sample_tokens", flags.sample_tokens, int64_t{1}));
   EK_RETURN_IF_ERROR(CheckRange("bucket_cap_mb", flags.bucket_cap_mb, 0.0, kMaxBucketMegabytes));
   return CheckRange("first_bucket_mb", flags.first_bucket_mb, 0.0, kMaxBucketMegabytes);
 }
@@ -318,6 +379,13 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
       .nproc_is_given = flags.nproc.has_value(),
       .joins = flags.join,
       .stops_early = flags.stop_early,
+      .eval_every = flags.eval_every,
+      .eval_batches = flags.eval_batches,
+      .patience = flags.patience,
+      .sample_every = flags.sample_every,
+      .sample_prompt = flags.sample_prompt,
+      .sample_tokens = flags.sample_tokens,
+      .saves_best = flags.save_best,
       .check_replicas_every = flags.check_replicas,
       .bucket_caps = {Megabytes(flags.first_bucket_mb), Megabytes(flags.bucket_cap_mb)},
       .gradients_are_views = flags.grad_view,
@@ -360,7 +428,17 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
   options.data = {.path = flags.data.value_or(
                       options.model == ModelKind::kGpt ? kJargonFile : kFashionMnistFolder),
                   .context = options.gpt.context,
+                  .tokenizer = flags.tokenizer,
+                  .vocabulary = flags.vocabulary,
                   .test_path = flags.test_data};
+  if (flags.data_kind == "bytes") {
+    options.data.kind = DataKind::kText;
+  } else if (flags.data_kind != "auto") {
+    return InvalidArgument("--data_kind=", flags.data_kind,
+                           " is not a valid value; choose auto, bytes");
+  }
+  if (options.model == ModelKind::kGpt && !flags.init.empty())
+    EK_RETURN_IF_ERROR(Annotate(TakeSizesOfInit(flags, options), "--init"));
   // Clothes may be mirrored, digits and letters may not: other data is unchanged by default.
   const bool is_known =
       options.model == ModelKind::kCnn && options.data.path == kFashionMnistFolder;
@@ -403,6 +481,10 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
                                                              {"positions", VerifyLevel::kPositions},
                                                              {"every", VerifyLevel::kEvery}}));
   }
+  if (flags.eval_batches > 0 && flags.eval_every == 0)
+    return InvalidArgument("--eval_batches is for --eval_every; pass it, too");
+  if (flags.save_best && flags.save.empty())
+    return InvalidArgument("--save_best requires --save; pass it, too");
   if (flags.stop_early && !flags.join) {
     return InvalidArgument(
         "--stop_early needs --join: without it no rank learns that another one is exhausted");

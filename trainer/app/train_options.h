@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/bucket/plan/planner.h"
 #include "evenkeel/bucket/trainability.h"
@@ -75,6 +76,14 @@ struct TrainOptions {
   DivideBy divide_by = DivideBy::kSamples;
   bool stops_early = false;
 
+  int64_t eval_every = 0;    // Steps; 0: only at the end of an epoch.
+  int64_t eval_batches = 0;  // Of each rank, in these; 0: all the test data.
+  int64_t patience = 0;  // Evaluations without a lower loss, after which training ends; 0: none.
+  int64_t sample_every = 0;  // Steps between texts that rank 0's model writes; 0: none.
+  std::string sample_prompt;
+  int64_t sample_tokens = 0;
+  bool saves_best = false;  // To save_file, in place of the last weights.
+
   bool goes_on = false;              // When a rank is lost, the others continue.
   bool lost_shard_is_fresh = false;  // The lost rank's part of a sharded optimizer's state is
                                      // reinitialized; goes_on needs it for a sharded optimizer.
@@ -100,6 +109,7 @@ struct TrainOptions {
 
   bool dry_run = false;  // Runs a few steps, writes no files, and describes the whole run.
 
+  bool saves_folder() const { return absl::EndsWith(save_file, "/"); }
   bool wants_record() const { return !report_file.empty() || !trace_file.empty(); }
   int64_t samples_per_step() const { return batch_size * accumulate; }  // On one rank.
 };

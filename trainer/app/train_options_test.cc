@@ -35,6 +35,37 @@ TEST(TrainOptionsTest, DefaultRunIsTheCnnWithAdamWZeroAndJoinOnTwoProcesses) {
   EXPECT_EQ(options->trainability, TrainabilityPolicy::kAlways);
 }
 
+TEST(TrainOptionsTest, BetasAndEpsilon) {
+  EXPECT_EQ(MakeTrainOptions(
+                {.optimizer = "adam", .lr = 0.1, .beta1 = 0.8, .beta2 = 0.95, .epsilon = 1e-6})
+                ->rule,
+            UpdateRule(Adam{.learning_rate = 0.1, .beta1 = 0.8, .beta2 = 0.95, .epsilon = 1e-6}));
+  EXPECT_THAT(MakeTrainOptions({.optimizer = "sgd", .beta1 = 0.8}).status().message(),
+              HasSubstr("--beta1, --beta2 and --epsilon are for --optimizer=adam and adamw"));
+  EXPECT_THAT(MakeTrainOptions({.beta2 = 1.5}).status().message(), HasSubstr("--optimizer: "));
+}
+
+TEST(TrainOptionsTest, Evaluations) {
+  const TrainOptions options = *MakeTrainOptions({.save = "best.safetensors",
+                                                  .eval_every = 50,
+                                                  .eval_batches = 3,
+                                                  .patience = 4,
+                                                  .save_best = true});
+  EXPECT_EQ(options.eval_every, 50);
+  EXPECT_EQ(options.eval_batches, 3);
+  EXPECT_EQ(options.patience, 4);
+  EXPECT_TRUE(options.saves_best);
+  const auto error = [](const TrainFlags& flags) {
+    return std::string(MakeTrainOptions(flags).status().message());
+  };
+  EXPECT_THAT(error({.eval_batches = 3}), HasSubstr("--eval_batches is for --eval_every"));
+  EXPECT_THAT(error({.save_best = true}), HasSubstr("--save_best requires --save"));
+  EXPECT_THAT(error({.patience = -1}), HasSubstr("--patience"));
+  EXPECT_THAT(error({.sample_every = 5}), HasSubstr("--sample_every is for --model=gpt"));
+  EXPECT_THAT(error({.tokenizer = "x"}), HasSubstr("--tokenizer is for --model=gpt"));
+  EXPECT_THAT(error({.data_kind = "words"}), HasSubstr("--data_kind=words"));
+}
+
 TEST(TrainOptionsTest, FlagsBecomeOptions) {
   const TrainOptions options = *MakeTrainOptions({.model = "mlp",
                                                   .hidden = "7,300",

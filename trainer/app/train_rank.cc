@@ -16,9 +16,12 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "evenkeel/comm/agree.h"
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/join/phase.h"
 #include "evenkeel/join/straggler.h"
 #include "evenkeel/trainer/app/describe_options.h"
 #include "evenkeel/trainer/app/dry_run.h"
@@ -39,6 +42,7 @@ namespace evenkeel {
 namespace {
 
 constexpr int64_t kStepsPerStragglerReport = 50;
+constexpr absl::Duration kReportEvery = absl::Minutes(1);
 
 // A run on this rank, which survives the loss of others:
 //
@@ -91,15 +95,36 @@ class Job {
       recorder_.OnStep(facts);
       if (output_ != nullptr) output_->OnStep(facts);
       if ((facts.step + 1) % kStepsPerStragglerReport == 0) ReportStragglers(facts.step);
+      RenewReport();
       return absl::OkStatus();
     };
-    for (bool stopped = false; epoch_ < run_.plan().epochs() && !stopped; ++epoch_) {
-      EK_ASSIGN_OR_RETURN(const EpochResult result, run_.TrainEpoch(epoch_, on_step));
+    const Pauses pauses{.on_test =
+                            [this](const TestResult& tested) {
+                              recorder_.OnTest(tested.steps, tested.test);
+                              if (output_ != nullptr) output_->OnTest(tested);
+                              return SaveIfBest(tested);
+                            },
+                        .on_sample =
+                            [this](int64_t steps, const std::string& text) {
+                              recorder_.OnEvent(steps - 1, kSampleEvent, text);
+                              if (output_ != nullptr) output_->OnSample(steps, text);
+                              return absl::OkStatus();
+                            }};
+    bool stopped = run_.has_converged();  // It was resumed.
+    for (; epoch_ < run_.plan().epochs() && !stopped; ++epoch_) {
+      EK_ASSIGN_OR_RETURN(const EpochResult result, run_.TrainEpoch(epoch_, on_step, pauses));
       if (result.stopped_after.has_value()) return Stop(result);
-      EK_ASSIGN_OR_RETURN(test_, run_.Test());
+      EK_ASSIGN_OR_RETURN(const TestResult tested, run_.TestEpoch());
+      test_ = tested.test;
       recorder_.OnEpoch(epoch_, result, test_);
       if (output_ != nullptr) output_->OnEpoch(epoch_, result, test_);
+      EK_RETURN_IF_ERROR(SaveIfBest(tested));
       stopped = result.stopped_early;
+      if (run_.has_converged()) {
+        EK_RETURN_IF_ERROR(run_.SaveEnd(epoch_));
+        NoteConvergence(tested.steps);
+        stopped = true;
+      }
     }
     // The checkpoint has all the steps already.
     if (test_.predictions == 0) {
@@ -107,7 +132,7 @@ class Job {
     }
     EK_ASSIGN_OR_RETURN(const uint64_t state_hash, run_.AgreeOnState());
     // The weights first: they are the most important result.
-    if (output_ != nullptr && !has_ended_) {
+    if (output_ != nullptr && !has_ended_ && !options_.saves_best) {
       EK_RETURN_IF_ERROR(Own(SaveWeights({{"test_accuracy", absl::StrCat(test_.accuracy())}})));
     }
     if (options_.wants_record()) EK_RETURN_IF_ERROR(WriteRecord(/*ending=*/""));
@@ -123,7 +148,7 @@ class Job {
   absl::Status Stop(const EpochResult& result) {
     was_stopped_ = true;
     std::string saved = result.checkpoint;
-    if (saved.empty() && !options_.save_file.empty()) {
+    if (saved.empty() && !options_.save_file.empty() && !options_.saves_best) {
       EK_RETURN_IF_ERROR(run_.ShareBuffers());
       if (output_ != nullptr) {
         EK_RETURN_IF_ERROR(Own(SaveWeights({{"steps", absl::StrCat(*result.stopped_after)}})));
@@ -154,9 +179,32 @@ class Job {
     return absl::OkStatus();
   }
 
+  // The report of a run that goes on has the record of this rank alone.
+  void RenewReport() {
+    if (output_ == nullptr || !options_.wants_record()) return;
+    const absl::Time now = absl::Now();
+    if (now - renewed_ < kReportEvery) return;
+    renewed_ = now;
+    output_->RenewReport({run_.Record()});
+  }
+
+  absl::Status SaveIfBest(const TestResult& tested) {
+    if (!options_.saves_best || !tested.is_best || output_ == nullptr) return absl::OkStatus();
+    const PhaseScope saving(run_.communicator(), StepPhase::kSaving);
+    return Own(SaveWeights({{"steps", absl::StrCat(tested.steps)},
+                            {"test_loss", absl::StrCat(tested.test.loss_mean())}}));
+  }
+
+  void NoteConvergence(int64_t step) {
+    recorder_.OnEvent(std::max<int64_t>(0, step - 1), "converged",
+                      absl::StrCat("no lower test loss in ", options_.patience, " evaluations"));
+    if (output_ != nullptr) output_->OnConverged(step, options_.patience);
+  }
+
   absl::Status SaveWeights(const std::map<std::string, std::string>& metadata) {
     if (options_.save_file.empty()) return absl::OkStatus();
-    EK_RETURN_IF_ERROR(SaveModel(run_.model(), options_.save_file, metadata));
+    EK_RETURN_IF_ERROR((options_.saves_folder() ? SaveModelFolder : SaveModel)(
+        run_.model(), options_.save_file, metadata));
     output_->OnSaved(options_.save_file);
     run_.NoteCheckpoint(options_.save_file);
     return absl::OkStatus();
@@ -226,6 +274,7 @@ class Job {
   std::map<int, std::string> hosts_;   // By rank of the job's first group.
   bool has_one_host_ = true;
   std::vector<LostRank> lost_;
+  absl::Time renewed_ = absl::Now();  // When the report was written.
   bool failed_locally_ = false;
   bool is_left_behind_ = false;  // The other ranks continue without this one.
   bool has_ended_ = false;       // This rank has left the group.

@@ -48,7 +48,7 @@ TrainingRun::TrainingRun(Communicator* comm, const TrainOptions& options, RankSe
       options_(options),
       setup_(std::move(setup)),
       watch_(std::make_unique<StepWatch>(comm, "watch", JoinPhase::kDefault)),
-      save_(std::make_unique<StepWatch>(comm, "save", JoinPhase::kOptimizer)),
+      pause_(std::make_unique<StepWatch>(comm, "pause", JoinPhase::kOptimizer)),
       checkpoints_(checkpoints) {}
 
 TrainingRun::~TrainingRun() = default;
@@ -107,7 +107,15 @@ absl::Status TrainingRun::FindBeginning() {
   const RunState* const state = checkpoints_ == nullptr ? nullptr : checkpoints_->resumed();
   if (state == nullptr) return absl::OkStatus();
   first_epoch_ = state->at.epoch;
-  first_step_ = state->steps;
+  first_step_ = step_ = state->steps;
+  saved_step_ = state->steps;
+  // Losses of different data cannot be compared.
+  const RunSettings::Values &before = state->settings.free, &now = checkpoints_->settings().free;
+  const auto is_equal = [&](const std::string& name) {
+    const auto a = before.find(name), b = now.find(name);
+    return a != before.end() && b != now.end() && a->second == b->second;
+  };
+  if (is_equal("data") && is_equal("eval_batches")) best_ = state->best;
   // The plan that assigned these samples continues; with different ranks or batches a new one
   // begins at this step.
   EK_ASSIGN_OR_RETURN(setup_.plan,
@@ -155,7 +163,7 @@ LearningRateSchedule TrainingRun::learning_rates() const {
 }
 
 std::vector<Joinable*> TrainingRun::Joinables() const {
-  std::vector<Joinable*> all = {ddp_.get(), optimizer_.get(), watch_.get(), save_.get()};
+  std::vector<Joinable*> all = {ddp_.get(), optimizer_.get(), watch_.get(), pause_.get()};
   if (scaler_ != nullptr) all.push_back(scaler_.get());
   return all;
 }

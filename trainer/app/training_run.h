@@ -38,6 +38,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
@@ -81,10 +82,26 @@ struct EpochResult {
   std::vector<int64_t>
       batches_done;  // By rank; since the last loss of a rank, if there was one in the epoch.
   bool stopped_early = false;  // By --stop_early, on all ranks in the same step.
+  bool has_converged = false;  // By --patience.
   // The number of the group's steps after which the ranks stopped because one of them asked for it
   // (StepRequests::kStop), and the path of their checkpoint.
   std::optional<int64_t> stopped_after;
   std::string checkpoint;
+};
+
+// An evaluation of the test data.
+struct TestResult {
+  int64_t steps = 0;  // Steps of the group before it.
+  Evaluation test;
+  bool is_judged = true;  // Whether its loss is compared with those of the others.
+  bool is_best = false;   // It is the lowest one so far.
+};
+
+// Called between two steps, at `steps` of the group; null: nothing.
+struct Pauses {
+  std::function<absl::Status(const TestResult& result)> on_test;
+  // On rank 0 of the group: a text that the model has written.
+  std::function<absl::Status(int64_t steps, const std::string& text)> on_sample;
 };
 
 // The result of a recovery.
@@ -106,10 +123,18 @@ class TrainingRun {
   ~TrainingRun();
 
   // Calls `on_step` after each of the group's steps, also those for which this rank had no batch;
-  // on a device after one of the next two steps. Its error ends training on all ranks.
+  // on a device after one of the next two steps; and `pauses` for what the options ask for between
+  // two steps. Their errors end training on all ranks.
   absl::StatusOr<EpochResult> TrainEpoch(int epoch,
-                                         absl::FunctionRef<absl::Status(const StepFacts&)> on_step);
-  // Makes the ranks' buffers equal to those with which the next step would begin.
+                                         absl::FunctionRef<absl::Status(const StepFacts&)> on_step,
+                                         const Pauses& pauses = {});
+  // Evaluates all the test data at the end of an epoch.
+  absl::StatusOr<TestResult> TestEpoch();
+  // Returns whether the last evaluation ended the training (--patience).
+  bool has_converged() const { return options_.patience > 0 && best_.since >= options_.patience; }
+  // Writes a checkpoint after that epoch, if there is none after its last step.
+  absl::Status SaveEnd(int epoch);
+  // Makes the ranks' buffers equal to those with which the next epoch would begin.
   absl::Status ShareBuffers();
   // Evaluates the test data, or its first `most` samples; each rank evaluates a part, in batches as
   // large as in training. Makes the ranks' buffers equal first.
@@ -182,6 +207,17 @@ class TrainingRun {
   // Read the checkpoint before and after the optimizer is created.
   absl::Status FindBeginning();
   absl::Status LoadBeginning();
+  absl::Status ShareBuffersOf(int root);
+  // Whether an evaluation is due after `steps` steps, within that epoch.
+  bool IsTestDue(int epoch, int64_t steps) const;
+  bool IsSampleDue(int64_t steps) const;
+  // An evaluation within an epoch, which changes no rank's buffers. `root`: the rank whose buffers
+  // the next step would have.
+  absl::StatusOr<TestResult> TestInEpoch(int root);
+  TestResult Judge(const Evaluation& test);
+  absl::StatusOr<Evaluation> TestFirst(int64_t most);
+  // A text that this rank's language model writes as the options have it, prompt included.
+  absl::StatusOr<std::string> SampleText();
   // Saves between two steps, and returns the checkpoint's path.
   absl::StatusOr<std::string> Save(int epoch, int64_t steps, const StepAnswer& answer);
   void AskToStop();
@@ -224,7 +260,7 @@ class TrainingRun {
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<DataParallel> ddp_;
   std::unique_ptr<StepWatch> watch_;
-  std::unique_ptr<StepWatch> save_;
+  std::unique_ptr<StepWatch> pause_;  // What all ranks do between two steps.
 
   RunCheckpoints* const checkpoints_;  // Null: none.
   int first_epoch_ = 0;
@@ -233,7 +269,11 @@ class TrainingRun {
 
   bool failed_locally_ = false;
   bool failed_together_ = false;
-  int64_t steps_done_ = 0;  // By all ranks, at the last GoOn().
+  int64_t steps_done_ = 0;   // By all ranks, at the last GoOn().
+  int64_t step_ = 0;         // Steps of the group until now.
+  int64_t saved_step_ = -1;  // That of the last checkpoint.
+  BestTest best_;            // Equal on all ranks.
+  BestTest before_latest_;   // What it was before the latest evaluation.
   // Results of this rank's batches by epoch, when they were used for training; and those of the
   // last batch, which may have to be repeated.
   std::map<int, Evaluation> trained_;

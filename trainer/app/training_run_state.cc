@@ -4,7 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -13,10 +15,10 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/bucket/stats.h"
+#include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/phase.h"
@@ -27,10 +29,15 @@
 #include "evenkeel/trainer/app/training_run.h"
 #include "evenkeel/trainer/checkpoint/run_state.h"
 #include "evenkeel/trainer/data/stable_random.h"
+#include "evenkeel/trainer/gpt/generate_tokens.h"
+#include "evenkeel/trainer/gpt/gpt.h"
 #include "evenkeel/trainer/report/gather_records.h"
 
 namespace evenkeel {
 namespace {
+
+using internal::ByteReader;
+using internal::ByteWriter;
 
 uint64_t HashOf(const void* data, int64_t bytes, uint64_t seed) {
   return StableHash(seed, absl::string_view(static_cast<const char*>(data), bytes));
@@ -47,7 +54,8 @@ absl::StatusOr<std::string> TrainingRun::Save(int epoch, int64_t steps, const St
                           .at = plan().PositionAfter(steps, epoch),
                           .world_size = comm_->world_size(),
                           .plan_begin = plan().begin,
-                          .bucket_plan = ddp_->ExportPlan()},
+                          .bucket_plan = ddp_->ExportPlan(),
+                          .best = best_},
                 .model = setup_.model.get(),
                 .model_rank = options_.joins ? answer.highest_active : 0,
                 .trained = trained_[epoch],
@@ -62,6 +70,7 @@ absl::StatusOr<std::string> TrainingRun::Save(int epoch, int64_t steps, const St
   EK_ASSIGN_OR_RETURN(run.ranks, GatherRecords(*comm_, Record()));
   absl::StatusOr<std::string> path = checkpoints_->Save(*comm_, std::move(run));
   if (path.ok()) {
+    saved_step_ = steps;
     NoteCheckpoint(*path);
   } else if (comm_->status().ok()) {  // All ranks have this error.
     failed_locally_ = failed_together_ = true;
@@ -72,9 +81,19 @@ absl::StatusOr<std::string> TrainingRun::Save(int epoch, int64_t steps, const St
   return path;
 }
 
+absl::Status TrainingRun::SaveEnd(int epoch) {
+  if (checkpoints_ == nullptr || !checkpoints_->has_folder() || saved_step_ == step_)
+    return absl::OkStatus();
+  // All ranks have the same buffers.
+  return Save(epoch, step_, {.highest_active = comm_->world_size() - 1}).status();
+}
+
 absl::Status TrainingRun::ShareBuffers() {
   // The highest rank's after joined steps, else rank 0's.
-  const int root = options_.joins ? comm_->world_size() - 1 : 0;
+  return ShareBuffersOf(options_.joins ? comm_->world_size() - 1 : 0);
+}
+
+absl::Status TrainingRun::ShareBuffersOf(int root) {
   std::vector<TensorView> buffers;
   for (const NamedBuffer& buffer : setup_.model->buffers()) buffers.push_back(buffer.value);
   const CallOptions after{.after = setup_.model->place().stream.ref()};
@@ -83,6 +102,10 @@ absl::Status TrainingRun::ShareBuffers() {
 
 absl::StatusOr<Evaluation> TrainingRun::Test(int64_t most) {
   EK_RETURN_IF_ERROR(ShareBuffers());
+  return TestFirst(most);
+}
+
+absl::StatusOr<Evaluation> TrainingRun::TestFirst(int64_t most) {
   const int64_t size = std::min(most, setup_.data->test->size());
   const int64_t begin = size * comm_->rank() / comm_->world_size();
   const int64_t end = size * (comm_->rank() + 1) / comm_->world_size();
@@ -90,6 +113,69 @@ absl::StatusOr<Evaluation> TrainingRun::Test(int64_t most) {
                       Evaluate(*setup_.model, *setup_.data->test, begin, end,
                                std::min(options_.batch_size, kLargestEvaluationBatch)));
   return SumOverRanks(*comm_, mine);
+}
+
+bool TrainingRun::IsTestDue(int epoch, int64_t steps) const {
+  if (options_.eval_every == 0 || steps == 0 || steps % options_.eval_every != 0) return false;
+  // The end of an epoch has an evaluation of its own, of all the data.
+  return options_.eval_batches > 0 || steps != plan().FirstStep(epoch + 1);
+}
+
+bool TrainingRun::IsSampleDue(int64_t steps) const {
+  return options_.sample_every > 0 && steps % options_.sample_every == 0;
+}
+
+absl::StatusOr<TestResult> TrainingRun::TestInEpoch(int root) {
+  // The rank whose buffers are shared may be exhausted in the next step, which then begins with
+  // those of another rank.
+  std::vector<std::string> kept;
+  if (!setup_.model->buffers().empty()) {
+    EK_ASSIGN_OR_RETURN(const HostTensors own, setup_.model->ToHost());
+    for (const TensorView& buffer : own.buffers)
+      kept.emplace_back(static_cast<const char*>(buffer.data), buffer.bytes());
+  }
+  EK_RETURN_IF_ERROR(ShareBuffersOf(root));
+  const int64_t most = options_.eval_batches * options_.batch_size * comm_->world_size();
+  EK_ASSIGN_OR_RETURN(
+      const Evaluation test,
+      TestFirst(options_.eval_batches > 0 ? most : std::numeric_limits<int64_t>::max()));
+  if (!kept.empty()) {
+    EK_ASSIGN_OR_RETURN(const HostTensors shared, setup_.model->ToHost());
+    for (size_t i = 0; i < kept.size(); ++i)
+      std::copy(kept[i].begin(), kept[i].end(), static_cast<char*>(shared.buffers[i].data));
+    EK_RETURN_IF_ERROR(setup_.model->FromHost(shared));
+  }
+  return Judge(test);
+}
+
+absl::StatusOr<TestResult> TrainingRun::TestEpoch() {
+  EK_ASSIGN_OR_RETURN(const Evaluation test, Test());
+  // Losses of different data cannot be compared.
+  if (options_.eval_batches > 0) return TestResult{.steps = step_, .test = test};
+  return Judge(test);
+}
+
+TestResult TrainingRun::Judge(const Evaluation& test) {
+  if (best_.latest < step_) {  // Not repeated.
+    before_latest_ = best_;
+    best_.latest = step_;
+    ++best_.since;
+    const double loss = test.loss_mean();
+    if (std::isfinite(loss) && (best_.step == 0 || loss < best_.loss))
+      best_ = {.loss = loss, .step = step_, .latest = step_};
+  }
+  return {.steps = step_, .test = test, .is_best = best_.step == step_};
+}
+
+absl::StatusOr<std::string> TrainingRun::SampleText() {
+  std::string text = options_.sample_prompt;
+  EK_RETURN_IF_ERROR(Own(GenerateText(dynamic_cast<Gpt&>(*setup_.model), options_.sample_prompt,
+                                      {.count = options_.sample_tokens, .seed = options_.seed},
+                                      [&](absl::string_view piece) {
+                                        absl::StrAppend(&text, piece);
+                                        return absl::OkStatus();
+                                      })));
+  return text;
 }
 
 absl::StatusOr<uint64_t> TrainingRun::AgreeOnState() {
@@ -161,8 +247,8 @@ absl::StatusOr<GoneOn> TrainingRun::GoOn(const absl::Status& why) {
   own_comm_ = std::move(recovered->comm);
   comm_ = own_comm_.get();
   asked_to_stop_ = false;  // The new group was not asked yet.
-  save_ = std::make_unique<StepWatch>(comm_, "save",
-                                      JoinPhase::kOptimizer);  // It has no state to recover.
+  pause_ = std::make_unique<StepWatch>(comm_, "pause",
+                                       JoinPhase::kOptimizer);  // It has no state to recover.
   if (recovered->lost.empty()) return why;
   steps_done_ = recovered->steps;
   if (last_.step >= steps_done_) {
@@ -176,15 +262,23 @@ absl::StatusOr<GoneOn> TrainingRun::GoOn(const absl::Status& why) {
 
 absl::StatusOr<int> TrainingRun::FindPlace(int epochs_done) {
   // Between two epochs the number of steps does not show whether the last one was evaluated.
-  EK_ASSIGN_OR_RETURN(
-      const ControlChannel::Parts parts,
-      comm_->control().Exchange("epochs done", absl::StrCat(epochs_done), comm_->timeout()));
-  for (const std::string& part : parts) {
-    int theirs = 0;
-    if (!absl::SimpleAtoi(part, &theirs))
-      return absl::InternalError("received a malformed number of epochs (internal error)");
-    epochs_done = std::min(epochs_done, theirs);
+  step_ = steps_done_;
+  // Rank 0 may have been lost before it saved the weights of the latest evaluation.
+  const BestTest best = best_.latest == step_ ? before_latest_ : best_;
+  ByteWriter mine;
+  mine.I32(epochs_done).F64(best.loss).I64(best.step).I64(best.latest).I64(best.since);
+  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
+                      comm_->control().Exchange("place", mine.Take(), comm_->timeout()));
+  for (size_t rank = 0; rank < parts.size(); ++rank) {
+    ByteReader reader(parts[rank]);
+    epochs_done = std::min(epochs_done, reader.I32());
+    const BestTest best{
+        .loss = reader.F64(), .step = reader.I64(), .latest = reader.I64(), .since = reader.I64()};
+    EK_RETURN_IF_ERROR(reader.Finish("the place of a rank"));
+    // A rank may have been lost after some ranks had judged an evaluation.
+    if (rank == 0) best_ = best;
   }
+  step_ = steps_done_;
   EK_ASSIGN_OR_RETURN(setup_.plan, plan().GoOn(plan().PositionAfter(steps_done_, epochs_done),
                                                comm_->world_size()));
   return plan().begin.epoch;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
 
 #include "absl/functional/function_ref.h"
@@ -35,6 +36,10 @@ namespace {
 // Returns a value that is equal for equal arguments only.
 uint64_t NoiseOf(uint64_t seed, int64_t step, int rank, int64_t pass) {
   return StableRandom(StableRandom(seed, step).Next(), rank).Next() + static_cast<uint64_t>(pass);
+}
+
+double NormOf(const std::optional<GradientCheck>& check) {
+  return check.has_value() ? check->norm : kUnknown;
 }
 
 }  // namespace
@@ -130,6 +135,7 @@ absl::Status TrainingRun::ReportPassed(OnStep on_step) {
 absl::Status TrainingRun::ReportAll(OnStep on_step) {
   if (unreported_.empty()) return absl::OkStatus();
   EK_RETURN_IF_ERROR(Own(clock_->Wait(unreported_.back().marks, absl::Now() + comm_->timeout())));
+  unreported_.back().facts.gradient_norm = NormOf(optimizer_->last_check());
   return ReportPassed(on_step);
 }
 
@@ -231,7 +237,7 @@ absl::StatusOr<TrainingRun::StepResult> TrainingRun::Step(int64_t step,
 }
 
 absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(
-    int epoch, absl::FunctionRef<absl::Status(const StepFacts&)> on_step) {
+    int epoch, absl::FunctionRef<absl::Status(const StepFacts&)> on_step, const Pauses& pauses) {
   const int rank = comm_->rank();
   const BatchPlan batches{.samples = setup_.data->train->size(),
                           .first = epoch == plan().begin.epoch ? plan().begin.samples : 0,
@@ -256,26 +262,50 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(
     facts.samples = answer.samples;
     facts.learning_rate = LearningRate(learning_rates(), facts.step);
     absl::Status status;
+    facts.gradient_norm = kUnknown;
     if (clock_ != nullptr && facts.own_samples > 0) {
+      // That of the step before, for which the host need not wait.
+      if (!unreported_.empty())
+        unreported_.back().facts.gradient_norm = NormOf(optimizer_->check_before());
       status = ReportPassed(on_step);
       unreported_.push_back({.facts = facts,
                              .times = *facts.times,
                              .result = std::move(pending),
                              .marks = clock_->End()});
     } else {
+      if (facts.own_samples > 0) facts.gradient_norm = NormOf(optimizer_->last_check());
       status = ReportAll(on_step);
       if (status.ok()) status = Own(on_step(facts));
     }
-    ++facts.step;
+    step_ = ++facts.step;
     EK_RETURN_IF_ERROR(status);
     if ((answer.requests & StepRequests::kStop) != 0) result.stopped_after = facts.step;
     AskToStop();
     return absl::OkStatus();
   };
-  save_->on_call = [&](const StepAnswer& answer) -> absl::Status {
+  const auto is_save_due = [&](const StepAnswer& answer) {
+    return checkpoints_ != nullptr &&
+           checkpoints_->IsDue(facts.step, plan().total_steps, answer.requests);
+  };
+  const auto test = [&](int root) -> absl::Status {
+    EK_ASSIGN_OR_RETURN(const TestResult tested, TestInEpoch(root));
+    result.has_converged = has_converged();
+    return pauses.on_test == nullptr ? absl::OkStatus() : Own(pauses.on_test(tested));
+  };
+  pause_->on_call = [&](const StepAnswer& answer) -> absl::Status {
     EK_RETURN_IF_ERROR(ReportAll(on_step));
-    EK_ASSIGN_OR_RETURN(result.checkpoint, Save(epoch, facts.step, answer));
-    return absl::OkStatus();
+    if (IsTestDue(epoch, facts.step))
+      EK_RETURN_IF_ERROR(test(options_.joins ? answer.highest_active : 0));
+    if (IsSampleDue(facts.step) && rank == 0 && pauses.on_sample != nullptr) {
+      const PhaseScope saving(*comm_, StepPhase::kSaving);
+      EK_ASSIGN_OR_RETURN(const std::string text, SampleText());
+      EK_RETURN_IF_ERROR(Own(pauses.on_sample(facts.step, text)));
+    }
+    if (is_save_due(answer)) {
+      EK_ASSIGN_OR_RETURN(result.checkpoint, Save(epoch, facts.step, answer));
+    }
+    begin = absl::Now();  // No part of the next step.
+    return clock_ == nullptr ? absl::OkStatus() : Own(clock_->Start());
   };
   watch_->on_call = [&](const StepAnswer& answer) {
     if (scaler_ != nullptr) facts.loss_scale = scaler_->scale();
@@ -291,13 +321,20 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(
 
   int64_t done = std::min(before, plan().BatchesOf(rank, epoch));
   AskToStop();
+  // A rank was lost in the evaluation, or the run that was resumed had none.
+  if (IsTestDue(epoch, facts.step) && best_.latest < facts.step)
+    EK_RETURN_IF_ERROR(test(options_.joins ? comm_->world_size() - 1 : 0));
   const absl::Status status = Loop([&]() -> absl::Status {
     if (clock_ != nullptr) EK_RETURN_IF_ERROR(Own(clock_->Start()));
     // Traces have the time of day; nothing else needs it.
     if (clock_ != nullptr && recorder_.is_on()) {
       EK_RETURN_IF_ERROR(Own(clock_->Align(absl::Now() + comm_->timeout())));
     }
-    for (; done < plan().BatchesOf(rank, epoch) && !result.stopped_after.has_value(); ++done) {
+    const auto goes_on = [&] {
+      return done < plan().BatchesOf(rank, epoch) && !result.stopped_after.has_value() &&
+             !result.has_converged;
+    };
+    for (; goes_on(); ++done) {
       const std::span<const int32_t> samples = BatchSamples(batches, order, done);
       if (scaler_ != nullptr) facts.loss_scale = scaler_->scale();
       EK_ASSIGN_OR_RETURN(StepResult own, Step(facts.step, samples));
@@ -310,15 +347,14 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(
       // The answer has arrived: gradients were reduced with it.
       EK_ASSIGN_OR_RETURN(const StepAnswer answer, StepControl::Of(*comm_).current()->Wait());
       EK_RETURN_IF_ERROR(finish_step(answer, std::move(own)));
-      if (checkpoints_ == nullptr ||
-          !checkpoints_->IsDue(facts.step, plan().total_steps, answer.requests))
+      if (!is_save_due(answer) && !IsTestDue(epoch, facts.step) && !IsSampleDue(facts.step))
         continue;
-      EK_RETURN_IF_ERROR(save_->TakePart());  // Exhausted ranks have updated their state, too.
-      EK_RETURN_IF_ERROR(save_->on_call(answer));
+      EK_RETURN_IF_ERROR(pause_->TakePart());  // Exhausted ranks have updated their state, too.
+      EK_RETURN_IF_ERROR(pause_->on_call(answer));
     }
     return ReportAll(on_step);
   });
-  watch_->on_call = save_->on_call = nullptr;
+  watch_->on_call = pause_->on_call = nullptr;
   result.stopped_early = options_.stops_early && absl::IsOutOfRange(status) && !failed_locally_;
   if (result.stopped_early) EK_RETURN_IF_ERROR(ReportAll(on_step));
   unreported_.clear();  // Left by a failed loop.

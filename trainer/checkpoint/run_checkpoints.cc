@@ -25,7 +25,6 @@ using internal::ByteReader;
 using internal::ByteWriter;
 
 constexpr char kState[] = "state.json";
-constexpr char kModel[] = "model.safetensors";
 constexpr char kHistory[] = "history";
 
 std::string In(const std::string& folder, absl::string_view file) {
@@ -185,10 +184,10 @@ absl::StatusOr<std::string> RunCheckpoints::ReadResumed(const std::string& path,
   if (!state.ok()) return Explain(Annotate(state.status(), In(path, kState)));
   const absl::StatusOr<ResumeTerms> terms = CompareSettings(state->settings, settings_);
   if (!terms.ok()) return Annotate(terms.status(), path);
-  EK_RETURN_IF_ERROR(Explain(CheckFile(path, kModel, *state)));
+  EK_RETURN_IF_ERROR(Explain(CheckFile(path, kModelFile, *state)));
   if (state->files.contains(kHistory))
     EK_RETURN_IF_ERROR(Explain(CheckFile(path, kHistory, *state)));
-  EK_RETURN_IF_ERROR(Explain(LoadModel(In(path, kModel), model)));
+  EK_RETURN_IF_ERROR(Explain(LoadModel(In(path, kModelFile), model)));
   return text;
 }
 
@@ -264,8 +263,11 @@ absl::Status RunCheckpoints::WriteOwn(Communicator& comm, const std::string& pat
                                       std::map<std::string, FileSums>& files) const {
   if (comm.rank() == run.model_rank) {
     EK_RETURN_IF_ERROR(
-        SaveModel(*run.model, In(path, kModel), {{"steps", absl::StrCat(run.state.steps)}}));
-    EK_ASSIGN_OR_RETURN(files[kModel], SumsOf(In(path, kModel)));
+        SaveModelFolder(*run.model, path, {{"steps", absl::StrCat(run.state.steps)}}));
+    EK_ASSIGN_OR_RETURN(files[kModelFile], SumsOf(In(path, kModelFile)));
+    for (const auto& [name, text] : run.model->companions()) {
+      EK_ASSIGN_OR_RETURN(files[name], SumsOf(In(path, name)));
+    }
   }
   if (run.model->buffers().empty() || comm.world_size() == 1) return absl::OkStatus();
   EK_ASSIGN_OR_RETURN(const HostTensors host, run.model->ToHost());

@@ -11,8 +11,8 @@
 // A checkpoint is a folder (checkpoint_folder.h):
 //
 //   model.safetensors            parameters, and the buffers for the next step; --init reads it,
-//   too optimizer/                   zero_optim/checkpoint/checkpoint.h: any optimizer reads it, at
-//   any
+//                                too. Beside it are Model::companions().
+//   optimizer/                   zero_optim/checkpoint/checkpoint.h: any optimizer reads it, at any
 //                                world size
 //   buffers-R-of-N.safetensors   rank R's own buffers (running statistics), where they differ
 //   history                      the report's record of the run so far, after SetHistory()
@@ -83,6 +83,9 @@ class RunCheckpoints {
   const RunState* resumed() const { return resumed_.get(); }
   const std::string& resumed_from() const { return resumed_from_; }
   const ResumeTerms& terms() const { return terms_; }
+  // Whether checkpoints are written.
+  bool has_folder() const { return !options_.folder.empty(); }
+  const RunSettings& settings() const { return settings_; }
   // The history in that checkpoint; empty: none.
   const std::string& history() const { return history_; }
   void SetHistory(MakeHistory make) { make_history_ = std::move(make); }

@@ -29,6 +29,7 @@ std::string ValueOf(const RunSettings::Values& values, const std::string& name) 
 
 absl::StatusOr<ResumeTerms> CompareSettings(const RunSettings& saved, const RunSettings& mine) {
   for (const std::string& name : Differences(saved.fixed, mine.fixed)) {
+    if (name == kContentSetting && !saved.fixed.contains(name)) continue;  // Version 0.3.
     return absl::InvalidArgumentError(absl::StrCat(
         "the checkpoint belongs to a different run: ", name, " is ", ValueOf(saved.fixed, name),
         " in the checkpoint, but ", ValueOf(mine.fixed, name), " in this run"));

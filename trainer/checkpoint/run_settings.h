@@ -21,6 +21,7 @@
 
 namespace evenkeel {
 
+inline constexpr char kContentSetting[] = "the hash of some training samples";
 inline constexpr char kRanksSetting[] = "the number of ranks";
 
 struct RunSettings {

@@ -14,6 +14,7 @@ namespace evenkeel {
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(EpochPosition, epoch, step, samples)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Evaluation, predictions, correct, loss_sum)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BestTest, loss, step, latest, since)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RunSettings, fixed, dealing, free)
 
 namespace {
@@ -46,18 +47,19 @@ Json ToJson(const RunState& state) {
     json["loss_scale"] = {{"state", absl::BytesToHexString(state.loss_scale)},
                           {"last_overflowed", state.last_overflowed ? 1U : 0U}};
   }
+  if (state.best.latest > 0) json["best"] = state.best;
   Json& files = json["files"] = Json::object();
   for (const auto& [name, sums] : state.files)
     files[name] = {{"bytes", sums.bytes}, {"crc32", sums.Hex()}};
   return json;
 }
 
-// Returns true if all numbers but sums of losses are from 0 to INT64_MAX.
+// Returns true if all numbers but losses and their sums are from 0 to INT64_MAX.
 bool HasValidNumbers(const Json& json) {
   return std::ranges::all_of(json.items(), [](const auto& item) {
     const Json& value = item.value();
     if (value.is_structured()) return HasValidNumbers(value);
-    if (!value.is_number() || item.key() == "loss_sum") return true;
+    if (!value.is_number() || item.key() == "loss_sum" || item.key() == "loss") return true;
     return value.is_number_unsigned() && value.template get<uint64_t>() <= INT64_MAX;
   });
 }
@@ -81,6 +83,7 @@ RunState FromJson(const Json& json) {
     state.loss_scale = absl::HexStringToBytes(scale.at("state").get<std::string>());
     state.last_overflowed = scale.at("last_overflowed").get<int>() == 1;
   }
+  if (json.contains("best")) state.best = json["best"];
   for (const auto& [name, file] : json.at("files").items()) {
     if (!IsFileName(name)) continue;
     const absl::StatusOr<FileSums> sums =

@@ -34,7 +34,8 @@ struct RunState {
   std::vector<Evaluation> trained;  // By rank: results of its batches of epoch at.epoch.
   std::string loss_scale;           // LossScalerState::Serialize(); empty: losses are not scaled.
   bool last_overflowed =
-      false;  // Gradients of the last step did; the scale is not updated for it yet.
+      false;      // Gradients of the last step did; the scale is not updated for it yet.
+  BestTest best;  // Until then.
   RunSettings settings;
   std::map<std::string, FileSums> files;  // By name: the weights and the ranks' own files.
 

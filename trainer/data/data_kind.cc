@@ -29,6 +29,7 @@ absl::StatusOr<DataKind> GuessDataKind(const std::string& path) {
   for (const std::string& name : *files) {
     EK_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(name));
     if (BeginsAsTokenShard(file.bytes())) return DataKind::kTokens;
+    EK_RETURN_IF_ERROR(Annotate(CheckIsNoOtherShard(file.bytes()), name));
   }
   return DataKind::kText;
 }

@@ -9,8 +9,9 @@
 // kText (text_dataset.h).
 //
 // Threads: pure functions, safe from any thread.
-// Errors:  NotFound, which lists the kinds of data, for a path that does not exist; else the
-//          system's own, with the path.
+// Errors:  NotFound, which lists the kinds of data, for a path that does not exist; InvalidArgument
+//          with the path for other files of llm.c than token shards; else the system's own, with
+//          the path.
 
 #ifndef EVENKEEL_TRAINER_DATA_DATA_KIND_H_
 #define EVENKEEL_TRAINER_DATA_DATA_KIND_H_

@@ -32,6 +32,8 @@ class Dataset {
   virtual int64_t size() const = 0;
   // Returns the number of labels or tokens to predict for each: 1, or the context.
   virtual int64_t predictions_per_sample() const { return 1; }
+  // Returns the mean number of bytes of a text that one of them predicts; 0 if unknown, or no text.
+  virtual double bytes_per_prediction() const { return 0; }
   // Returns the given samples, each below size(), in this order.
   virtual Batch Gather(std::span<const int32_t> samples, BatchMemory& memory) const = 0;
 

@@ -17,24 +17,21 @@ constexpr int64_t kMaxTextBytes = int64_t{16} << 30;
 
 bool IsThere(const std::string& path) { return access(path.c_str(), F_OK) == 0; }
 
-// Returns the blocks of a split, adjacent ones as one run.
-SequencePlan PlanRuns(int64_t bytes, const TextOptions& options) {
-  const int64_t blocks = bytes / TextDataset::kBlock;
-  const auto end_of = [&](int64_t block) {
-    return block + 1 == blocks ? bytes : (block + 1) * TextDataset::kBlock;
-  };
-  SequencePlan plan(options.context);
-  for (int64_t block = 0; block < blocks; block += TextDataset::kHoldOutOf) {
-    const int64_t held_out = block + TextDataset::kHoldOutOf - 1;
-    if (options.split == Split::kTrain) {
-      const int64_t begin = block * TextDataset::kBlock;
-      plan.AddRun({.begin = begin, .tokens = end_of(std::min(held_out, blocks) - 1) - begin});
-    } else if (held_out < blocks) {
-      const int64_t begin = held_out * TextDataset::kBlock;
-      plan.AddRun({.begin = begin, .tokens = end_of(held_out) - begin});
-    }
+int64_t BlockOf(const TextOptions& options) {
+  constexpr int64_t kBytesPerToken = 16;  // More than the mean of any text.
+  if (options.tokenizer == nullptr) return TextDataset::kBlock;
+  return std::max(TextDataset::kBlock, kBytesPerToken * options.context);
+}
+
+// Returns the mean number of bytes of the tokens that the sequences predict.
+double BytesPerPrediction(const SequencePlan& plan, std::span<const int32_t> tokens,
+                          const Tokenizer& tokenizer) {
+  double bytes = 0;
+  for (int64_t sequence = 0; sequence < plan.size(); ++sequence) {
+    for (const int32_t token : tokens.subspan(plan.At(sequence).begin + 1, plan.context()))
+      bytes += static_cast<double>(tokenizer.piece(token).size());
   }
-  return plan;
+  return bytes / static_cast<double>(plan.size() * plan.context());
 }
 
 }  // namespace
@@ -62,26 +59,68 @@ absl::StatusOr<std::shared_ptr<const std::string>> LoadText(const std::string& p
   return std::make_shared<const std::string>(std::move(text));
 }
 
-absl::StatusOr<TextDataset> TextDataset::Make(std::shared_ptr<const std::string> text,
-                                              const TextOptions& options) {
-  if (options.context < 1 || options.context >= kBlock) {
-    return absl::InvalidArgumentError(absl::StrCat("a text is held out in blocks of ", kBlock,
-                                                   " bytes, which cannot hold a context of ",
-                                                   options.context, "; use 1 to ", kBlock - 1));
-  }
-  const int64_t bytes = static_cast<int64_t>(text->size());
-  if (bytes < kHoldOutOf * kBlock) {
+// The blocks of a split, adjacent ones as one run.
+absl::StatusOr<std::vector<absl::string_view>> TextDataset::RunsOf(absl::string_view text,
+                                                                   const TextOptions& options) {
+  const int64_t bytes = static_cast<int64_t>(text.size());
+  const int64_t block_bytes = BlockOf(options);
+  if (options.context < 1 || options.context >= block_bytes) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "a text of ", bytes, " bytes is too short: every ", kHoldOutOf, "th block of ", kBlock,
-        " bytes is held out for testing, so that ", "at least ", kHoldOutOf * kBlock,
+        "a text is held out in blocks of ", block_bytes, " bytes, which cannot hold a context of ",
+        options.context, "; use 1 to ", block_bytes - 1));
+  }
+  if (bytes < kHoldOutOf * block_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a text of ", bytes, " bytes is too short: every ", kHoldOutOf, "th block of ", block_bytes,
+        " bytes is held out for testing, so that ", "at least ", kHoldOutOf * block_bytes,
         " bytes are needed; pass a folder or a pattern to join several files"));
   }
-  SequencePlan plan = PlanRuns(bytes, options);
-  EK_RETURN_IF_ERROR(plan.Check());
-  return TextDataset(std::move(text), std::move(plan));
+  const int64_t blocks = bytes / block_bytes;
+  std::vector<absl::string_view> runs;
+  const auto add = [&](int64_t from, int64_t to) {  // Blocks.
+    const int64_t end = to == blocks ? bytes : to * block_bytes;
+    runs.push_back(text.substr(from * block_bytes, end - from * block_bytes));
+  };
+  for (int64_t block = 0; block < blocks; block += kHoldOutOf) {
+    const int64_t held_out = block + kHoldOutOf - 1;
+    if (options.split == Split::kTrain) {
+      add(block, std::min(held_out, blocks));
+    } else if (held_out < blocks) {
+      add(held_out, held_out + 1);
+    }
+  }
+  return runs;
+}
+
+absl::StatusOr<TextDataset> TextDataset::Make(std::shared_ptr<const std::string> text,
+                                              const TextOptions& options) {
+  EK_ASSIGN_OR_RETURN(const std::vector<absl::string_view> runs, RunsOf(*text, options));
+  TextDataset made(options.context);
+  for (const absl::string_view run : runs) {
+    if (options.tokenizer == nullptr) {
+      made.plan_.AddRun(
+          {.begin = run.data() - text->data(), .tokens = static_cast<int64_t>(run.size())});
+      continue;
+    }
+    const std::vector<int32_t> tokens = options.tokenizer->Encode(run);
+    made.plan_.AddRun({.begin = static_cast<int64_t>(made.tokens_.size()),
+                       .tokens = static_cast<int64_t>(tokens.size())});
+    made.tokens_.insert(made.tokens_.end(), tokens.begin(), tokens.end());
+  }
+  EK_RETURN_IF_ERROR(made.plan_.Check());
+  if (options.tokenizer == nullptr) {
+    made.text_ = std::move(text);
+  } else {
+    made.bytes_per_prediction_ = BytesPerPrediction(made.plan_, made.tokens_, *options.tokenizer);
+  }
+  return made;
 }
 
 Batch TextDataset::Gather(std::span<const int32_t> samples, BatchMemory& memory) const {
+  if (text_ == nullptr) {
+    return GatherSequences(plan_, samples, memory,
+                           [this](size_t, int64_t position) { return tokens_[position]; });
+  }
   return GatherSequences(plan_, samples, memory,
                          [text = text_->data()](size_t, int64_t position) -> int32_t {
                            return static_cast<uint8_t>(text[position]);

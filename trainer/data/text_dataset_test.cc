@@ -18,6 +18,7 @@
 #include "absl/strings/string_view.h"
 #include "evenkeel/trainer/data/sampler.h"
 #include "evenkeel/trainer/data/stable_random.h"
+#include "evenkeel/trainer/tokenizer/learn_tokenizer.h"
 
 namespace evenkeel {
 namespace {
@@ -63,7 +64,7 @@ TEST(TextDatasetTest, TokensAreBytesAndTargetsFollowThem) {
   auto text = std::make_shared<std::string>(20 * kBlock, '\0');
   std::iota(text->begin(), text->end(), '\0');
   const TextDataset data = MakeSplit(text, 256, Split::kTrain);
-  EXPECT_EQ(data.vocabulary(), 256);
+  EXPECT_EQ(data.bytes_per_prediction(), 1);
   EXPECT_EQ(data.predictions_per_sample(), 256);
   EXPECT_EQ(data.size(), 19 * kBlock / 256);
   BatchMemory memory;
@@ -74,7 +75,7 @@ TEST(TextDatasetTest, TokensAreBytesAndTargetsFollowThem) {
     EXPECT_EQ(batch.inputs[i], i);  // 0 to 255: no byte is negative.
     EXPECT_EQ(batch.targets[i], (i + 1) % 256);
   }
-  EXPECT_TRUE(CheckTokens(batch, 256, data.vocabulary()).ok());
+  EXPECT_TRUE(CheckTokens(batch, 256, 256).ok());
 }
 
 // Returns whether a byte belongs to the test split: the rule in the header, written in another way.
@@ -113,6 +114,50 @@ TEST(TextDatasetTest, NoSequenceCrossesABorderAndNoByteIsDropped) {
       if (context == 1024 && bytes % kBlock == 0) {
         EXPECT_EQ(twice, runs);
       }
+    }
+  }
+}
+
+// Of all tokens but the first of each run, some are predicted twice.
+TEST(TextDatasetTest, TokensOfATokenizer) {
+  std::string line = "one two three four five six seven eight nine ten\n", whole;
+  while (static_cast<int64_t>(whole.size()) < 41 * kBlock) whole += line;
+  const auto text = std::make_shared<const std::string>(whole);
+  const absl::StatusOr<Tokenizer> tokenizer = LearnTokenizer({{*text}}, 280);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  for (const int64_t context : {16, 64, 1024}) {
+    SCOPED_TRACE(context);
+    const int64_t block = std::max<int64_t>(kBlock, 16 * context);
+    if (20 * block > static_cast<int64_t>(text->size())) {
+      EXPECT_THAT(TextDataset::Make(text, {.context = context, .tokenizer = &*tokenizer})
+                      .status()
+                      .message(),
+                  testing::HasSubstr(absl::StrCat("at least ", 20 * block, " bytes")));
+      continue;
+    }
+    for (const Split split : {Split::kTrain, Split::kTest}) {
+      const absl::StatusOr<TextDataset> data =
+          TextDataset::Make(text, {.context = context, .split = split, .tokenizer = &*tokenizer});
+      ASSERT_TRUE(data.ok()) << data.status();
+      BatchMemory memory;
+      double bytes = 0;
+      for (const int32_t sample : InOrder(data->size())) {
+        const auto batch = std::get<TokenBatch>(data->Gather({&sample, 1}, memory));
+        std::string sequence(tokenizer->piece(batch.inputs[0]));
+        for (int64_t i = 0; i < context; ++i) {
+          const absl::string_view piece = tokenizer->piece(batch.targets[i]);
+          absl::StrAppend(&sequence, piece);
+          bytes += static_cast<double>(piece.size());
+          ASSERT_TRUE(i == 0 || batch.inputs[i] == batch.targets[i - 1]);
+        }
+        const size_t at = text->find(sequence.substr(0, 200));
+        ASSERT_NE(at, std::string::npos) << sequence;
+      }
+      const double predictions = static_cast<double>(data->size() * context);
+      EXPECT_DOUBLE_EQ(data->bytes_per_prediction(), bytes / predictions);
+      // All of the split, and not much twice.
+      const double share = split == Split::kTrain ? 0.95 : 0.05;
+      EXPECT_NEAR(bytes / static_cast<double>(text->size()), share, 0.02);
     }
   }
 }

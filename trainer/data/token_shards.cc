@@ -60,6 +60,15 @@ bool BeginsAsTokenShard(absl::string_view bytes) {
   return bytes.size() >= 4 && HeaderAt(bytes, 0) == kMagic;
 }
 
+absl::Status CheckIsNoOtherShard(absl::string_view bytes) {
+  // Dates of 2024.
+  const int32_t begin = bytes.size() >= kHeaderBytes ? HeaderAt(bytes, 0) : 0;
+  if (begin < 20240101 || begin > 20241231 || begin == kMagic) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("begins with ", begin, ", as other files of llm.c do (20240801 is Llama 3's ",
+                   "tokens); only shards of GPT-2's tokens, ", kMagic, ", can be read"));
+}
+
 absl::StatusOr<absl::string_view> TokensOfShard(absl::string_view file) {
   if (file.size() >= 4 && !BeginsAsTokenShard(file)) {
     return absl::InvalidArgumentError(

@@ -71,6 +71,9 @@ class TokenShards : public Dataset {
 // Returns true if these are the first bytes of a shard of any version.
 bool BeginsAsTokenShard(absl::string_view bytes);
 
+// Returns an error for the first bytes of llm.c's other files, such as Llama's tokens.
+absl::Status CheckIsNoOtherShard(absl::string_view bytes);
+
 // Returns the tokens of a shard, two bytes each.
 absl::StatusOr<absl::string_view> TokensOfShard(absl::string_view file);
 

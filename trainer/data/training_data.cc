@@ -3,12 +3,16 @@
 #include <filesystem>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/data/cifar_dataset.h"
 #include "evenkeel/trainer/data/text_dataset.h"
+#include "evenkeel/trainer/tokenizer/learn_tokenizer.h"
+#include "evenkeel/trainer/tokenizer/tokenizer_file.h"
 
 namespace evenkeel {
 namespace {
@@ -24,15 +28,53 @@ absl::StatusOr<TrainingData> LoadImages(const DataOptions& options, const ImageS
   };
 }
 
+// Returns the tokenizer that was given; null if none was.
+absl::StatusOr<std::shared_ptr<const Tokenizer>> GivenTokenizer(const DataOptions& options) {
+  if (options.tokenizer.empty()) return nullptr;
+  EK_ASSIGN_OR_RETURN(Tokenizer tokenizer, ReadTokenizer(options.tokenizer));
+  if (tokenizer.size() <= options.vocabulary.value_or(tokenizer.size()))
+    return std::make_shared<const Tokenizer>(std::move(tokenizer));
+  return absl::InvalidArgumentError(absl::StrCat("the tokenizer ", options.tokenizer, " has ",
+                                                 tokenizer.size(), " tokens, the vocabulary only ",
+                                                 *options.vocabulary));
+}
+
+absl::StatusOr<std::shared_ptr<const Tokenizer>> TokenizerOf(const std::string& text,
+                                                             const DataOptions& options) {
+  EK_ASSIGN_OR_RETURN(std::shared_ptr<const Tokenizer> given, GivenTokenizer(options));
+  if (given != nullptr) return given;
+  Tokenizer bytes = Tokenizer::OfBytes();
+  const int64_t vocabulary = options.vocabulary.value_or(bytes.size());
+  if (vocabulary == bytes.size()) return std::make_shared<const Tokenizer>(std::move(bytes));
+  if (!options.may_make_tokenizer) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the model has ", vocabulary, " tokens and no tokenizer in its folder; pass --tokenizer"));
+  }
+  EK_ASSIGN_OR_RETURN(const std::vector<absl::string_view> runs,
+                      TextDataset::RunsOf(text, {.context = options.context, .tokenizer = &bytes}));
+  EK_ASSIGN_OR_RETURN(Tokenizer made, LearnTokenizer(runs, vocabulary));
+  return std::make_shared<const Tokenizer>(std::move(made));
+}
+
 absl::StatusOr<TrainingData> LoadTextData(const DataOptions& options) {
   EK_ASSIGN_OR_RETURN(const std::shared_ptr<const std::string> text, LoadText(options.path));
+  if (const size_t nul = text->find('\0'); nul != text->npos && !options.kind.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(options.path, " is no text: byte ", nul,
+                     " is 0; pass --data_kind=bytes to train on any bytes"));
+  }
+  TrainingData data;
+  EK_ASSIGN_OR_RETURN(data.tokenizer, Annotate(TokenizerOf(*text, options), options.path));
+  data.vocabulary = options.vocabulary.value_or(data.tokenizer->size());
   const auto split = [&](Split split) -> absl::StatusOr<std::unique_ptr<TextDataset>> {
-    absl::StatusOr<TextDataset> data =
-        TextDataset::Make(text, {.context = options.context, .split = split});
-    EK_RETURN_IF_ERROR(Annotate(data.status(), options.path));
-    return std::make_unique<TextDataset>(*std::move(data));
+    const bool is_of_bytes = data.tokenizer->is_of_bytes();
+    absl::StatusOr<TextDataset> made =
+        TextDataset::Make(text, {.context = options.context,
+                                 .split = split,
+                                 .tokenizer = is_of_bytes ? nullptr : data.tokenizer.get()});
+    EK_RETURN_IF_ERROR(Annotate(made.status(), options.path));
+    return std::make_unique<TextDataset>(*std::move(made));
   };
-  TrainingData data{.vocabulary = TextDataset::kVocabulary};
   EK_ASSIGN_OR_RETURN(data.train, split(Split::kTrain));
   EK_ASSIGN_OR_RETURN(data.test, split(Split::kTest));
   return data;
@@ -65,13 +107,17 @@ absl::StatusOr<ShardPaths> FindShards(const DataOptions& options) {
 
 absl::StatusOr<TrainingData> LoadTokens(const DataOptions& options) {
   EK_ASSIGN_OR_RETURN(const ShardPaths paths, FindShards(options));
-  const TokenShardsOptions shards{.context = options.context, .vocabulary = options.vocabulary};
+  EK_ASSIGN_OR_RETURN(std::shared_ptr<const Tokenizer> tokenizer, GivenTokenizer(options));
+  const int64_t usual = tokenizer == nullptr ? kGpt2Vocabulary : tokenizer->size();
+  const TokenShardsOptions shards{.context = options.context,
+                                  .vocabulary = options.vocabulary.value_or(usual)};
   EK_ASSIGN_OR_RETURN(TokenShards train, TokenShards::Open(paths.train, shards));
   EK_ASSIGN_OR_RETURN(TokenShards test, TokenShards::Open(paths.test, shards));
   return TrainingData{
       .train = std::make_unique<TokenShards>(std::move(train)),
       .test = std::make_unique<TokenShards>(std::move(test)),
-      .vocabulary = options.vocabulary,
+      .vocabulary = shards.vocabulary,
+      .tokenizer = std::move(tokenizer),
   };
 }
 

@@ -95,6 +95,29 @@ TEST(LoadTrainingDataTest, LoadsText) {
                                path + ": "));
 }
 
+TEST(LoadTrainingDataTest, ATextGetsATokenizerOfItsTrainingPart) {
+  const std::string path = testing::TempDir() + "/two_parts.txt";
+  std::string text;
+  while (text.size() < 19 * 4096) text += "some words to learn ";
+  text.resize(19 * 4096);
+  while (text.size() < 20 * 4096) text += "ZZZZ";  // Held out.
+  std::ofstream(path) << text;
+  const auto data = LoadTrainingData({.path = path, .context = 32, .vocabulary = 264});
+  ASSERT_TRUE(data.ok()) << data.status();
+  EXPECT_EQ((*data)->vocabulary, 264);
+  EXPECT_EQ((*data)->tokenizer->size(), 264);
+  EXPECT_EQ((*data)->tokenizer->Encode("ZZ").size(), 2u);
+  EXPECT_GT((*data)->train->bytes_per_prediction(), 1.5);
+  EXPECT_EQ((*data)->test->bytes_per_prediction(), 1);
+  EXPECT_THAT(
+      LoadTrainingData({.path = path, .context = 32, .vocabulary = 9000}).status().message(),
+      testing::HasSubstr("the text has pairs for a vocabulary of "));
+  EXPECT_THAT(LoadTrainingData({.path = path, .vocabulary = 264, .may_make_tokenizer = false})
+                  .status()
+                  .message(),
+              testing::HasSubstr("the model has 264 tokens and no tokenizer in its folder"));
+}
+
 TEST(LoadTrainingDataTest, LoadsTokenShardsAndFindsThoseToTestWith) {
   const std::string folder = NewFolder("training_shards");
   WriteShard(folder + "/a_train_1.bin", 9, 1);

@@ -1,11 +1,14 @@
 #include "evenkeel/trainer/gpt/generate_tokens.h"
 
 #include <algorithm>
+#include <optional>
 #include <span>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/data/stable_random.h"
+#include "evenkeel/trainer/tokenizer/tokenizer.h"
 
 namespace evenkeel {
 
@@ -13,6 +16,22 @@ absl::Status Validate(const GenerateOptions& options) {
   if (options.count >= 0) return Validate(options.sample);
   return absl::InvalidArgumentError(
       absl::StrCat("the number of tokens, ", options.count, ", must not be negative"));
+}
+
+absl::Status GenerateText(Gpt& model, absl::string_view prompt, const GenerateOptions& options,
+                          absl::FunctionRef<absl::Status(absl::string_view piece)> on_piece) {
+  const Tokenizer& tokenizer = *model.options().tokenizer;
+  const std::optional<int32_t> end = tokenizer.Find(kEndOfText);
+  std::vector<int32_t> tokens = tokenizer.Encode(prompt);
+  // A text begins after the end of another one, or with a line.
+  if (tokens.empty()) tokens.push_back(end.has_value() ? *end : *tokenizer.Find("\n"));
+  bool has_ended = false;
+  const absl::Status status =
+      GenerateTokens(model, std::move(tokens), options, [&](int32_t token) -> absl::Status {
+        has_ended = token == end;
+        return has_ended ? absl::CancelledError() : on_piece(tokenizer.piece(token));
+      });
+  return has_ended ? absl::OkStatus() : status;
 }
 
 absl::Status GenerateTokens(Gpt& model, std::vector<int32_t> prompt, const GenerateOptions& options,

@@ -18,6 +18,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "evenkeel/trainer/gpt/gpt.h"
 #include "evenkeel/trainer/gpt/sample_token.h"
 
@@ -30,6 +31,12 @@ struct GenerateOptions {
 };
 
 absl::Status Validate(const GenerateOptions& options);
+
+// Passes the bytes of each new token to `on_piece`, with the tokenizer of the model's options,
+// which must not be null. An empty prompt is the beginning of a text. Ends before `count` tokens
+// where the model ends the text (kEndOfText).
+absl::Status GenerateText(Gpt& model, absl::string_view prompt, const GenerateOptions& options,
+                          absl::FunctionRef<absl::Status(absl::string_view piece)> on_piece);
 
 absl::Status GenerateTokens(Gpt& model, std::vector<int32_t> prompt, const GenerateOptions& options,
                             absl::FunctionRef<absl::Status(int32_t token)> on_token);

@@ -39,6 +39,7 @@
 
 #include "absl/status/statusor.h"
 #include "evenkeel/trainer/gpt/gpt_options.h"
+#include "evenkeel/trainer/gpt/hf_files.h"
 #include "evenkeel/trainer/models/model.h"
 
 namespace evenkeel {
@@ -49,6 +50,7 @@ class Gpt : public Model {
   std::map<std::string, std::string> metadata() const override {
     return {{"heads", std::to_string(options().heads)}};
   }
+  std::map<std::string, std::string> companions() const override { return HfFiles(options()); }
   // The scores of what follows `tokens`, of which the last `context` count. Valid until the next
   // call of this or of Forward; it is a Forward in evaluation mode itself. InvalidArgument without
   // tokens, or for one that is not in the vocabulary.

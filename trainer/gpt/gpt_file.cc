@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <filesystem>
+#include <optional>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
@@ -13,6 +15,7 @@
 #include "absl/strings/strip.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
+#include "evenkeel/trainer/gpt/hf_files.h"
 #include "evenkeel/trainer/models/model_file.h"
 
 namespace evenkeel {
@@ -89,17 +92,17 @@ absl::StatusOr<const Tensor*> FindTable(const ByName& tensors, absl::string_view
                                   "; expected are 2 dimensions, rows and width"));
 }
 
-absl::StatusOr<int64_t> HeadsOf(const SafetensorsFile& file, int64_t width) {
+// Returns the number that was written with the weights.
+absl::StatusOr<std::optional<int64_t>> NotedHeads(const SafetensorsFile& file,
+                                                  const std::string& folder) {
   const auto noted = file.metadata().find("heads");
-  if (noted == file.metadata().end()) return std::max<int64_t>(1, width / kWidthPerHead);
+  if (noted == file.metadata().end()) return HeadsInConfig(folder);
   int64_t heads;
-  if (absl::SimpleAtoi(noted->second, &heads) && heads > 0 && width % heads == 0) return heads;
-  return absl::InvalidArgumentError(absl::StrCat("metadata says heads=", noted->second,
-                                                 "; the number of heads must divide the width, ",
-                                                 width));
+  if (absl::SimpleAtoi(noted->second, &heads)) return heads;
+  return absl::InvalidArgumentError(absl::StrCat("metadata says heads=", noted->second));
 }
 
-absl::StatusOr<GptOptions> SizesOf(const SafetensorsFile& file, const ByName& tensors) {
+absl::StatusOr<GptOptions> SizesOf(const ByName& tensors, std::optional<int64_t> heads) {
   EK_ASSIGN_OR_RETURN(const Tensor* embedding, FindTable(tensors, "wte.weight"));
   EK_ASSIGN_OR_RETURN(const Tensor* positions, FindTable(tensors, "wpe.weight"));
   GptOptions options{
@@ -107,8 +110,11 @@ absl::StatusOr<GptOptions> SizesOf(const SafetensorsFile& file, const ByName& te
   options.width = embedding->shape[1];
   while (tensors.contains(absl::StrCat("h.", options.layers, ".ln_1.weight"))) ++options.layers;
   options.layers = std::max<int64_t>(1, options.layers);  // Missing tensors are reported later.
-  EK_ASSIGN_OR_RETURN(options.heads, HeadsOf(file, options.width));
-  return options;
+  options.heads = heads.value_or(std::max<int64_t>(1, options.width / kWidthPerHead));
+  if (!heads.has_value() || (*heads > 0 && options.width % *heads == 0)) return options;
+  return absl::InvalidArgumentError(
+      absl::StrCat("has ", options.heads, " heads by its metadata or config.json; the number of ",
+                   "heads must divide the width, ", options.width));
 }
 
 struct NamedShape {
@@ -172,7 +178,11 @@ absl::Status GptFile::Init() {
   EK_RETURN_IF_ERROR(MergeTied(tensors_));
   ByName by_name;
   for (const Tensor& tensor : tensors_) by_name[tensor.name] = &tensor;
-  EK_ASSIGN_OR_RETURN(options_, SizesOf(file_, by_name));
+  const std::string folder = std::filesystem::path(path_).parent_path().string();
+  EK_ASSIGN_OR_RETURN(const std::optional<int64_t> heads,
+                      NotedHeads(file_, folder.empty() ? "." : folder));
+  has_heads_ = heads.has_value();
+  EK_ASSIGN_OR_RETURN(options_, SizesOf(by_name, heads));
   return CheckShapes(std::move(by_name), options_);
 }
 

@@ -10,8 +10,9 @@
 // GPT-2 of that size. Read() has checked them, so a model never becomes larger than its file.
 //
 // Heads:   no shape tells how many there are. The metadata of files that SaveModel() wrote does
-//          ("heads"); else it is one for each 64 elements of the width, as in all GPT-2s that were
-//          published, and at least one. To use another number, set it in a copy of options().
+//          ("heads"), or a config.json beside the file; else it is one for each 64 elements of the
+//          width, as in all GPT-2s that were published, and at least one. To use another number,
+//          set it in a copy of options().
 // Threads: immutable.
 // Errors:  InvalidArgument with file and tensor; the file system's own.
 
@@ -35,8 +36,8 @@ class GptFile {
 
   // Sizes; the rest is default.
   const GptOptions& options() const { return options_; }
-  // Whether the number of heads is the file's own, and not what is usual.
-  bool says_heads() const { return file_.metadata().contains("heads"); }
+  // Whether the number of heads was written with the weights, and is not what is usual.
+  bool has_heads() const { return has_heads_; }
 
   // Into a model of these sizes. Nothing is changed unless all fits.
   absl::Status LoadInto(Model& model) const;
@@ -50,6 +51,7 @@ class GptFile {
   SafetensorsFile file_;                          // Has the bytes
   std::vector<SafetensorsFile::Tensor> tensors_;  // of these, which have a GPT-2's names.
   GptOptions options_;
+  bool has_heads_ = false;
 };
 
 }  // namespace evenkeel

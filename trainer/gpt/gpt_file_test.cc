@@ -285,11 +285,11 @@ TEST(GptFileTest, SaysWhatIsWrongInOneSentence) {
        },
        "tensor lm_head.weight differs from wte.weight, but GPT-2 uses one tensor for both"},
       {[](Draft& d) { d.metadata["heads"] = "3"; },
-       "metadata says heads=3; the number of heads must divide the width, 4"},
+       "has 3 heads by its metadata or config.json; the number of heads must divide the width, 4"},
       {[](Draft& d) { d.metadata["heads"] = "0"; },
-       "metadata says heads=0; the number of heads must divide the width, 4"},
+       "has 0 heads by its metadata or config.json; the number of heads must divide the width, 4"},
       {[](Draft& d) { d.metadata["heads"] = "two"; },
-       "metadata says heads=two; the number of heads must divide the width, 4"},
+       "metadata says heads=two"},
   };
   for (const Case& wrong : cases) {
     Draft draft;

@@ -10,9 +10,11 @@
 #define EVENKEEL_TRAINER_GPT_GPT_OPTIONS_H_
 
 #include <cstdint>
+#include <memory>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "evenkeel/trainer/tokenizer/tokenizer.h"
 
 namespace evenkeel {
 
@@ -27,6 +29,7 @@ struct GptOptions {
   double dropout = 0;  // After the embeddings, of attention weights, and at the end of each part.
   GptCompute compute = GptCompute::kFloat32;
   uint64_t seed = 0;
+  std::shared_ptr<const Tokenizer> tokenizer;  // Of its tokens; null: unknown. For its files.
 };
 
 // "tiny" (2 layers, width 64, 2 heads, context 64), "mini" (4 layers, width 128, 4 heads, context

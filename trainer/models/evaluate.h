@@ -42,6 +42,15 @@ struct Evaluation {
   }
 };
 
+// The best of the evaluations of a run, which is the one with the lowest loss.
+struct BestTest {
+  double loss = 0;
+  int64_t step = 0;    // Steps of the group before it; 0: there is none.
+  int64_t latest = 0;  // Those before the latest evaluation.
+  int64_t since = 0;   // Number of evaluations after the best.
+  friend bool operator==(const BestTest&, const BestTest&) = default;
+};
+
 // Evaluates samples [begin, end), in evaluation mode, in batches of at most `batch_size`.
 absl::StatusOr<Evaluation> Evaluate(Model& model, const Dataset& data, int64_t begin, int64_t end,
                                     int64_t batch_size = 250);

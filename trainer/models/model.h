@@ -86,6 +86,8 @@ class Model {
   // Returns settings that the tensors' shapes do not show; they are written to the model's files
   // (model_file.h).
   virtual std::map<std::string, std::string> metadata() const { return {}; }
+  // Returns the contents of files that other software needs beside the weights, by name.
+  virtual std::map<std::string, std::string> companions() const { return {}; }
 
   // Returns the place of the tensors and of the work.
   const DevicePlace& place() const { return place_; }

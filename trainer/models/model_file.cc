@@ -11,6 +11,7 @@
 #include "evenkeel/comm/arith/convert.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
+#include "evenkeel/zero_optim/checkpoint/file_io.h"
 
 namespace evenkeel {
 namespace {
@@ -64,6 +65,15 @@ absl::Status SaveModel(const Model& model, const std::string& path,
   all.insert({"format", "pt"});
   EK_ASSIGN_OR_RETURN(const HostTensors host, model.ToHost());
   return WriteSafetensors(path, TensorsOf(model, host), all);
+}
+
+absl::Status SaveModelFolder(const Model& model, const std::string& folder,
+                             const std::map<std::string, std::string>& metadata) {
+  for (const auto& [name, text] : model.companions()) {
+    const absl::string_view pieces[] = {text};
+    EK_RETURN_IF_ERROR(WriteFileAtomically(absl::StrCat(folder, "/", name), pieces));
+  }
+  return SaveModel(model, absl::StrCat(folder, "/", kModelFile), metadata);
 }
 
 absl::Status LoadModel(const std::string& path, Model& model) {

@@ -2,6 +2,8 @@
 //
 //   EK_RETURN_IF_ERROR(SaveModel(*model, "model.safetensors", {{"epoch", "3"}}));
 //   EK_RETURN_IF_ERROR(LoadModel("model.safetensors", *model));
+//   // in an existing folder: model.safetensors, for a gpt with what transformers needs beside it
+//   EK_RETURN_IF_ERROR(SaveModelFolder(*model, "gpt"));
 //
 // Tensors have the parameters' and buffers' names and shapes. Loading requires each of them and no
 // others, in the model's dtype or in a narrower float, which loses nothing; it checks all before it
@@ -24,8 +26,13 @@
 
 namespace evenkeel {
 
+inline constexpr char kModelFile[] = "model.safetensors";  // In a folder.
+
 absl::Status SaveModel(const Model& model, const std::string& path,
                        const std::map<std::string, std::string>& metadata = {});
+// Each file is complete or absent, and the weights are written last.
+absl::Status SaveModelFolder(const Model& model, const std::string& folder,
+                             const std::map<std::string, std::string>& metadata = {});
 absl::Status LoadModel(const std::string& path, Model& model);
 // Loads tensors that have been read already and have the model's names.
 absl::Status LoadModel(std::span<const SafetensorsFile::Tensor> tensors, Model& model);

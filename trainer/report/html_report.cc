@@ -33,10 +33,10 @@ Points OverSteps(const RunRecord& record, Value value) {
 }
 
 template <typename Value>
-Points OverEpochs(const RunRecord& record, Value value) {
+Points OverTests(const RunRecord& record, Value value) {
   Points points;
-  for (const EpochPoint& epoch : record.epochs)
-    points.push_back({static_cast<double>(epoch.step), value(epoch)});
+  for (const TestPoint& test : record.tests)
+    points.push_back({static_cast<double>(test.step), value(test)});
   return points;
 }
 
@@ -92,7 +92,7 @@ std::string LearningCharts(const RunRecord& record) {
   loss.curves.push_back(
       {.name = "test",
        .style = "test",
-       .points = OverEpochs(record, [&](const EpochPoint& p) { return loss_of(p.test_loss); }),
+       .points = OverTests(record, [&](const TestPoint& p) { return loss_of(p.loss); }),
        .has_dots = true});
   std::string html = RenderChart(loss);
   if (!record.has_accuracy) return html;
@@ -104,7 +104,7 @@ std::string LearningCharts(const RunRecord& record) {
   accuracy.curves.push_back(
       {.name = "test",
        .style = "test",
-       .points = OverEpochs(record, [](const EpochPoint& p) { return p.test_accuracy; }),
+       .points = OverTests(record, [](const TestPoint& p) { return p.accuracy; }),
        .has_dots = true});
   return html + RenderChart(accuracy);
 }
@@ -120,7 +120,11 @@ std::string SpeedCharts(const RunRecord& record) {
   exposed.highest = 1;
   AddCurve(exposed, absl::StrCat("rank ", record.reporter), "exposed",
            OverSteps(record, [](const StepPoint& p) { return p.exposed / p.took; }));
-  return RenderChart(rate) + RenderChart(exposed);
+  Chart took = ChartOf(record, "Duration of a step", "ms");
+  took.begins_at_zero = true;
+  AddCurve(took, absl::StrCat("rank ", record.reporter), "plain",
+           OverSteps(record, [](const StepPoint& p) { return 1000 * p.took; }));
+  return RenderChart(rate) + RenderChart(took) + RenderChart(exposed);
 }
 
 constexpr size_t kMostCostCurves = 6;
@@ -162,6 +166,16 @@ std::string WaitsSection(const RunRecord& record) {
       rows + CostChart(record));
 }
 
+std::string GradientNormChart(const RunRecord& record) {
+  const Points points = OverSteps(record, [](const StepPoint& p) { return p.gradient_norm; });
+  const bool is_known = std::ranges::any_of(points, [](auto p) { return std::isfinite(p.y); });
+  if (!is_known) return "";
+  Chart chart = ChartOf(record, "Norm of the gradients, before clipping");
+  chart.begins_at_zero = true;
+  AddCurve(chart, "gradients", "plain", points);
+  return RenderChart(chart);
+}
+
 std::string LearningRateChart(const RunRecord& record) {
   const Points points = OverSteps(record, [](const StepPoint& p) { return p.learning_rate; });
   const auto [low, high] =
@@ -183,7 +197,9 @@ std::string Header(const RunRecord& record) {
       absl::StrCat("<header><p class=\"mark\"><span>evenkeel</span><time>", EscapeHtml(record.date),
                    "</time></p><h1>", EscapeHtml(record.title), "</h1><p class=\"summary\">",
                    EscapeHtml(record.summary), "</p>");
-  if (!record.ending.empty()) {
+  if (record.goes_on) {
+    html += "<p class=\"ending\">The run goes on; this page is renewed each minute.</p>";
+  } else if (!record.ending.empty()) {
     absl::StrAppend(&html, "<p class=\"ending\"><b>The run did not come to its end.</b> ",
                     EscapeHtml(record.ending), "</p>");
   }
@@ -229,7 +245,9 @@ std::string RankTableLead(const RunRecord& record) {
 std::string Body(const RunRecord& record) {
   return absl::StrCat(
       Header(record), "<main>",
-      Section("Learning", "", Charts(LearningCharts(record) + LearningRateChart(record))),
+      Section(
+          "Learning", "",
+          Charts(LearningCharts(record) + LearningRateChart(record) + GradientNormChart(record))),
       Section("Speed", "", Charts(SpeedCharts(record))),
       Section("Steps, rank by rank", StepsLead(record), RenderTimeline(record)),
       Section(record.samples_of_tail > 0 ? "Uneven ranks" : "Batches of each rank",

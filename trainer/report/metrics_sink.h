@@ -48,6 +48,13 @@ struct HistogramPoint {
   std::span<const double> values;
 };
 
+struct TextPoint {
+  int64_t step = 0;
+  absl::Time time;
+  absl::string_view name;
+  absl::string_view text;
+};
+
 class MetricsSink {
  public:
   virtual ~MetricsSink() = default;
@@ -57,6 +64,8 @@ class MetricsSink {
   virtual absl::Status Write(const ScalarPoint& point) = 0;
   // Writes a histogram. Sinks without histograms ignore it.
   virtual absl::Status WriteHistogram(const HistogramPoint&) { return absl::OkStatus(); }
+  // Writes a text. Sinks without texts ignore it.
+  virtual absl::Status WriteText(const TextPoint&) { return absl::OkStatus(); }
   // Invalidates the values of the steps from this one on, which are repeated.
   virtual absl::Status GoBackTo(int64_t /*step*/, absl::Time /*time*/) { return absl::OkStatus(); }
   // Called at the end of the run. A run that fails does not call it.

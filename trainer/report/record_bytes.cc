@@ -19,7 +19,8 @@ namespace {
 using internal::ByteReader;
 using internal::ByteWriter;
 
-constexpr char kFormat[] = "evenkeel run record 1";
+constexpr char kFormat[] = "evenkeel run record 2";
+constexpr char kFormerFormat[] = "evenkeel run record 1";  // Without what is New().
 
 template <typename T, typename Struct>
 concept Is = std::same_as<std::remove_const_t<T>, Struct>;
@@ -27,11 +28,13 @@ concept Is = std::same_as<std::remove_const_t<T>, Struct>;
 void Fields(auto& io, Is<StepPoint> auto& point) {
   io(point.step, point.count, point.seconds, point.loss, point.accuracy, point.learning_rate,
      point.took, point.exposed, point.samples, point.active);
+  io.New(point.gradient_norm);
 }
 void Fields(auto& io, Is<EpochPoint> auto& epoch) {
   io(epoch.epoch, epoch.step, epoch.seconds, epoch.train_loss, epoch.train_accuracy,
      epoch.test_loss, epoch.test_accuracy, epoch.first_step, epoch.batches, epoch.ranks);
 }
+void Fields(auto& io, Is<TestPoint> auto& test) { io(test.step, test.loss, test.accuracy); }
 void Fields(auto& io, Is<TraceSpan> auto& span) { io(span.kind, span.begin_ns, span.end_ns); }
 void Fields(auto& io, Is<BucketTrace> auto& bucket) {
   io(bucket.bytes, bucket.ready_ns, bucket.start_ns, bucket.reduced_ns);
@@ -63,11 +66,13 @@ void Fields(auto& io, Is<RunRecord> auto& run) {
      run.begin_ns, run.seconds);
   io(run.steps, run.epochs, run.plans, run.ranks, run.events, run.settings, run.total_steps,
      run.samples, run.samples_of_tail);
+  io.New(run.tests);
 }
 
 class Writer {
  public:
   void operator()(const auto&... fields) { (Put(fields), ...); }
+  void New(const auto& field) { Put(field); }
   std::string Take() { return out_.Take(); }
 
  private:
@@ -92,6 +97,10 @@ class Reader {
  public:
   explicit Reader(absl::string_view bytes) : in_(bytes) {}
   void operator()(auto&... fields) { (Get(fields), ...); }
+  void New(auto& field) {
+    if (!is_former_) Get(field);
+  }
+  void set_is_former() { is_former_ = true; }
   absl::Status Finish(absl::string_view what) const { return in_.Finish(what); }
 
  private:
@@ -117,6 +126,7 @@ class Reader {
   }
 
   ByteReader in_;
+  bool is_former_ = false;  // The bytes have no field that is New().
 };
 
 }  // namespace
@@ -145,11 +155,15 @@ absl::StatusOr<RunRecord> ParseRunRecord(absl::string_view bytes) {
   Reader reader(bytes);
   std::string format;
   reader(format);
-  if (format != kFormat)
+  if (format != kFormat && format != kFormerFormat)
     return absl::InvalidArgumentError(absl::StrCat("this is not an ", kFormat));
+  if (format == kFormerFormat) reader.set_is_former();
   RunRecord record;
   reader(record);
   EK_RETURN_IF_ERROR(reader.Finish("a run's record"));
+  if (format == kFormat) return record;
+  for (const EpochPoint& epoch : record.epochs)
+    record.tests.push_back({epoch.step, epoch.test_loss, epoch.test_accuracy});
   return record;
 }
 

@@ -43,9 +43,10 @@ struct StepPoint {
   double learning_rate = kUnknown;
   double took = kUnknown;  // Seconds, of one step.
   double exposed =
-      kUnknown;        // Seconds of `took` in which this rank waited for gradients after backward.
-  double samples = 0;  // In one step, over all ranks.
-  double active = 0;   // Ranks with a batch.
+      kUnknown;  // Seconds of `took` in which this rank waited for gradients after backward.
+  double gradient_norm = kUnknown;  // Before clipping; known if gradients are clipped.
+  double samples = 0;               // In one step, over all ranks.
+  double active = 0;                // Ranks with a batch.
 };
 
 struct EpochPoint {
@@ -61,6 +62,13 @@ struct EpochPoint {
       batches;  // By rank. A rank with fewer than the others was exhausted for the rest.
   std::vector<int>
       ranks;  // Ranks of `batches`, by their numbers in the job's first group. Empty: 0, 1, 2, ...
+};
+
+// An evaluation of the test data, at the end of an epoch or before.
+struct TestPoint {
+  int64_t step = 0;  // The last one before it.
+  double loss = kUnknown;
+  double accuracy = kUnknown;
 };
 
 // The consecutive activities of a rank in a sampled step.
@@ -182,6 +190,7 @@ struct RunRecord {
   std::string summary;  // One line about the training.
   std::string date;
   std::string ending;                 // Why the run stopped early; empty if it did not.
+  bool goes_on = false;               // The record is of a part of it; not in a checkpoint.
   std::string unit_name = "samples";  // The unit of throughput: "images" or "tokens".
   double units_per_sample = 1;        // Number of units in a sample.
   double bytes_per_prediction =
@@ -195,6 +204,7 @@ struct RunRecord {
 
   std::vector<StepPoint> steps;
   std::vector<EpochPoint> epochs;
+  std::vector<TestPoint> tests;
   std::vector<PlanRecord> plans;  // In order.
   std::vector<RankRecord> ranks;  // The remaining ones at the end.
   std::vector<RunEvent> events;

@@ -25,6 +25,7 @@ StepPoint Merged(const StepPoint& a, const StepPoint& b) {
           .learning_rate = mean(&StepPoint::learning_rate),
           .took = mean(&StepPoint::took),
           .exposed = mean(&StepPoint::exposed),
+          .gradient_norm = mean(&StepPoint::gradient_norm),
           .samples = mean(&StepPoint::samples),
           .active = mean(&StepPoint::active)};
 }

@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "evenkeel/comm/base/bytes.h"
@@ -27,7 +28,11 @@ namespace {
 // Numbers of fields. Event:
 constexpr uint32_t kWallTime = 1, kStep = 2, kFileVersion = 3, kSummary = 5, kSessionLog = 7;
 // Summary, and its Value:
-constexpr uint32_t kValue = 1, kTag = 1, kSimpleValue = 2, kHistogram = 5;
+constexpr uint32_t kValue = 1, kTag = 1, kSimpleValue = 2, kHistogram = 5, kTensor = 8,
+                   kMetadata = 9;
+// SummaryMetadata, its PluginData, and TensorProto with its type of strings:
+constexpr uint32_t kPlugin = 1, kPluginName = 1, kType = 1, kStringValue = 8;
+constexpr int64_t kStrings = 7;
 // SessionLog, and the status that makes readers discard the steps from the event's on:
 constexpr uint32_t kStatus = 1;
 constexpr int64_t kStart = 1;
@@ -84,6 +89,21 @@ class EventFile : public MetricsSink {
     const std::string histogram = HistogramMessage(MakeHistogram(point.values));
     const std::string value =
         ProtoWriter().Text(kTag, point.name).Text(kHistogram, histogram).bytes();
+    const std::string summary = ProtoWriter().Text(kValue, value).bytes();
+    return Append(EventAt(point.time).Int(kStep, point.step).Text(kSummary, summary));
+  }
+
+  absl::Status WriteText(const TextPoint& point) override {
+    const std::string plugin = ProtoWriter().Text(kPluginName, "text").bytes();
+    // The page shows Markdown; four spaces keep a line as it is.
+    const std::string text =
+        absl::StrCat("    ", absl::StrReplaceAll(point.text, {{"\n", "\n    "}}));
+    const std::string value =
+        ProtoWriter()
+            .Text(kTag, point.name)
+            .Text(kTensor, ProtoWriter().Int(kType, kStrings).Text(kStringValue, text).bytes())
+            .Text(kMetadata, ProtoWriter().Text(kPlugin, plugin).bytes())
+            .bytes();
     const std::string summary = ProtoWriter().Text(kValue, value).bytes();
     return Append(EventAt(point.time).Int(kStep, point.step).Text(kSummary, summary));
   }

@@ -35,7 +35,7 @@
 
 namespace evenkeel {
 
-inline constexpr GptOptions kTiny{
+inline const GptOptions kTiny{
     .vocabulary = 67, .context = 16, .layers = 2, .width = 48, .heads = 3, .seed = 5};
 
 // Bounds relative to a gradient's largest element. float32: some hundred additions on the way, each

@@ -95,11 +95,14 @@ RunRecord ExampleRecord(int ranks, int64_t steps) {
          .learning_rate = 0.004 * (1 - x / static_cast<double>(steps)),
          .took = 0.01,
          .exposed = 0.0005,
+         .gradient_norm = 1 + 0.5 * std::cos(x),
          .samples = 64.0 * ranks,
          .active = 1.0 * ranks});
   }
   record.epochs = {ExampleEpoch(0, 0, steps / 2, ranks),
                    ExampleEpoch(1, steps / 2, steps - steps / 2, ranks)};
+  for (const EpochPoint& epoch : record.epochs)
+    record.tests.push_back({epoch.step, epoch.test_loss, epoch.test_accuracy});
   record.plans = {
       {.step = 0, .buckets = {{.bytes = 4096 + (1 << 20), .parameters = {"fc1.weight", kHostile}}}},
       {.step = 1,

@@ -1,0 +1,25 @@
+// Splits a text into the words within which tokens are formed, as GPT-2 does.
+//
+//   SplitWords("I'm  here, 24h\n", [](absl::string_view word) { ... });
+//   // "I", "'m", " ", " here", ",", " 24", "h", "\n"
+//
+// A word is an English contraction ('s, 't, 're, 've, 'm, 'll, 'd), or letters, digits or other
+// characters, preceded by at most one space, or white space. White space before another word
+// leaves its last character to that. The words are the whole text in order; bytes that are not
+// UTF-8 are words of one byte.
+//
+// Threads: thread-safe.
+
+#ifndef EVENKEEL_TRAINER_TOKENIZER_SPLIT_WORDS_H_
+#define EVENKEEL_TRAINER_TOKENIZER_SPLIT_WORDS_H_
+
+#include "absl/functional/function_ref.h"
+#include "absl/strings/string_view.h"
+
+namespace evenkeel {
+
+void SplitWords(absl::string_view text, absl::FunctionRef<void(absl::string_view word)> use);
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TRAINER_TOKENIZER_SPLIT_WORDS_H_

@@ -1,0 +1,180 @@
+#include "evenkeel/trainer/tokenizer/tokenizer.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <queue>
+#include <tuple>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "evenkeel/trainer/tokenizer/split_words.h"
+#include "re2/re2.h"
+
+namespace evenkeel {
+namespace {
+
+// Longer words, and more of them, are encoded each time.
+constexpr size_t kLongestKnown = 64;  // Bytes.
+constexpr size_t kMostKnown = 1 << 18;
+
+// Returns an expression for any of the added tokens, the longest if several begin at one place.
+std::shared_ptr<const RE2> PatternOf(const TokenizerParts& parts) {
+  if (parts.added.empty()) return nullptr;
+  std::vector<std::string> quoted;
+  for (const int32_t token : parts.added) quoted.push_back(RE2::QuoteMeta(parts.pieces[token]));
+  RE2::Options options(RE2::Latin1);  // Bytes.
+  options.set_longest_match(true);
+  options.set_max_mem(64 << 20);
+  options.set_log_errors(false);
+  return std::make_shared<const RE2>(absl::StrJoin(quoted, "|"), options);
+}
+
+}  // namespace
+
+absl::StatusOr<Tokenizer> Tokenizer::Make(TokenizerParts parts) {
+  Tokenizer made;
+  if (parts.pieces.size() > std::numeric_limits<int32_t>::max())
+    return absl::InvalidArgumentError(absl::StrCat(parts.pieces.size(), " tokens are too many"));
+  made.of_byte_.fill(-1);
+  for (size_t token = 0; token < parts.pieces.size(); ++token) {
+    const std::string& piece = parts.pieces[token];
+    if (piece.empty()) continue;
+    const auto [at, is_new] = made.by_piece_.insert({piece, static_cast<int32_t>(token)});
+    if (!is_new) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("tokens ", at->second, " and ", token, " have the same bytes"));
+    }
+    if (piece.size() == 1) made.of_byte_[static_cast<uint8_t>(piece[0])] = at->second;
+  }
+  const auto is_token = [&](int32_t token) {
+    return token >= 0 && token < static_cast<int64_t>(parts.pieces.size());
+  };
+  for (const int32_t token : parts.added) {
+    if (!is_token(token) || parts.pieces[token].empty())
+      return absl::InvalidArgumentError(absl::StrCat("added token ", token, " has no bytes"));
+  }
+  for (int byte = 0; byte < 256; ++byte) {
+    if (made.of_byte_[byte] >= 0) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("byte ", byte, " is no token; all 256 have to be, or a text that contains it ",
+                     "cannot be encoded"));
+  }
+  for (const auto& [left, right] : parts.merges) {
+    const int32_t order = static_cast<int32_t>(made.merges_.size());
+    if (!is_token(left) || !is_token(right)) {
+      return absl::InvalidArgumentError(absl::StrCat("merge ", order, " is of tokens ", left,
+                                                     " and ", right, ", of which there are only ",
+                                                     parts.pieces.size()));
+    }
+    const std::string piece = absl::StrCat(parts.pieces[left], parts.pieces[right]);
+    const auto token = made.by_piece_.find(piece);
+    if (token == made.by_piece_.end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("merge ", order, " makes \"", piece, "\", which is no token"));
+    }
+    made.merges_.insert({{left, right}, {order, token->second}});
+  }
+  made.added_ = PatternOf(parts);
+  if (made.added_ != nullptr && !made.added_->ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(parts.added.size(), " added tokens are too many: ", made.added_->error()));
+  }
+  made.parts_ = std::move(parts);
+  return made;
+}
+
+Tokenizer Tokenizer::OfBytes() {
+  TokenizerParts parts;
+  for (int byte = 0; byte < 256; ++byte) parts.pieces.emplace_back(1, static_cast<char>(byte));
+  return *Make(std::move(parts));
+}
+
+bool Tokenizer::is_of_bytes() const {
+  const bool has_values = std::ranges::is_sorted(of_byte_);
+  return size() == 256 && has_values && !parts_.adds_space && parts_.added.empty();
+}
+
+std::optional<int32_t> Tokenizer::Find(absl::string_view piece) const {
+  const auto found = by_piece_.find(piece);
+  return found == by_piece_.end() ? std::nullopt : std::optional(found->second);
+}
+
+std::vector<int32_t> Tokenizer::Encode(absl::string_view text) const {
+  std::vector<int32_t> tokens;
+  Known known;
+  while (added_ != nullptr) {
+    re2::StringPiece match;
+    if (!added_->Match(re2::StringPiece(text.data(), text.size()), 0, text.size(), RE2::UNANCHORED,
+                       &match, 1)) {
+      break;
+    }
+    const size_t begin = match.data() - text.data();
+    EncodeWords(text.substr(0, begin), known, tokens);
+    tokens.push_back(*Find(text.substr(begin, match.size())));
+    text.remove_prefix(begin + match.size());
+  }
+  EncodeWords(text, known, tokens);
+  return tokens;
+}
+
+void Tokenizer::EncodeWords(absl::string_view text, Known& known,
+                            std::vector<int32_t>& tokens) const {
+  std::string with_space;
+  if (parts_.adds_space && !text.empty() && text[0] != ' ') {
+    with_space = absl::StrCat(" ", text);
+    text = with_space;
+  }
+  SplitWords(text, [&](absl::string_view word) {
+    if (const auto found = known.find(word); found != known.end()) {
+      tokens.insert(tokens.end(), found->second.begin(), found->second.end());
+      return;
+    }
+    std::vector<int32_t> encoded = EncodeWord(word);
+    tokens.insert(tokens.end(), encoded.begin(), encoded.end());
+    if (word.size() <= kLongestKnown && known.size() < kMostKnown)
+      known.emplace(word, std::move(encoded));
+  });
+}
+
+std::vector<int32_t> Tokenizer::EncodeWord(absl::string_view word) const {
+  // A list of neighbours, and the merges of two of them, the first to try on top: so a word of n
+  // bytes takes n log n.
+  struct Part {
+    int32_t token;
+    int32_t before;  // Positions; out of range at the ends.
+    int32_t after;
+  };
+  const int32_t size = static_cast<int32_t>(word.size());
+  std::vector<Part> list(size);
+  for (int32_t i = 0; i < size; ++i)
+    list[i] = {of_byte_[static_cast<uint8_t>(word[i])], i - 1, i + 1};
+
+  using Candidate = std::tuple<int32_t, int32_t, Pair, int32_t>;  // Order, position, pair, token.
+  std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> queue;
+  const auto consider = [&](int32_t at) {
+    if (at < 0 || list[at].after >= size) return;
+    const Pair pair = {list[at].token, list[list[at].after].token};
+    if (const auto merge = merges_.find(pair); merge != merges_.end())
+      queue.push({merge->second.order, at, pair, merge->second.token});
+  };
+  for (int32_t i = 0; i < size; ++i) consider(i);
+  while (!queue.empty()) {
+    const auto [order, at, pair, token] = queue.top();
+    queue.pop();
+    const int32_t after = list[at].after;
+    // Another merge has changed one of the two since.
+    if (list[at].token != pair.first || after >= size || list[after].token != pair.second) continue;
+    list[at] = {token, list[at].before, list[after].after};
+    list[after].token = -1;
+    if (list[at].after < size) list[list[at].after].before = at;
+    consider(list[at].before);
+    consider(at);
+  }
+  std::vector<int32_t> tokens;
+  for (int32_t i = 0; i < size; i = list[i].after) tokens.push_back(list[i].token);
+  return tokens;
+}
+
+}  // namespace evenkeel

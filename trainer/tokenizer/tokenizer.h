@@ -1,0 +1,90 @@
+// Text as tokens: GPT-2's byte-level byte pair encoding.
+//
+//   // tokenizer_file.h; or LearnTokenizer(texts, 4096), or Tokenizer::OfBytes()
+//   EK_ASSIGN_OR_RETURN(const Tokenizer tokenizer, ReadTokenizer("gpt2"));
+//   const std::vector<int32_t> tokens = tokenizer.Encode("Once upon a time");
+//   for (const int32_t token : tokens) std::cout << tokenizer.piece(token);
+//
+// A text is split into words (split_words.h), each of which begins as its bytes; then the pair of
+// neighbours that comes first in the list of merges becomes one token, until no pair is in the
+// list. Added tokens, such as <|endoftext|>, are found in the text before it is split. Every
+// sequence of bytes can be encoded, UTF-8 or not, and the pieces of its tokens are the text again
+// (preceded by a space with `adds_space`).
+//
+// Threads: immutable.
+// Errors:  InvalidArgument from Make() for parts that do not fit together.
+// Source:  Radford et al., "Language Models are Unsupervised Multitask Learners", 2.2; equal to
+//          Hugging Face's tokenizers 0.22.
+
+#ifndef EVENKEEL_TRAINER_TOKENIZER_TOKENIZER_H_
+#define EVENKEEL_TRAINER_TOKENIZER_TOKENIZER_H_
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace re2 {
+class RE2;
+}
+
+namespace evenkeel {
+
+inline constexpr char kEndOfText[] = "<|endoftext|>";
+
+struct TokenizerParts {
+  std::vector<std::string> pieces;  // The bytes of each token; each byte is one; empty: unused.
+  std::vector<std::pair<int32_t, int32_t>> merges;  // In the order in which they are tried.
+  std::vector<int32_t> added;                       // Tokens that are found before all others.
+  bool adds_space = false;                          // To a text that does not begin with one.
+};
+
+class Tokenizer {
+ public:
+  static absl::StatusOr<Tokenizer> Make(TokenizerParts parts);
+  // 256 tokens, each a byte with its value.
+  static Tokenizer OfBytes();
+
+  std::vector<int32_t> Encode(absl::string_view text) const;
+
+  int64_t size() const { return static_cast<int64_t>(parts_.pieces.size()); }
+  // Returns the bytes of a token; none for a number that is no token.
+  absl::string_view piece(int32_t token) const {
+    return token >= 0 && token < size() ? absl::string_view(parts_.pieces[token]) : "";
+  }
+  // Returns the token with that piece, if there is one.
+  std::optional<int32_t> Find(absl::string_view piece) const;
+  // Whether each token is a byte with its value.
+  bool is_of_bytes() const;
+  const TokenizerParts& parts() const { return parts_; }
+
+ private:
+  using Pair = std::pair<int32_t, int32_t>;
+  struct Merged {
+    int32_t order = 0;
+    int32_t token = 0;
+  };
+  // The tokens of words that were encoded already.
+  using Known = absl::flat_hash_map<std::string, std::vector<int32_t>>;
+
+  Tokenizer() = default;
+  void EncodeWords(absl::string_view text, Known& known, std::vector<int32_t>& tokens) const;
+  std::vector<int32_t> EncodeWord(absl::string_view word) const;
+
+  TokenizerParts parts_;
+  std::array<int32_t, 256> of_byte_;
+  absl::flat_hash_map<Pair, Merged> merges_;
+  absl::flat_hash_map<std::string, int32_t> by_piece_;
+  std::shared_ptr<const re2::RE2> added_;  // Matches an added token; null: there are none.
+};
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TRAINER_TOKENIZER_TOKENIZER_H_

@@ -1,0 +1,316 @@
+#include "evenkeel/trainer/tokenizer/tokenizer_file.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/trainer/tokenizer/gpt2_bytes.h"
+#include "evenkeel/zero_optim/checkpoint/file_io.h"
+#include "evenkeel/zero_optim/checkpoint/strict_json.h"
+#include "nlohmann/json.hpp"
+
+namespace evenkeel {
+namespace {
+
+using Json = nlohmann::json;
+using OrderedJson = nlohmann::ordered_json;
+
+constexpr int64_t kMaxBytes = int64_t{1} << 28;
+constexpr int kMaxDepth = 16;
+constexpr int64_t kMostUnused = 1 << 16;  // Numbers without a token.
+constexpr int64_t kMaxTokens = int64_t{1} << 24;
+
+absl::Status Bad(const absl::string_view what) { return absl::InvalidArgumentError(what); }
+
+bool IsThere(const std::string& path) { return access(path.c_str(), R_OK) == 0; }
+
+// ---- The alphabet ----
+
+// The UTF-8 of a character below U+0800.
+std::string Utf8(uint32_t character) {
+  if (character < 0x80) return std::string(1, static_cast<char>(character));
+  return {static_cast<char>(0xc0 | (character >> 6)), static_cast<char>(0x80 | (character & 0x3f))};
+}
+
+// Returns the bytes for which the characters of `piece` stand.
+absl::StatusOr<std::string> BytesOf(absl::string_view piece) {
+  static const auto& kBytes = *[] {
+    auto* const bytes = new absl::flat_hash_map<std::string, char>;  // Never destroyed.
+    for (int byte = 0; byte < 256; ++byte)
+      (*bytes)[Utf8(Gpt2Character(static_cast<uint8_t>(byte)))] = static_cast<char>(byte);
+    return bytes;
+  }();
+  std::string bytes;
+  for (absl::string_view rest = piece; !rest.empty();) {
+    const size_t size = (rest[0] & 0x80) == 0 ? 1 : 2;
+    const auto found = kBytes.find(rest.substr(0, size));
+    if (found == kBytes.end())
+      return Bad(absl::StrCat("\"", piece, "\" is not made of characters that stand for bytes"));
+    bytes.push_back(found->second);
+    rest.remove_prefix(size);
+  }
+  return bytes;
+}
+
+std::string CharactersOf(absl::string_view bytes) {
+  std::string characters;
+  for (const char byte : bytes) characters += Utf8(Gpt2Character(static_cast<uint8_t>(byte)));
+  return characters;
+}
+
+// ---- Reading ----
+
+absl::StatusOr<Json> ReadJson(const std::string& path) {
+  EK_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, {.max_bytes = kMaxBytes}));
+  return internal::ParseStrictJson(text, kMaxDepth, path);
+}
+
+// Returns the member, or null.
+const Json& MemberOf(const Json& object, const char* name) {
+  static const Json& kNull = *new Json;  // Never destroyed.
+  if (!object.is_object()) return kNull;
+  const auto found = object.find(name);
+  return found == object.end() ? kNull : *found;
+}
+
+std::string TextOf(const Json& value) {
+  return value.is_string() ? value.get<std::string>() : value.dump();
+}
+
+// Reads what stands in a file, in the characters of its alphabet.
+class PartsReader {
+ public:
+  absl::Status AddVocabulary(const Json& vocabulary) {
+    if (!vocabulary.is_object()) return Bad("the vocabulary is not an object");
+    for (const auto& [piece, number] : vocabulary.items()) EK_RETURN_IF_ERROR(Add(piece, number));
+    return absl::OkStatus();
+  }
+
+  absl::Status AddSpecial(const std::string& content, const Json& number) {
+    EK_RETURN_IF_ERROR(Add(content, number));
+    const int32_t token = number.get<int32_t>();
+    parts_.added.push_back(token);
+    is_text_.insert({token, content});
+    return absl::OkStatus();
+  }
+
+  // "left right".
+  absl::Status AddMerge(absl::string_view left, absl::string_view right) {
+    const auto left_token = tokens_.find(left), right_token = tokens_.find(right);
+    if (left_token == tokens_.end() || right_token == tokens_.end()) {
+      return Bad(absl::StrCat("merge ", parts_.merges.size(), ", \"", left, " ", right,
+                              "\", is of pieces that the vocabulary lacks"));
+    }
+    parts_.merges.push_back({left_token->second, right_token->second});
+    return absl::OkStatus();
+  }
+  absl::Status AddMerge(absl::string_view line) {
+    const std::vector<absl::string_view> pair = absl::StrSplit(line, ' ');
+    if (pair.size() != 2)
+      return Bad(absl::StrCat("merge ", parts_.merges.size(), ", \"", line, "\", is not a pair"));
+    return AddMerge(pair[0], pair[1]);
+  }
+
+  void set_adds_space(bool adds_space) { parts_.adds_space = adds_space; }
+  bool has(absl::string_view piece) const { return tokens_.contains(piece); }
+
+  absl::StatusOr<Tokenizer> Make() && {
+    for (const auto& [piece, token] : tokens_) {
+      if (token > std::ssize(tokens_) + kMostUnused) {
+        return Bad(absl::StrCat("token \"", piece, "\" has the number ", token, ", but there are ",
+                                tokens_.size(), " tokens"));
+      }
+      if (parts_.pieces.size() <= static_cast<size_t>(token)) parts_.pieces.resize(token + 1);
+      const auto text = is_text_.find(token);
+      if (text != is_text_.end()) {
+        parts_.pieces[token] = text->second;
+      } else {
+        EK_ASSIGN_OR_RETURN(parts_.pieces[token], BytesOf(piece));
+      }
+    }
+    return Tokenizer::Make(std::move(parts_));
+  }
+
+ private:
+  absl::Status Add(const std::string& piece, const Json& number) {
+    if (!number.is_number_integer() || number < 0 || number >= kMaxTokens)
+      return Bad(absl::StrCat("token \"", piece, "\" has the number ", number.dump()));
+    const auto [found, is_new] = tokens_.insert({piece, number.get<int32_t>()});
+    if (is_new || found->second == number) return absl::OkStatus();
+    return Bad(absl::StrCat("token \"", piece, "\" has the numbers ", found->second, " and ",
+                            number.dump()));
+  }
+
+  TokenizerParts parts_;
+  absl::flat_hash_map<std::string, int32_t> tokens_;
+  absl::flat_hash_map<int32_t, std::string> is_text_;  // Added tokens stand for themselves.
+};
+
+// GPT-2's kind has each of these, or nothing in its place.
+absl::Status CheckKind(const Json& json) {
+  const auto refuse = [](absl::string_view what, const Json& value) {
+    return Bad(absl::StrCat(what, " is ", TextOf(value),
+                            "; only byte-level byte pair encoding, as of GPT-2, can be read"));
+  };
+  const auto is_byte_level = [&](const char* part) {
+    const Json& value = MemberOf(json, part);
+    return value.is_null() || MemberOf(value, "type") == "ByteLevel";
+  };
+  const Json& model = MemberOf(json, "model");
+  // GPT-2's own file is older than the types.
+  const Json& type = MemberOf(model, "type");
+  if (type != "BPE" && !type.is_null()) return refuse("the type of its model", type);
+  const Json& splits = MemberOf(json, "pre_tokenizer");
+  if (splits.is_null() || !is_byte_level("pre_tokenizer"))
+    return refuse("its pre_tokenizer", MemberOf(splits, "type"));
+  if (MemberOf(splits, "use_regex") == false) return refuse("its use_regex", false);
+  if (!MemberOf(json, "normalizer").is_null())
+    return refuse("its normalizer", MemberOf(MemberOf(json, "normalizer"), "type"));
+  if (!is_byte_level("post_processor"))
+    return refuse("its post_processor", MemberOf(MemberOf(json, "post_processor"), "type"));
+  for (const char* const name : {"dropout", "continuing_subword_prefix", "end_of_word_suffix",
+                                 "byte_fallback", "ignore_merges"}) {
+    const Json& value = MemberOf(model, name);
+    if (!value.is_null() && value != "" && value != false)
+      return refuse(absl::StrCat("the ", name, " of its model"), value);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Tokenizer> ParseTokenizer(const Json& json) {
+  EK_RETURN_IF_ERROR(CheckKind(json));
+  const Json& model = MemberOf(json, "model");
+  PartsReader reader;
+  EK_RETURN_IF_ERROR(reader.AddVocabulary(MemberOf(model, "vocab")));
+  const Json& added = MemberOf(json, "added_tokens");
+  for (const Json& token : added.is_array() ? added : Json::array()) {
+    for (const char* const name : {"lstrip", "rstrip", "single_word"}) {
+      if (MemberOf(token, name) == true)
+        return Bad(absl::StrCat("added token ", token.dump(), " has ", name));
+    }
+    EK_RETURN_IF_ERROR(
+        reader.AddSpecial(TextOf(MemberOf(token, "content")), MemberOf(token, "id")));
+  }
+  const Json& merges = MemberOf(model, "merges");
+  if (!merges.is_array()) return Bad("its model has no list of merges");
+  for (const Json& merge : merges) {
+    const bool is_pair = merge.is_array() && merge.size() == 2;
+    EK_RETURN_IF_ERROR(is_pair ? reader.AddMerge(TextOf(merge[0]), TextOf(merge[1]))
+                               : reader.AddMerge(TextOf(merge)));
+  }
+  reader.set_adds_space(MemberOf(MemberOf(json, "pre_tokenizer"), "add_prefix_space") == true);
+  return std::move(reader).Make();
+}
+
+// merges.txt begins with a line "#version: ...", and has a merge in each of the others.
+absl::StatusOr<Tokenizer> ParseTokenizer(const Json& vocabulary, absl::string_view merges) {
+  PartsReader reader;
+  EK_RETURN_IF_ERROR(reader.AddVocabulary(vocabulary));
+  if (reader.has(kEndOfText))
+    EK_RETURN_IF_ERROR(reader.AddSpecial(kEndOfText, MemberOf(vocabulary, kEndOfText)));
+  for (const absl::string_view line : absl::StrSplit(merges, '\n', absl::SkipEmpty())) {
+    if (!absl::StartsWith(line, "#version"))
+      EK_RETURN_IF_ERROR(reader.AddMerge(absl::StripSuffix(line, "\r")));
+  }
+  return std::move(reader).Make();
+}
+
+// Returns tokenizer.json or vocab.json for a folder, the path itself for a file; "" if the folder
+// has neither.
+std::string FileOf(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(path, error)) return path;
+  if (IsThere(path + "/tokenizer.json")) return path + "/tokenizer.json";
+  const bool has_both = IsThere(path + "/vocab.json") && IsThere(path + "/merges.txt");
+  return has_both ? path + "/vocab.json" : "";
+}
+
+absl::StatusOr<Tokenizer> ReadFrom(const std::string& path) {
+  EK_ASSIGN_OR_RETURN(const Json json, ReadJson(path));
+  // In a vocabulary "model" may be a token.
+  if (MemberOf(json, "model").is_object()) return Annotate(ParseTokenizer(json), path);
+  const std::string merges = std::filesystem::path(path).replace_filename("merges.txt").string();
+  EK_ASSIGN_OR_RETURN(const std::string text, ReadFile(merges, {.max_bytes = kMaxBytes}));
+  return Annotate(ParseTokenizer(json, text), path);
+}
+
+}  // namespace
+
+bool HasTokenizer(const std::string& folder) {
+  std::error_code error;
+  return std::filesystem::is_directory(folder, error) && !FileOf(folder).empty();
+}
+
+absl::StatusOr<Tokenizer> ReadTokenizer(const std::string& path) {
+  const std::string file = FileOf(path);
+  if (!file.empty()) return ReadFrom(file);
+  return absl::NotFoundError(
+      absl::StrCat(path, " has no tokenizer.json, nor vocab.json with merges.txt"));
+}
+
+std::string TokenizerJson(const Tokenizer& tokenizer) {
+  const TokenizerParts& parts = tokenizer.parts();
+  const auto name = [&](int32_t token) {
+    const bool is_added = std::ranges::count(parts.added, token) > 0;
+    return is_added ? parts.pieces[token] : CharactersOf(parts.pieces[token]);
+  };
+  const OrderedJson bytes = {{"type", "ByteLevel"},
+                             {"add_prefix_space", parts.adds_space},
+                             {"trim_offsets", true},
+                             {"use_regex", true}};
+  OrderedJson added = OrderedJson::array();
+  for (const int32_t token : parts.added) {
+    added.push_back({{"id", token},
+                     {"content", parts.pieces[token]},
+                     {"single_word", false},
+                     {"lstrip", false},
+                     {"rstrip", false},
+                     {"normalized", false},
+                     {"special", true}});
+  }
+  OrderedJson vocabulary = OrderedJson::object();
+  auto& pieces = vocabulary.get_ref<OrderedJson::object_t&>();
+  for (int32_t token = 0; token < tokenizer.size(); ++token) {
+    // Not by name, which would search among all that are there.
+    if (!parts.pieces[token].empty()) pieces.push_back({name(token), token});
+  }
+  OrderedJson merges = OrderedJson::array();
+  for (const auto& [left, right] : parts.merges)
+    merges.push_back(absl::StrCat(name(left), " ", name(right)));
+  const OrderedJson json = {{"version", "1.0"},
+                            {"truncation", nullptr},
+                            {"padding", nullptr},
+                            {"added_tokens", added},
+                            {"normalizer", nullptr},
+                            {"pre_tokenizer", bytes},
+                            {"post_processor", bytes},
+                            {"decoder", bytes},
+                            {"model",
+                             {{"type", "BPE"},
+                              {"dropout", nullptr},
+                              {"unk_token", nullptr},
+                              {"continuing_subword_prefix", ""},
+                              {"end_of_word_suffix", ""},
+                              {"fuse_unk", false},
+                              {"byte_fallback", false},
+                              {"ignore_merges", false},
+                              {"vocab", vocabulary},
+                              {"merges", merges}}}};
+  return json.dump(1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace evenkeel

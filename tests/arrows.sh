@@ -114,13 +114,16 @@ never 'no other folder sees libtorch; what it installs are its files' \
   '//... except //libtorch/...' '//libtorch/...' \
   'set(//libtorch:sources) + labels(srcs, //libtorch:sources)'
 only 'torch is seen by libtorch alone' '^//libtorch[/:]' @torch//:torch
-for part in models layers gpt data report checkpoint device; do
+for part in models layers gpt data tokenizer report checkpoint device; do
   never "trainer/$part knows nothing of the app" "//trainer/$part/..." '//trainer/app/...'
 done
 never "trainer/report sees no other part of the trainer" \
   "//trainer/report/..." '//trainer/... except //trainer/report/...'
+never 'trainer/tokenizer sees no other part of the trainer' \
+  //trainer/tokenizer/... '//trainer/... except //trainer/tokenizer/...'
 never 'the trainer is used by tests and tools alone' \
   '//... except //trainer/... except //tests/... except //tools/...' '//trainer/...'
+only 'RE2 is seen by the tokenizer alone' '^//trainer/tokenizer:tokenizer$' @com_google_re2//:re2
 only 'Gloo is seen by the benchmarks that compare with it alone' \
   '^//(comm/tcp:transport_benchmark(_cases)?$|tools/bench:raw_gloo_rank$)' @gloo//:gloo
 only 'NCCL is seen by its backend alone' '^//comm/nccl:' @cuda//:nccl

@@ -56,7 +56,7 @@ void AddFlags(FlagTable& table, Flags& flags) {
   table.Group("Text");
   table.Add("prompt", flags.prompt,
             "the text to continue, or - to read it from stdin; without a tokenizer token numbers, "
-            "17,4,... (default: the beginning of a text)");
+            "17,4,... (default: none, the model starts a new text)");
   table.Add("tokens", flags.how.count, "number of tokens to write");
   table.Add("temperature", flags.how.sample.temperature,
             "randomness; 0 always takes the most likely token");
@@ -71,9 +71,9 @@ constexpr char kSummary[] =
   bazel run //trainer:generate -- --weights=model.safetensors --prompt="Once upon"
   bazel run //trainer:generate -- --weights=checkpoints --temperature=0.8 --top_k=40 --seed=7
 
-Reads models that train saved, and GPT-2 files of other programs. stdout gets the prompt first, then the bytes of the
-tokens as the model writes them, which need not be valid UTF-8, until there are --tokens of them or the text ends. On a
-terminal a newline follows. Without a tokenizer prompt and output are token numbers.
+Reads models that train saved, and GPT-2 files of other programs. Prints the prompt, then each token's bytes, which need
+not be valid UTF-8, as soon as it is generated. Ends after --tokens tokens or at the end of the text. On a terminal a
+newline follows. Without a tokenizer prompt and output are token numbers.
 
 )";
 
@@ -120,7 +120,7 @@ absl::StatusOr<std::shared_ptr<const Tokenizer>> TokenizerOf(const Flags& flags,
     return std::make_shared<const Tokenizer>(*std::move(tokenizer));
   return absl::InvalidArgumentError(absl::StrCat("the tokenizer ", path, " has ", tokenizer->size(),
                                                  " tokens, the model only ", vocabulary,
-                                                 "; pass its own with --tokenizer"));
+                                                 "; pass the model's tokenizer with --tokenizer"));
 }
 
 absl::StatusOr<std::unique_ptr<Gpt>> ReadModel(const Flags& flags) {

@@ -128,7 +128,7 @@ TEST_F(GenerateTest, SaysInOneSentenceWhatIsWrong) {
        "numbers, like 17,4; \"text\" is not one of them"},
       {absl::StrCat(kHfTiny, " --tokenizer=nothing"), "nothing"},
       {absl::StrCat(kHfTiny, " --tokenizer=tests/testdata/tokenizer/hf_tokenizer.json"),
-       " has 1001 tokens, the model only 40; pass its own with --tokenizer"},
+       " has 1001 tokens, the model only 40; pass the model's tokenizer with --tokenizer"},
       {absl::StrCat(kHfTiny, " --prompt=1,40"), "\"40\" is not one of them"},
       {absl::StrCat(kHfTiny, " --prompt=-1"), "\"-1\" is not one of them"},
       {Bytes() + " >/dev/full", "cannot write to stdout: No space left on device"},

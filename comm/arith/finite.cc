@@ -6,7 +6,7 @@ namespace evenkeel::internal {
 namespace {
 
 // Elements that are tested together, without a branch.
-constexpr int64_t kTested = 256;
+constexpr int64_t kBlockElements = 256;
 
 // `exponent`: the bits of an exponent, which are all set in a number that is not finite.
 template <typename Bits>
@@ -17,9 +17,9 @@ EK_ALWAYS_INLINE bool IsNonfinite(Bits bits, Bits exponent) {
 template <typename Bits>
 EK_ALWAYS_INLINE int64_t FirstIn(const Bits* bits, int64_t count, Bits exponent) {
   int64_t begin = 0;
-  for (; begin + kTested <= count; begin += kTested) {
+  for (; begin + kBlockElements <= count; begin += kBlockElements) {
     Bits found = 0;
-    for (int64_t i = 0; i < kTested; ++i)
+    for (int64_t i = 0; i < kBlockElements; ++i)
       found |= static_cast<Bits>(-static_cast<Bits>(IsNonfinite(bits[begin + i], exponent)));
     if (found != 0) break;
   }

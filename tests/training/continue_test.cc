@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <memory>
@@ -43,6 +44,7 @@
 #include "evenkeel/trainer/data/step_plan.h"
 #include "evenkeel/trainer/data/training_data.h"
 #include "evenkeel/trainer/models/model.h"
+#include "evenkeel/zero_optim/checkpoint/safetensors.h"
 #include "evenkeel/zero_optim/optimizer_state.h"
 
 namespace evenkeel {
@@ -304,6 +306,38 @@ INSTANTIATE_TEST_SUITE_P(Ranks, ContinueTest,
                          [](const auto& info) {
                            return absl::StrCat(info.param.recipe.name, "Rank", info.param.lost);
                          });
+
+// Rank 0 has judged the evaluations, and written the best weights, until then.
+TEST(ContinueWithEvaluationsTest, TheBestWeightsAreSaved) {
+  const std::string save = TempPath("best.safetensors");
+  std::vector<std::string> flags = FlagsOf(kAdam);
+  flags.insert(flags.end(),
+               {"--save=" + save, "--save_best", "--eval_every=20", "--patience=1000"});
+  ElasticRun run(flags);
+  ASSERT_TRUE(run.WaitForSteps(150));
+  run.Signal(0, SIGKILL);
+  const Ended ended = run.Wait();
+  ASSERT_EQ(ended.code, 0) << ended.err;
+  const int64_t lost = StepOf(ended.err, "0", "3 ranks continue");
+  double lowest = HUGE_VAL;
+  int64_t step = 0, evaluated_after = 0;
+  for (const nlohmann::json& event : run.Events("evaluation")) {
+    const int64_t at = event.at("step");
+    EXPECT_EQ(at % 20, 0);
+    EXPECT_GE(at, step);  // One may be repeated.
+    step = at;
+    evaluated_after += at > lost ? 1 : 0;
+    lowest = std::min(lowest, event.at("test_loss").get<double>());
+  }
+  EXPECT_GE(evaluated_after, 40);
+  for (const nlohmann::json& event : run.Events("epoch"))
+    lowest = std::min(lowest, event.at("test_loss").get<double>());
+  const auto saved = SafetensorsFile::Read(save);
+  ASSERT_TRUE(saved.ok()) << saved.status();
+  double loss = 0;
+  ASSERT_TRUE(absl::SimpleAtod(saved->metadata().at("test_loss"), &loss));
+  EXPECT_NEAR(loss, lowest, 1e-5 * lowest);
+}
 
 TEST(ContinueTwiceTest, OneAfterTheOther) {
   std::vector<std::string> flags = FlagsOf(kMomentum);

@@ -31,8 +31,9 @@ using Flags = std::vector<std::string>;
 
 // 250 samples in batches of 8 on 3 ranks: 11, 11 and 10 steps per epoch.
 Ended TrainSmall(Flags more) {
-  Flags flags = {"--nproc=3", "--batch_size=8", "--epochs=2", "--lr_decay=none", BackendFlag(),
-                 "--data=" + WriteSmallData("data", {.train = 250, .test = 50})};
+  Flags flags = {"--nproc=3",   "--batch_size=8",
+                 "--epochs=2",  "--lr_decay=none",
+                 BackendFlag(), "--data=" + WriteSmallData("data", {.train = 250, .test = 50})};
   if (more.empty() || more[0] != "--model=cnn")
     flags.insert(flags.end(), {"--model=mlp", "--hidden=8"});
   flags.insert(flags.end(), more.begin(), more.end());
@@ -86,7 +87,7 @@ TEST(EvaluationTest, IsThatOfARunWhichEndsThere) {
   }
 }
 
-// Also not the running statistics of batch norm, which each rank has of its own.
+// Neither weights nor running statistics, which differ between ranks.
 TEST(EvaluationTest, ChangesNothing) {
   for (const Flags& flags :
        {Flags{}, Flags{"--model=cnn", "--widths=2,3", "--rank_steps=3,11,7"}}) {
@@ -119,8 +120,9 @@ TEST(PatienceTest, EndsTheRun) {
                                   "--save=" + save, "--metrics=" + metrics});
   EXPECT_THAT(StepsOf(Events(metrics, "evaluation")), ElementsAre(2, 4, 6, 8));
   EXPECT_THAT(Events(metrics, "step"), SizeIs(8));
-  EXPECT_THAT(ended.out, AllOf(HasSubstr("ended after step 8: no lower test loss in 3 evaluations"),
-                               HasSubstr("test_accuracy=")));
+  EXPECT_THAT(ended.out,
+              AllOf(HasSubstr("stopped after step 8: no lower test loss in 3 evaluations"),
+                    HasSubstr("test_accuracy=")));
   EXPECT_EQ(MetadataOf(save).at("steps"), "2");
 }
 
@@ -130,14 +132,14 @@ TEST(PatienceTest, EndsARunWithExhaustedRanks) {
   const Ended ended = TrainSmall(
       {"--lr=0", "--rank_steps=2,5,10", "--eval_every=1", "--patience=6", "--metrics=" + metrics});
   EXPECT_THAT(StepsOf(Events(metrics, "evaluation")), ElementsAre(1, 2, 3, 4, 5, 6, 7));
-  EXPECT_THAT(ended.out, HasSubstr("ended after step 7"));
+  EXPECT_THAT(ended.out, HasSubstr("stopped after step 7"));
 }
 
 TEST(PatienceTest, CountsEpochsWithoutEvalEvery) {
   const Ended ended = TrainSmall({"--lr=0", "--epochs=9", "--patience=2"});
   EXPECT_THAT(ended.out,
               AllOf(HasSubstr("epoch 3/9"), Not(HasSubstr("epoch 4/9")),
-                    HasSubstr("ended after step 33: no lower test loss in 2 evaluations")));
+                    HasSubstr("stopped after step 33: no lower test loss in 2 evaluations")));
 }
 
 TEST(PatienceTest, IsKeptOverAResumption) {
@@ -147,9 +149,9 @@ TEST(PatienceTest, IsKeptOverAResumption) {
   for (const int steps : {2, 4}) {
     Flags part = flags;
     part.push_back(absl::StrCat("--max_steps=", steps));
-    EXPECT_THAT(TrainSmall(part).out, Not(HasSubstr("ended after")));
+    EXPECT_THAT(TrainSmall(part).out, Not(HasSubstr("stopped after")));
   }
-  EXPECT_THAT(TrainSmall(flags).out, HasSubstr("ended after step 6"));
+  EXPECT_THAT(TrainSmall(flags).out, HasSubstr("stopped after step 6"));
 }
 
 TEST(SaveBestTest, SavesTheBestWeights) {
@@ -168,7 +170,7 @@ TEST(SaveBestTest, SavesTheBestWeights) {
     }
   }
   for (const json& epoch : Events(metrics, "epoch"))
-    ASSERT_GT(epoch["test_loss"], lowest) << "the test wants a best one within an epoch";
+    ASSERT_GT(epoch["test_loss"], lowest) << "the test needs its best evaluation within an epoch";
   EXPECT_EQ(MetadataOf(best).at("steps"), absl::StrCat(step));
   const std::string last = TempPath("last.safetensors");
   TrainSmall({"--optimizer=sgd", "--lr=1", "--epochs=4", absl::StrCat("--max_steps=", step),
@@ -190,13 +192,13 @@ TEST(SampleTest, TextsAreWrittenWhileTheRunGoesOn) {
                          "--tensorboard=" + events});
   const Ended ended = Train(all);
   ASSERT_EQ(ended.code, 0) << ended.err;
-  EXPECT_THAT(ended.out, AllOf(HasSubstr("written after step 2:\nover"),
-                               HasSubstr("written after step 4:\nover")));
+  EXPECT_THAT(ended.out, AllOf(HasSubstr("sample after step 2:\nover"),
+                               HasSubstr("sample after step 4:\nover")));
   const std::vector<json> samples = Events(metrics, "sample");
   ASSERT_THAT(StepsOf(samples), ElementsAre(2, 4));
   EXPECT_THAT(samples[0]["text"].get<std::string>(), HasSubstr("over"));
   EXPECT_THAT(ReadText(report), HasSubstr(">sample<"));
-  // It takes nothing from the training.
+  // Sampling does not change the training.
   const std::string without = TempPath("no_sample.safetensors");
   ASSERT_EQ(Train({"--model=gpt", "--preset=tiny", "--max_steps=4", "--nproc=2", BackendFlag(),
                    "--data=" + TempPath("text.txt"), "--save=" + without})

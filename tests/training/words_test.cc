@@ -1,11 +1,11 @@
-// Words in, words out: a text, a tokenizer made of it, folders as Hugging Face's software has them,
-// and the programs that write and read them.
+// Training and generating with a tokenizer, and folders in Hugging Face's format.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -16,7 +16,6 @@
 #include "evenkeel/tests/training/train_program.h"
 #include "evenkeel/trainer/tokenizer/tokenizer_file.h"
 #include "evenkeel/zero_optim/checkpoint/file_io.h"
-#include "nlohmann/json.hpp"
 
 namespace evenkeel {
 namespace {
@@ -105,7 +104,8 @@ TEST_F(WordsTest, APromptIsContinuedInWords) {
   EXPECT_EQ(Generate(TempPath("checkpoints"), {"--prompt=The quick", "--tokens=12"}).out,
             ended.out);
   EXPECT_EQ(Generate(TempPath("saved"), {"--tokens=0"}).out, "");
-  EXPECT_EQ(evenkeel::Run({"/bin/sh", "-c",
+  EXPECT_EQ(evenkeel::Run(
+                {"/bin/sh", "-c",
                  absl::StrCat("printf 'The quick' | trainer/generate --weights=", TempPath("saved"),
                               " --temperature=0 --prompt=- --tokens=12")})
                 .out,
@@ -165,7 +165,7 @@ TEST_F(WordsTest, ATokenizerIsReadFromAFile) {
   EXPECT_EQ(ReadJson(TempPath("padded/config.json"))["vocab_size"], 320);
   EXPECT_EQ(Generate(TempPath("padded"), {"--prompt=The", "--tokens=3"}).code, 0);
   EXPECT_THAT(TrainWords({"--tokenizer=" + TempPath("saved"), "--vocabulary=299"}).err,
-              HasSubstr("has 300 tokens, the vocabulary only 299"));
+              HasSubstr("has 300 tokens, but the vocabulary is 299"));
 }
 
 TEST_F(WordsTest, BytesHaveATokenizerToo) {

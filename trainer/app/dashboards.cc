@@ -123,12 +123,12 @@ void Dashboards::OnTest(int64_t step, const Evaluation& test, absl::Time now, bo
   const std::string loss = prefix + "loss", accuracy = prefix + "accuracy",
                     bits = prefix + "bits_per_token";
   std::vector<Scalar> scalars = {
-      {loss, test.loss_mean(), "Mean loss over the test data, or a part of it"},
-      {accuracy, test.accuracy(), "Accuracy over the test data, or a part of it, from 0 to 1"}};
-  AddIfKnown(scalars,
-             {bits, BitsOf(test.loss_mean()),
-              "Mean loss over the test data, or a part of it, in bits for each token"},
-             counts_tokens_);
+      {loss, test.loss_mean(), "Mean loss over the test data"},
+      {accuracy, test.accuracy(), "Accuracy over the test data, from 0 to 1"}};
+  AddIfKnown(
+      scalars,
+      {bits, BitsOf(test.loss_mean()), "Mean loss over the test data, in bits for each token"},
+      counts_tokens_);
   Each([&](MetricsSink& sink) {
     return sink.Write({.step = step, .time = now, .scalars = scalars});
   });

@@ -7,8 +7,11 @@
 //
 // Scalars of a step are train/loss, train/accuracy (both of rank 0's batch), train/learning_rate,
 // train/exposed_communication_ratio, and train/samples_per_second or, for language models,
-// train/tokens_per_second and train/bits_per_token; after an epoch test/loss, test/accuracy and
-// test/bits_per_token. Every 100 steps it writes a histogram of the times of bucket reductions,
+// train/tokens_per_second and train/bits_per_token; train/step_seconds, and with clipping
+// train/gradient_norm; after an evaluation test/loss, test/accuracy and test/bits_per_token
+// (test_part/... within an epoch with --eval_batches). TensorBoard also gets generated texts as
+// `sample`.
+// Every 100 steps it writes a histogram of the times of bucket reductions,
 // communication/bucket_microseconds, from the steps that the reducer measures. Every 50 steps
 // train/straggler_cost_ratio and train/straggler_rank show the slowest rank. Unknown values are
 // left out.
@@ -50,7 +53,7 @@ class Dashboards {
   void OnStep(const StepFacts& facts, const StepNumbers& numbers, absl::Time now);
   void OnStragglers(int64_t step, const StragglerReport& recent, absl::Time now);
   // `step` is the last one before the evaluation.
-  // `is_part`: of a part of the test data, which has names of its own.
+  // `is_part`: only a part of the test data was used; the names then begin with test_part/.
   void OnTest(int64_t step, const Evaluation& test, absl::Time now, bool is_part = false);
   void OnSample(int64_t step, absl::string_view text, absl::Time now);
   // The run repeats the steps from this one on.

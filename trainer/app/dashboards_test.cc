@@ -74,11 +74,13 @@ TEST_F(DashboardsTest, BothSinksHearOfEachStep) {
   Dashboards sinks = Open(/*counts_tokens=*/false);
   sinks.OnStep(Facts(3), NumbersOf(Facts(3), 1), kStart);
   for (const char* line :
-       {"evenkeel_train_loss{model=\"cnn\",run=\"train\"} 0.5\n", "evenkeel_train_accuracy{model=\"cnn\",run=\"train\"} 0.75\n",
+       {"evenkeel_train_loss{model=\"cnn\",run=\"train\"} 0.5\n",
+        "evenkeel_train_accuracy{model=\"cnn\",run=\"train\"} 0.75\n",
         "evenkeel_train_learning_rate{model=\"cnn\",run=\"train\"} 0.125\n",
         "evenkeel_train_samples_per_second{model=\"cnn\",run=\"train\"} 40\n",
         "evenkeel_train_exposed_communication_ratio{model=\"cnn\",run=\"train\"} 0.25\n",
-        "evenkeel_train_step{model=\"cnn\",run=\"train\"} 3\n", "evenkeel_train_up{model=\"cnn\",run=\"train\"} 1\n"}) {
+        "evenkeel_train_step{model=\"cnn\",run=\"train\"} 3\n",
+        "evenkeel_train_up{model=\"cnn\",run=\"train\"} 1\n"}) {
     EXPECT_THAT(Prometheus(), HasSubstr(line));
   }
   EXPECT_THAT(Prometheus(), Not(HasSubstr("token")));
@@ -93,10 +95,13 @@ TEST_F(DashboardsTest, LanguageModelsCountTokensAndBits) {
   sinks.OnStep(Facts(0), NumbersOf(Facts(0), 100), kStart);
   sinks.OnTest(0, {.predictions = 10, .correct = 5, .loss_sum = 10 * std::log(8)}, kStart);
   sinks.OnEnd(kStart);
-  EXPECT_THAT(Prometheus(), HasSubstr("evenkeel_train_tokens_per_second{model=\"cnn\",run=\"train\"} 4000\n"));
-  EXPECT_THAT(Prometheus(), HasSubstr("evenkeel_train_bits_per_token{model=\"cnn\",run=\"train\"} 0.7213"));
+  EXPECT_THAT(Prometheus(),
+              HasSubstr("evenkeel_train_tokens_per_second{model=\"cnn\",run=\"train\"} 4000\n"));
+  EXPECT_THAT(Prometheus(),
+              HasSubstr("evenkeel_train_bits_per_token{model=\"cnn\",run=\"train\"} 0.7213"));
   EXPECT_THAT(Prometheus(), HasSubstr("evenkeel_test_accuracy{model=\"cnn\",run=\"train\"} 0.5\n"));
-  EXPECT_THAT(Prometheus(), HasSubstr("evenkeel_test_bits_per_token{model=\"cnn\",run=\"train\"} 3\n"));
+  EXPECT_THAT(Prometheus(),
+              HasSubstr("evenkeel_test_bits_per_token{model=\"cnn\",run=\"train\"} 3\n"));
   EXPECT_THAT(Prometheus(), HasSubstr("evenkeel_train_up{model=\"cnn\",run=\"train\"} 0\n"));
 }
 

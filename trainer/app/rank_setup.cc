@@ -134,7 +134,7 @@ absl::StatusOr<RankSetup> PrepareRank(
   EK_ASSIGN_OR_RETURN(setup.model, MakeModel(options, *setup.data));
   if (options.sample_every > 0 && setup.data->tokenizer == nullptr) {
     return absl::InvalidArgumentError(
-        "--sample_every writes texts, but these token shards have no tokenizer; pass --tokenizer");
+        "--sample_every needs a tokenizer, and these token shards have none; pass --tokenizer");
   }
   EK_RETURN_IF_ERROR(
       Annotate(CheckFreezeSchedule(options.freeze, setup.model->parameters()), "--freeze"));
@@ -150,9 +150,9 @@ absl::StatusOr<RankSetup> PrepareRank(
   }
   EK_RETURN_IF_ERROR(CheckCanAppend("metrics", options.metrics_file));
   if (!options.prometheus_file.empty() && !absl::EndsWith(options.prometheus_file, ".prom")) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--prometheus=", options.prometheus_file,
-        ": node_exporter reads only files whose names end with .prom; use such a one"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--prometheus=", options.prometheus_file,
+                     ": node_exporter reads only files whose names end with .prom; rename it"));
   }
   EK_RETURN_IF_ERROR(CheckCanWrite("prometheus", options.prometheus_file));
   if (!options.dry_run) EK_RETURN_IF_ERROR(MakeFolder("tensorboard", options.tensorboard_folder));

@@ -48,7 +48,7 @@ std::string DescribeBatches(const std::vector<int64_t>& batches) {
 RunOutput::RunOutput(const TrainStreams& streams, const TrainOptions& options,
                      const TrainingRun& run, const RunRecorder& recorder, MetricsMode mode)
     : out_(streams.out),
-      is_part_(options.eval_batches > 0),
+      evaluates_part_(options.eval_batches > 0),
       freeze_(options.freeze),
       run_(run),
       recorder_(recorder),
@@ -257,7 +257,7 @@ void RunOutput::OnTest(const TestResult& result) {
   absl::FPrintF(out_, "step %d  test %s%s\n", result.steps,
                 DescribeQuality(result.test, *run_.data().test), result.is_best ? "  (best)" : "");
   std::fflush(out_);
-  sinks_.OnTest(std::max<int64_t>(0, result.steps - 1), result.test, absl::Now(), is_part_);
+  sinks_.OnTest(std::max<int64_t>(0, result.steps - 1), result.test, absl::Now(), evaluates_part_);
   WriteMetrics(WithBits("test_bits_per_token", result.test.loss_mean(),
                         {{"event", "evaluation"},
                          {"step", result.steps},
@@ -269,14 +269,14 @@ void RunOutput::OnTest(const TestResult& result) {
 
 void RunOutput::OnSample(int64_t steps, const std::string& text) {
   progress_->Finish();
-  absl::FPrintF(out_, "written after step %d:\n%s\n\n", steps, text);
+  absl::FPrintF(out_, "sample after step %d:\n%s\n\n", steps, text);
   std::fflush(out_);
   sinks_.OnSample(steps - 1, text, absl::Now());
   WriteMetrics({{"event", "sample"}, {"step", steps}, {"text", text}});
 }
 
 void RunOutput::OnConverged(int64_t steps, int64_t patience) {
-  absl::FPrintF(out_, "ended after step %d: no lower test loss in %d evaluations\n", steps,
+  absl::FPrintF(out_, "stopped after step %d: no lower test loss in %d evaluations\n", steps,
                 patience);
   std::fflush(out_);
 }

@@ -112,7 +112,7 @@ class RunOutput {
   void WriteStep(const StepFacts& facts, const StepNumbers& numbers);
 
   std::FILE* const out_;
-  const bool is_part_;  // Evaluations within an epoch are of a part of the test data.
+  const bool evaluates_part_;  // Evaluations within an epoch are of a part of the test data.
   const FreezeSchedule freeze_;
   const TrainingRun& run_;
   const RunRecorder& recorder_;

@@ -139,10 +139,12 @@ TEST(RunOutputTest, TellsTensorboardAndPrometheusToo) {
               report.OnEpoch(0, {.batches_done = {3}}, {.predictions = 4, .correct = 1});
               return report.OnEnd({.predictions = 4, .correct = 1}, 0);
             });
-  EXPECT_THAT(*ReadFile(folder + "/x.prom"), HasSubstr("evenkeel_train_step{model=\"mlp\",run=\"x\"} 4\n"));
+  EXPECT_THAT(*ReadFile(folder + "/x.prom"),
+              HasSubstr("evenkeel_train_step{model=\"mlp\",run=\"x\"} 4\n"));
   EXPECT_THAT(*ReadFile(folder + "/x.prom"),
               HasSubstr("evenkeel_test_accuracy{model=\"mlp\",run=\"x\"} 0.25\n"));
-  EXPECT_THAT(*ReadFile(folder + "/x.prom"), HasSubstr("evenkeel_train_up{model=\"mlp\",run=\"x\"} 0\n"));
+  EXPECT_THAT(*ReadFile(folder + "/x.prom"),
+              HasSubstr("evenkeel_train_up{model=\"mlp\",run=\"x\"} 0\n"));
   const std::string events = std::filesystem::directory_iterator(folder + "/events")->path();
   EXPECT_THAT(*ReadFile(events), HasSubstr("test/accuracy"));
   // Field 7, the start of a session, at step 0.

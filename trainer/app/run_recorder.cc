@@ -100,7 +100,7 @@ absl::Status WriteText(const std::string& path, absl::string_view text) {
 RunRecorder::RunRecorder(const TrainOptions& options, const TrainingRun& run, RunRecord history)
     : run_(run),
       freeze_(options.freeze),
-      tests_parts_(options.eval_batches > 0),
+      evaluates_part_(options.eval_batches > 0),
       report_file_(options.report_file),
       trace_file_(options.trace_file),
       start_(absl::Now()),
@@ -165,7 +165,7 @@ void RunRecorder::OnEpoch(int epoch, const EpochResult& result, const Evaluation
   if (!record_.epochs.empty() && record_.epochs.back().epoch >= epoch) return;
   // A resumed run may have no step, and no record of those before it.
   const int64_t steps = std::max(record_.total_steps, run_.first_step());
-  if (!tests_parts_) OnTest(steps, test);  // Losses of different data make no curve.
+  if (!evaluates_part_) OnTest(steps, test);  // Losses of different data make no curve.
   record_.epochs.push_back({.epoch = epoch,
                             .step = std::max<int64_t>(0, steps - 1),
                             .seconds = Seconds(),
@@ -190,7 +190,7 @@ void RunRecorder::OnTest(int64_t steps, const Evaluation& test) {
 }
 
 void RunRecorder::OnEvent(int64_t step, absl::string_view kind, std::string text) {
-  if (kind == kSampleEvent) ForgetSamples();
+  if (kind == kSampleEvent) DropOldestSample();
   record_.events.push_back(
       {.step = step, .seconds = Seconds(), .kind = std::string(kind), .text = std::move(text)});
 }
@@ -207,7 +207,7 @@ void RunRecorder::OnStragglers(int64_t step, const StragglerReport& recent) {
   for (const StragglerReport::Rank& rank : recent.ranks) point.costs.push_back(rank.cost);
 }
 
-void RunRecorder::ForgetSamples() {
+void RunRecorder::DropOldestSample() {
   const auto is_sample = [](const RunEvent& event) { return event.kind == kSampleEvent; };
   std::vector<RunEvent>& events = record_.events;
   if (std::ranges::count_if(events, is_sample) < kMostSamples) return;

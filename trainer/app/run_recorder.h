@@ -66,13 +66,14 @@ class RunRecorder {
   void WriteReport(std::vector<RankRecord> ranks, OutputFailures& failures) const;
 
  private:
-  // Makes room for one more.
-  void ForgetSamples();
+  // Drops the oldest sample if there are kMostSamples.
+  void DropOldestSample();
   void NoteFreezing(int64_t step);
 
   const TrainingRun& run_;
   const FreezeSchedule freeze_;
-  const bool tests_parts_;  // Within an epoch, of the test data.
+  const bool
+      evaluates_part_;  // --eval_batches: evaluations within an epoch use a part of the test data.
   const std::string report_file_;
   const std::string trace_file_;
   const absl::Time start_;

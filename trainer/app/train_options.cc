@@ -482,9 +482,9 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
                                                              {"every", VerifyLevel::kEvery}}));
   }
   if (flags.eval_batches > 0 && flags.eval_every == 0)
-    return InvalidArgument("--eval_batches is for --eval_every; pass it, too");
+    return InvalidArgument("--eval_batches has no effect without --eval_every; pass both");
   if (flags.save_best && flags.save.empty())
-    return InvalidArgument("--save_best requires --save; pass it, too");
+    return InvalidArgument("--save_best writes to --save; pass --save=PATH");
   if (flags.stop_early && !flags.join) {
     return InvalidArgument(
         "--stop_early needs --join: without it no rank learns that another one is exhausted");

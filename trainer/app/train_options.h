@@ -77,7 +77,7 @@ struct TrainOptions {
   bool stops_early = false;
 
   int64_t eval_every = 0;    // Steps; 0: only at the end of an epoch.
-  int64_t eval_batches = 0;  // Of each rank, in these; 0: all the test data.
+  int64_t eval_batches = 0;  // Per rank and evaluation of eval_every; 0: all the test data.
   int64_t patience = 0;  // Evaluations without a lower loss, after which training ends; 0: none.
   int64_t sample_every = 0;  // Steps between texts that rank 0's model writes; 0: none.
   std::string sample_prompt;

@@ -58,8 +58,9 @@ TEST(TrainOptionsTest, Evaluations) {
   const auto error = [](const TrainFlags& flags) {
     return std::string(MakeTrainOptions(flags).status().message());
   };
-  EXPECT_THAT(error({.eval_batches = 3}), HasSubstr("--eval_batches is for --eval_every"));
-  EXPECT_THAT(error({.save_best = true}), HasSubstr("--save_best requires --save"));
+  EXPECT_THAT(error({.eval_batches = 3}),
+              HasSubstr("--eval_batches has no effect without --eval_every"));
+  EXPECT_THAT(error({.save_best = true}), HasSubstr("--save_best writes to --save"));
   EXPECT_THAT(error({.patience = -1}), HasSubstr("--patience"));
   EXPECT_THAT(error({.sample_every = 5}), HasSubstr("--sample_every is for --model=gpt"));
   EXPECT_THAT(error({.tokenizer = "x"}), HasSubstr("--tokenizer is for --model=gpt"));

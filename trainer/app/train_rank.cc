@@ -121,7 +121,7 @@ class Job {
       EK_RETURN_IF_ERROR(SaveIfBest(tested));
       stopped = result.stopped_early;
       if (run_.has_converged()) {
-        EK_RETURN_IF_ERROR(run_.SaveEnd(epoch_));
+        EK_RETURN_IF_ERROR(run_.SaveIfUnsaved(epoch_));
         NoteConvergence(tested.steps);
         stopped = true;
       }

@@ -93,8 +93,7 @@ struct EpochResult {
 struct TestResult {
   int64_t steps = 0;  // Steps of the group before it.
   Evaluation test;
-  bool is_judged = true;  // Whether its loss is compared with those of the others.
-  bool is_best = false;   // It is the lowest one so far.
+  bool is_best = false;  // Its loss is the lowest so far.
 };
 
 // Called between two steps, at `steps` of the group; null: nothing.
@@ -133,7 +132,7 @@ class TrainingRun {
   // Returns whether the last evaluation ended the training (--patience).
   bool has_converged() const { return options_.patience > 0 && best_.since >= options_.patience; }
   // Writes a checkpoint after that epoch, if there is none after its last step.
-  absl::Status SaveEnd(int epoch);
+  absl::Status SaveIfUnsaved(int epoch);
   // Makes the ranks' buffers equal to those with which the next epoch would begin.
   absl::Status ShareBuffers();
   // Evaluates the test data, or its first `most` samples; each rank evaluates a part, in batches as
@@ -208,15 +207,15 @@ class TrainingRun {
   absl::Status FindBeginning();
   absl::Status LoadBeginning();
   absl::Status ShareBuffersOf(int root);
-  // Whether an evaluation is due after `steps` steps, within that epoch.
+  // Returns true if an evaluation is due after `steps` steps, within that epoch.
   bool IsTestDue(int epoch, int64_t steps) const;
   bool IsSampleDue(int64_t steps) const;
-  // An evaluation within an epoch, which changes no rank's buffers. `root`: the rank whose buffers
-  // the next step would have.
+  // Evaluates within an epoch without changing any rank's buffers. `root`: the rank whose buffers
+  // are used.
   absl::StatusOr<TestResult> TestInEpoch(int root);
-  TestResult Judge(const Evaluation& test);
-  absl::StatusOr<Evaluation> TestFirst(int64_t most);
-  // A text that this rank's language model writes as the options have it, prompt included.
+  TestResult UpdateBest(const Evaluation& test);
+  absl::StatusOr<Evaluation> TestWithoutSharing(int64_t most);
+  // Returns the prompt and the text generated after it.
   absl::StatusOr<std::string> SampleText();
   // Saves between two steps, and returns the checkpoint's path.
   absl::StatusOr<std::string> Save(int epoch, int64_t steps, const StepAnswer& answer);
@@ -260,7 +259,7 @@ class TrainingRun {
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<DataParallel> ddp_;
   std::unique_ptr<StepWatch> watch_;
-  std::unique_ptr<StepWatch> pause_;  // What all ranks do between two steps.
+  std::unique_ptr<StepWatch> pause_;  // Evaluations, samples and checkpoints between two steps.
 
   RunCheckpoints* const checkpoints_;  // Null: none.
   int first_epoch_ = 0;
@@ -271,9 +270,9 @@ class TrainingRun {
   bool failed_together_ = false;
   int64_t steps_done_ = 0;   // By all ranks, at the last GoOn().
   int64_t step_ = 0;         // Steps of the group until now.
-  int64_t saved_step_ = -1;  // That of the last checkpoint.
+  int64_t saved_step_ = -1;  // The step of the last checkpoint; -1: none.
   BestTest best_;            // Equal on all ranks.
-  BestTest before_latest_;   // What it was before the latest evaluation.
+  BestTest before_latest_;   // best_ before the latest evaluation.
   // Results of this rank's batches by epoch, when they were used for training; and those of the
   // last batch, which may have to be repeated.
   std::map<int, Evaluation> trained_;

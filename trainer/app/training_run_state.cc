@@ -81,7 +81,7 @@ absl::StatusOr<std::string> TrainingRun::Save(int epoch, int64_t steps, const St
   return path;
 }
 
-absl::Status TrainingRun::SaveEnd(int epoch) {
+absl::Status TrainingRun::SaveIfUnsaved(int epoch) {
   if (checkpoints_ == nullptr || !checkpoints_->has_folder() || saved_step_ == step_)
     return absl::OkStatus();
   // All ranks have the same buffers.
@@ -102,10 +102,10 @@ absl::Status TrainingRun::ShareBuffersOf(int root) {
 
 absl::StatusOr<Evaluation> TrainingRun::Test(int64_t most) {
   EK_RETURN_IF_ERROR(ShareBuffers());
-  return TestFirst(most);
+  return TestWithoutSharing(most);
 }
 
-absl::StatusOr<Evaluation> TrainingRun::TestFirst(int64_t most) {
+absl::StatusOr<Evaluation> TrainingRun::TestWithoutSharing(int64_t most) {
   const int64_t size = std::min(most, setup_.data->test->size());
   const int64_t begin = size * comm_->rank() / comm_->world_size();
   const int64_t end = size * (comm_->rank() + 1) / comm_->world_size();
@@ -138,24 +138,24 @@ absl::StatusOr<TestResult> TrainingRun::TestInEpoch(int root) {
   const int64_t most = options_.eval_batches * options_.batch_size * comm_->world_size();
   EK_ASSIGN_OR_RETURN(
       const Evaluation test,
-      TestFirst(options_.eval_batches > 0 ? most : std::numeric_limits<int64_t>::max()));
+      TestWithoutSharing(options_.eval_batches > 0 ? most : std::numeric_limits<int64_t>::max()));
   if (!kept.empty()) {
     EK_ASSIGN_OR_RETURN(const HostTensors shared, setup_.model->ToHost());
     for (size_t i = 0; i < kept.size(); ++i)
       std::copy(kept[i].begin(), kept[i].end(), static_cast<char*>(shared.buffers[i].data));
     EK_RETURN_IF_ERROR(setup_.model->FromHost(shared));
   }
-  return Judge(test);
+  return UpdateBest(test);
 }
 
 absl::StatusOr<TestResult> TrainingRun::TestEpoch() {
   EK_ASSIGN_OR_RETURN(const Evaluation test, Test());
   // Losses of different data cannot be compared.
   if (options_.eval_batches > 0) return TestResult{.steps = step_, .test = test};
-  return Judge(test);
+  return UpdateBest(test);
 }
 
-TestResult TrainingRun::Judge(const Evaluation& test) {
+TestResult TrainingRun::UpdateBest(const Evaluation& test) {
   if (best_.latest < step_) {  // Not repeated.
     before_latest_ = best_;
     best_.latest = step_;
@@ -264,9 +264,9 @@ absl::StatusOr<int> TrainingRun::FindPlace(int epochs_done) {
   // Between two epochs the number of steps does not show whether the last one was evaluated.
   step_ = steps_done_;
   // Rank 0 may have been lost before it saved the weights of the latest evaluation.
-  const BestTest best = best_.latest == step_ ? before_latest_ : best_;
+  const BestTest kept = best_.latest == step_ ? before_latest_ : best_;
   ByteWriter mine;
-  mine.I32(epochs_done).F64(best.loss).I64(best.step).I64(best.latest).I64(best.since);
+  mine.I32(epochs_done).F64(kept.loss).I64(kept.step).I64(kept.latest).I64(kept.since);
   EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
                       comm_->control().Exchange("place", mine.Take(), comm_->timeout()));
   for (size_t rank = 0; rank < parts.size(); ++rank) {

@@ -38,8 +38,9 @@ uint64_t NoiseOf(uint64_t seed, int64_t step, int rank, int64_t pass) {
   return StableRandom(StableRandom(seed, step).Next(), rank).Next() + static_cast<uint64_t>(pass);
 }
 
-double NormOf(const std::optional<GradientCheck>& check) {
-  return check.has_value() ? check->norm : kUnknown;
+double NormOf(const TrainOptions& options, const std::optional<GradientCheck>& check) {
+  // A check without clipping has another norm.
+  return options.clip > 0 && check.has_value() ? check->norm : kUnknown;
 }
 
 }  // namespace
@@ -135,7 +136,7 @@ absl::Status TrainingRun::ReportPassed(OnStep on_step) {
 absl::Status TrainingRun::ReportAll(OnStep on_step) {
   if (unreported_.empty()) return absl::OkStatus();
   EK_RETURN_IF_ERROR(Own(clock_->Wait(unreported_.back().marks, absl::Now() + comm_->timeout())));
-  unreported_.back().facts.gradient_norm = NormOf(optimizer_->last_check());
+  unreported_.back().facts.gradient_norm = NormOf(options_, optimizer_->last_check());
   return ReportPassed(on_step);
 }
 
@@ -266,14 +267,14 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(
     if (clock_ != nullptr && facts.own_samples > 0) {
       // That of the step before, for which the host need not wait.
       if (!unreported_.empty())
-        unreported_.back().facts.gradient_norm = NormOf(optimizer_->check_before());
+        unreported_.back().facts.gradient_norm = NormOf(options_, optimizer_->check_before());
       status = ReportPassed(on_step);
       unreported_.push_back({.facts = facts,
                              .times = *facts.times,
                              .result = std::move(pending),
                              .marks = clock_->End()});
     } else {
-      if (facts.own_samples > 0) facts.gradient_norm = NormOf(optimizer_->last_check());
+      if (facts.own_samples > 0) facts.gradient_norm = NormOf(options_, optimizer_->last_check());
       status = ReportAll(on_step);
       if (status.ok()) status = Own(on_step(facts));
     }

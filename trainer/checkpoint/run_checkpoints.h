@@ -11,7 +11,7 @@
 // A checkpoint is a folder (checkpoint_folder.h):
 //
 //   model.safetensors            parameters, and the buffers for the next step; --init reads it,
-//                                too. Beside it are Model::companions().
+//                                too. The files of Model::companions() are beside it.
 //   optimizer/                   zero_optim/checkpoint/checkpoint.h: any optimizer reads it, at any
 //                                world size
 //   buffers-R-of-N.safetensors   rank R's own buffers (running statistics), where they differ
@@ -83,7 +83,7 @@ class RunCheckpoints {
   const RunState* resumed() const { return resumed_.get(); }
   const std::string& resumed_from() const { return resumed_from_; }
   const ResumeTerms& terms() const { return terms_; }
-  // Whether checkpoints are written.
+  // Returns true if checkpoints are written.
   bool has_folder() const { return !options_.folder.empty(); }
   const RunSettings& settings() const { return settings_; }
   // The history in that checkpoint; empty: none.

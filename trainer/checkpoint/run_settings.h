@@ -21,7 +21,7 @@
 
 namespace evenkeel {
 
-inline constexpr char kContentSetting[] = "the hash of some training samples";
+inline constexpr char kContentSetting[] = "the training data (hash of up to 100 samples)";
 inline constexpr char kRanksSetting[] = "the number of ranks";
 
 struct RunSettings {

@@ -10,16 +10,15 @@
 // 256. Several files are one text, concatenated in the order of their names.
 //
 // Every twentieth block of 4096 bytes is held out: [19 * 4096, 20 * 4096), [39 * 4096, 40 * 4096),
-// ... The rest after the last whole block belongs to that block. With a tokenizer blocks have 16
-// bytes for each token of the context, if that is more. Training uses no held-out bytes, not even
-// as targets: each run of bytes between them is tokenized and cut into sequences by itself
-// (sequences.h). In a run only its first token is not predicted, and fewer than the context are
-// predicted twice; of bytes, if the context is a power of two, one (in the text's last run more,
-// unless its length is a multiple).
+// ... The rest after the last whole block belongs to that block. With a tokenizer a block has at
+// least 16 bytes for each token of the context. Training uses no held-out bytes, not even as
+// targets: each run of bytes between held-out blocks is tokenized and cut into sequences
+// separately. Every token of a run except the first is predicted, fewer than `context` of them
+// twice (sequences.h).
 //
 // Threads:   immutable.
-// Memory:    of bytes, both splits share the text; else 4 bytes for each token.
-// Errors:    InvalidArgument with the numbers for less than 20 blocks and for a context that does
+// Memory:    without a tokenizer both splits share the text; with one, 4 bytes for each token.
+// Errors:    InvalidArgument with the numbers for less than 20 blocks, and for a context that does
 //            not fit a held-out block; LoadText: NotFound, or the errors of ReadFile, with the
 //            path.
 
@@ -51,19 +50,20 @@ absl::StatusOr<std::shared_ptr<const std::string>> LoadText(const std::string& p
 absl::StatusOr<std::vector<std::string>> TextFiles(const std::string& path);
 
 struct TextOptions {
-  int64_t context = 0;  // Of bytes from 1 to 4095.
+  int64_t context = 0;  // 1 to 4095 without a tokenizer.
   Split split = Split::kTrain;
-  const Tokenizer* tokenizer = nullptr;  // Null: of bytes. Used during Make() only.
+  const Tokenizer* tokenizer = nullptr;  // Null: tokens are bytes. Used by Make() only.
 };
 
 class TextDataset : public Dataset {
  public:
   static constexpr int64_t kBlock = 4096;    // Bytes.
-  static constexpr int64_t kHoldOutOf = 20;  // The last one of so many blocks is held out.
+  static constexpr int64_t kHoldOutOf = 20;  // The last of every 20 blocks is held out.
 
   static absl::StatusOr<TextDataset> Make(std::shared_ptr<const std::string> text,
                                           const TextOptions& options);
-  // Returns the texts that Make() would tokenize, with any tokenizer.
+  // Returns the runs of the split, each of which Make() tokenizes by itself. Only whether
+  // options.tokenizer is null matters.
   static absl::StatusOr<std::vector<absl::string_view>> RunsOf(absl::string_view text,
                                                                const TextOptions& options);
 
@@ -75,8 +75,8 @@ class TextDataset : public Dataset {
  private:
   explicit TextDataset(int64_t context) : plan_(context) {}
 
-  std::shared_ptr<const std::string> text_;  // Of bytes; else
-  std::vector<int32_t> tokens_;              // these.
+  std::shared_ptr<const std::string> text_;  // Null with a tokenizer.
+  std::vector<int32_t> tokens_;              // Empty without one.
   SequencePlan plan_;
   double bytes_per_prediction_ = 1;
 };

@@ -61,12 +61,12 @@ bool BeginsAsTokenShard(absl::string_view bytes) {
 }
 
 absl::Status CheckIsNoOtherShard(absl::string_view bytes) {
-  // Dates of 2024.
+  // llm.c's magic numbers are dates of 2024.
   const int32_t begin = bytes.size() >= kHeaderBytes ? HeaderAt(bytes, 0) : 0;
   if (begin < 20240101 || begin > 20241231 || begin == kMagic) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("begins with ", begin, ", as other files of llm.c do (20240801 is Llama 3's ",
-                   "tokens); only shards of GPT-2's tokens, ", kMagic, ", can be read"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "is another file type of llm.c (magic number ", begin, "; 20240801 is Llama 3's ",
+      "tokens); only shards of GPT-2's tokens (", kMagic, ") are supported"));
 }
 
 absl::StatusOr<absl::string_view> TokensOfShard(absl::string_view file) {

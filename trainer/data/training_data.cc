@@ -34,9 +34,9 @@ absl::StatusOr<std::shared_ptr<const Tokenizer>> GivenTokenizer(const DataOption
   EK_ASSIGN_OR_RETURN(Tokenizer tokenizer, ReadTokenizer(options.tokenizer));
   if (tokenizer.size() <= options.vocabulary.value_or(tokenizer.size()))
     return std::make_shared<const Tokenizer>(std::move(tokenizer));
-  return absl::InvalidArgumentError(absl::StrCat("the tokenizer ", options.tokenizer, " has ",
-                                                 tokenizer.size(), " tokens, the vocabulary only ",
-                                                 *options.vocabulary));
+  return absl::InvalidArgumentError(
+      absl::StrCat("the tokenizer ", options.tokenizer, " has ", tokenizer.size(),
+                   " tokens, but the vocabulary is ", *options.vocabulary));
 }
 
 absl::StatusOr<std::shared_ptr<const Tokenizer>> TokenizerOf(const std::string& text,
@@ -60,8 +60,8 @@ absl::StatusOr<TrainingData> LoadTextData(const DataOptions& options) {
   EK_ASSIGN_OR_RETURN(const std::shared_ptr<const std::string> text, LoadText(options.path));
   if (const size_t nul = text->find('\0'); nul != text->npos && !options.kind.has_value()) {
     return absl::InvalidArgumentError(
-        absl::StrCat(options.path, " is no text: byte ", nul,
-                     " is 0; pass --data_kind=bytes to train on any bytes"));
+        absl::StrCat(options.path, " is not a text: byte ", nul,
+                     " is zero; pass --data_kind=bytes to use it anyway"));
   }
   TrainingData data;
   EK_ASSIGN_OR_RETURN(data.tokenizer, Annotate(TokenizerOf(*text, options), options.path));

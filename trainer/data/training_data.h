@@ -8,12 +8,12 @@
 //   EK_ASSIGN_OR_RETURN(data, LoadTrainingData({.path = kJargonFile, .context = 128}));
 //   data->vocabulary;      // The vocabulary of the model: 256.
 //   EK_ASSIGN_OR_RETURN(data, LoadTrainingData({.path = kJargonFile, .vocabulary = 4096}));
-//   data->tokenizer;       // Made of the text's training part.
+//   data->tokenizer;       // Learned from the text's training part.
 //
 // Threads: immutable.
 // Errors:  those of GuessDataKind, of the data set's kind and of the tokenizer, with the path;
-// InvalidArgument for a
-//          data set without samples, and for token shards without recognizable test shards.
+//          InvalidArgument for a data set without samples, and for token shards without
+//          recognizable test shards.
 
 #ifndef EVENKEEL_TRAINER_DATA_TRAINING_DATA_H_
 #define EVENKEEL_TRAINER_DATA_TRAINING_DATA_H_
@@ -36,9 +36,10 @@ namespace evenkeel {
 struct TrainingData {
   std::unique_ptr<const Dataset> train;
   std::unique_ptr<const Dataset> test;
-  std::optional<ImageShape> image;             // For images.
-  int64_t vocabulary = 0;                      // Tokens are below it; 0 for images.
-  std::shared_ptr<const Tokenizer> tokenizer;  // Of a text always, of shards if it is given.
+  std::optional<ImageShape> image;  // For images.
+  int64_t vocabulary = 0;           // Tokens are below it; 0 for images.
+  std::shared_ptr<const Tokenizer>
+      tokenizer;  // Always set for text; for shards only if one is given.
 };
 
 struct DataOptions {
@@ -48,11 +49,11 @@ struct DataOptions {
   // For text and token shards.
   int64_t context = 128;
   std::string tokenizer;  // Path (tokenizer_file.h); empty: none.
-  // At least the tokenizer's. None: as many as it has; without one kGpt2Vocabulary for shards, and
-  // for a text 256, each token a byte. A text without a tokenizer gets one with as many tokens,
-  // made of its training part.
+  // Must not be below the tokenizer's size, which is the default. Without a tokenizer: for shards
+  // kGpt2Vocabulary; for text 256 (bytes), or a tokenizer of this size is learned from the training
+  // part.
   std::optional<int64_t> vocabulary;
-  bool may_make_tokenizer = true;
+  bool may_make_tokenizer = true;  // False: an error instead of learning one (--init).
   // The shards to test with. Empty: like `path`, with "val" for the last "train" in it; of a
   // folder, *train*.bin is to train on and *val*.bin to test with.
   std::string test_path;

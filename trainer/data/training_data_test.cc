@@ -111,7 +111,7 @@ TEST(LoadTrainingDataTest, ATextGetsATokenizerOfItsTrainingPart) {
   EXPECT_EQ((*data)->test->bytes_per_prediction(), 1);
   EXPECT_THAT(
       LoadTrainingData({.path = path, .context = 32, .vocabulary = 9000}).status().message(),
-      testing::HasSubstr("the text has pairs for a vocabulary of "));
+      testing::HasSubstr("the text yields at most "));
   EXPECT_THAT(LoadTrainingData({.path = path, .vocabulary = 264, .may_make_tokenizer = false})
                   .status()
                   .message(),

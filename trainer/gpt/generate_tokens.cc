@@ -23,7 +23,7 @@ absl::Status GenerateText(Gpt& model, absl::string_view prompt, const GenerateOp
   const Tokenizer& tokenizer = *model.options().tokenizer;
   const std::optional<int32_t> end = tokenizer.Find(kEndOfText);
   std::vector<int32_t> tokens = tokenizer.Encode(prompt);
-  // A text begins after the end of another one, or with a line.
+  // A new text follows kEndOfText or, if there is no such token, a newline.
   if (tokens.empty()) tokens.push_back(end.has_value() ? *end : *tokenizer.Find("\n"));
   bool has_ended = false;
   const absl::Status status =

@@ -7,7 +7,8 @@
 // Equal models, prompts and options give equal tokens.
 //
 // Threads: thread-compatible; uses the model.
-// Errors:  InvalidArgument for options out of their range, an empty prompt, or a prompt that the
+// Errors:  InvalidArgument for options out of their range, an empty prompt (GenerateTokens only),
+// or a prompt that the
 //          model cannot take; those of `on_token`, which end the generation.
 
 #ifndef EVENKEEL_TRAINER_GPT_GENERATE_TOKENS_H_
@@ -32,9 +33,9 @@ struct GenerateOptions {
 
 absl::Status Validate(const GenerateOptions& options);
 
-// Passes the bytes of each new token to `on_piece`, with the tokenizer of the model's options,
-// which must not be null. An empty prompt is the beginning of a text. Ends before `count` tokens
-// where the model ends the text (kEndOfText).
+// Calls `on_piece` with the bytes of each new token. The model must have a tokenizer
+// (`options().tokenizer`). With an empty prompt the model starts a new text. Stops early at
+// kEndOfText.
 absl::Status GenerateText(Gpt& model, absl::string_view prompt, const GenerateOptions& options,
                           absl::FunctionRef<absl::Status(absl::string_view piece)> on_piece);
 

@@ -99,7 +99,8 @@ absl::StatusOr<std::optional<int64_t>> NotedHeads(const SafetensorsFile& file,
   if (noted == file.metadata().end()) return HeadsInConfig(folder);
   int64_t heads;
   if (absl::SimpleAtoi(noted->second, &heads)) return heads;
-  return absl::InvalidArgumentError(absl::StrCat("metadata says heads=", noted->second));
+  return absl::InvalidArgumentError(
+      absl::StrCat("metadata has heads=", noted->second, ", which is not a number"));
 }
 
 absl::StatusOr<GptOptions> SizesOf(const ByName& tensors, std::optional<int64_t> heads) {

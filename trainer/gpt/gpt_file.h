@@ -9,10 +9,11 @@
 // lm_head.weight, which must equal wte.weight or replaces it. All other tensors must be those of a
 // GPT-2 of that size. Read() has checked them, so a model never becomes larger than its file.
 //
-// Heads:   no shape tells how many there are. The metadata of files that SaveModel() wrote does
-//          ("heads"), or a config.json beside the file; else it is one for each 64 elements of the
-//          width, as in all GPT-2s that were published, and at least one. To use another number,
-//          set it in a copy of options().
+// Heads:   not visible in the shapes. Read from the metadata ("heads", written by SaveModel()),
+// else
+//          from config.json beside the file; else one for each 64 elements of the width, as in all
+//          GPT-2s that were published, and at least one. To use another number, set it in a copy of
+//          options().
 // Threads: immutable.
 // Errors:  InvalidArgument with file and tensor; the file system's own.
 
@@ -36,7 +37,8 @@ class GptFile {
 
   // Sizes; the rest is default.
   const GptOptions& options() const { return options_; }
-  // Whether the number of heads was written with the weights, and is not what is usual.
+  // Returns true if the metadata or config.json has the number of heads, false if it is the
+  // default.
   bool has_heads() const { return has_heads_; }
 
   // Into a model of these sizes. Nothing is changed unless all fits.

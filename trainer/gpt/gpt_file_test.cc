@@ -289,7 +289,7 @@ TEST(GptFileTest, SaysWhatIsWrongInOneSentence) {
       {[](Draft& d) { d.metadata["heads"] = "0"; },
        "has 0 heads by its metadata or config.json; the number of heads must divide the width, 4"},
       {[](Draft& d) { d.metadata["heads"] = "two"; },
-       "metadata says heads=two"},
+       "metadata has heads=two, which is not a number"},
   };
   for (const Case& wrong : cases) {
     Draft draft;

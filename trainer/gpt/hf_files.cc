@@ -1,6 +1,7 @@
 #include "evenkeel/trainer/gpt/hf_files.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -8,7 +9,6 @@
 #include "evenkeel/trainer/tokenizer/tokenizer.h"
 #include "evenkeel/trainer/tokenizer/tokenizer_file.h"
 #include "evenkeel/zero_optim/checkpoint/file_io.h"
-#include "nlohmann/json.hpp"
 
 namespace evenkeel {
 namespace {
@@ -33,12 +33,13 @@ const Json& Expected() {
 absl::StatusOr<std::optional<int64_t>> HeadsOf(const Json& config) {
   if (!config.is_object()) return absl::InvalidArgumentError("is not a JSON object");
   const auto type = config.find("model_type");
-  if (type != config.end() && *type != "gpt2") return std::nullopt;  // Not of these weights.
+  if (type != config.end() && *type != "gpt2")
+    return std::nullopt;  // config.json describes another model.
   for (const auto& [name, accepted] : Expected().items()) {
     const auto found = config.find(name);
     if (found == config.end() || std::ranges::count(accepted, *found) > 0) continue;
-    return absl::InvalidArgumentError(absl::StrCat(name, " is ", found->dump(), "; a GPT-2 with ",
-                                                   accepted[0].dump(), " can be read"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " is ", found->dump(), "; only ", accepted[0].dump(), " is supported"));
   }
   const auto heads = config.find("n_head");
   if (heads == config.end()) return std::nullopt;
@@ -73,15 +74,15 @@ std::map<std::string, std::string> HfFiles(const GptOptions& options) {
       {"config.json", TextOf(config)},
       {"generation_config.json", TextOf({{"bos_token_id", end}, {"eos_token_id", end}})}};
   if (tokenizer == nullptr) return files;
-  OrderedJson reader = {{"tokenizer_class", "PreTrainedTokenizerFast"},
-                        {"model_max_length", options.context},
-                        {"clean_up_tokenization_spaces", false}};
+  OrderedJson tokenizer_config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
+                                  {"model_max_length", options.context},
+                                  {"clean_up_tokenization_spaces", false}};
   if (!end.is_null()) {
-    reader["bos_token"] = kEndOfText;
-    reader["eos_token"] = kEndOfText;
+    tokenizer_config["bos_token"] = kEndOfText;
+    tokenizer_config["eos_token"] = kEndOfText;
   }
   files["tokenizer.json"] = TokenizerJson(*tokenizer);
-  files["tokenizer_config.json"] = TextOf(reader);
+  files["tokenizer_config.json"] = TextOf(tokenizer_config);
   return files;
 }
 

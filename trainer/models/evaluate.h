@@ -42,11 +42,11 @@ struct Evaluation {
   }
 };
 
-// The best of the evaluations of a run, which is the one with the lowest loss.
+// The evaluation with the lowest loss in a run.
 struct BestTest {
   double loss = 0;
   int64_t step = 0;    // Steps of the group before it; 0: there is none.
-  int64_t latest = 0;  // Those before the latest evaluation.
+  int64_t latest = 0;  // Steps before the latest evaluation.
   int64_t since = 0;   // Number of evaluations after the best.
   friend bool operator==(const BestTest&, const BestTest&) = default;
 };

@@ -198,7 +198,8 @@ std::string Header(const RunRecord& record) {
                    "</time></p><h1>", EscapeHtml(record.title), "</h1><p class=\"summary\">",
                    EscapeHtml(record.summary), "</p>");
   if (record.goes_on) {
-    html += "<p class=\"ending\">The run goes on; this page is renewed each minute.</p>";
+    html +=
+        "<p class=\"ending\">The run is still in progress; this page is updated every minute.</p>";
   } else if (!record.ending.empty()) {
     absl::StrAppend(&html, "<p class=\"ending\"><b>The run did not come to its end.</b> ",
                     EscapeHtml(record.ending), "</p>");

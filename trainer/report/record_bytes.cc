@@ -20,7 +20,7 @@ using internal::ByteReader;
 using internal::ByteWriter;
 
 constexpr char kFormat[] = "evenkeel run record 2";
-constexpr char kFormerFormat[] = "evenkeel run record 1";  // Without what is New().
+constexpr char kFormerFormat[] = "evenkeel run record 1";  // Lacks the fields of SinceVersion2().
 
 template <typename T, typename Struct>
 concept Is = std::same_as<std::remove_const_t<T>, Struct>;
@@ -28,7 +28,7 @@ concept Is = std::same_as<std::remove_const_t<T>, Struct>;
 void Fields(auto& io, Is<StepPoint> auto& point) {
   io(point.step, point.count, point.seconds, point.loss, point.accuracy, point.learning_rate,
      point.took, point.exposed, point.samples, point.active);
-  io.New(point.gradient_norm);
+  io.SinceVersion2(point.gradient_norm);
 }
 void Fields(auto& io, Is<EpochPoint> auto& epoch) {
   io(epoch.epoch, epoch.step, epoch.seconds, epoch.train_loss, epoch.train_accuracy,
@@ -66,13 +66,13 @@ void Fields(auto& io, Is<RunRecord> auto& run) {
      run.begin_ns, run.seconds);
   io(run.steps, run.epochs, run.plans, run.ranks, run.events, run.settings, run.total_steps,
      run.samples, run.samples_of_tail);
-  io.New(run.tests);
+  io.SinceVersion2(run.tests);
 }
 
 class Writer {
  public:
   void operator()(const auto&... fields) { (Put(fields), ...); }
-  void New(const auto& field) { Put(field); }
+  void SinceVersion2(const auto& field) { Put(field); }
   std::string Take() { return out_.Take(); }
 
  private:
@@ -97,10 +97,10 @@ class Reader {
  public:
   explicit Reader(absl::string_view bytes) : in_(bytes) {}
   void operator()(auto&... fields) { (Get(fields), ...); }
-  void New(auto& field) {
-    if (!is_former_) Get(field);
+  void SinceVersion2(auto& field) {
+    if (!is_version1_) Get(field);
   }
-  void set_is_former() { is_former_ = true; }
+  void set_is_version1() { is_version1_ = true; }
   absl::Status Finish(absl::string_view what) const { return in_.Finish(what); }
 
  private:
@@ -126,7 +126,7 @@ class Reader {
   }
 
   ByteReader in_;
-  bool is_former_ = false;  // The bytes have no field that is New().
+  bool is_version1_ = false;  // The bytes lack the fields of SinceVersion2().
 };
 
 }  // namespace
@@ -157,7 +157,7 @@ absl::StatusOr<RunRecord> ParseRunRecord(absl::string_view bytes) {
   reader(format);
   if (format != kFormat && format != kFormerFormat)
     return absl::InvalidArgumentError(absl::StrCat("this is not an ", kFormat));
-  if (format == kFormerFormat) reader.set_is_former();
+  if (format == kFormerFormat) reader.set_is_version1();
   RunRecord record;
   reader(record);
   EK_RETURN_IF_ERROR(reader.Finish("a run's record"));

@@ -81,9 +81,30 @@ TEST(RecordBytesTest, ARunComesBackAsItWas) {
   EXPECT_EQ(record->steps[7].loss, run.steps[7].loss);
   ASSERT_THAT(record->epochs, SizeIs(2));
   EXPECT_EQ(record->epochs[1].batches, run.epochs[1].batches);
+  EXPECT_EQ(record->steps[7].gradient_norm, run.steps[7].gradient_norm);
+  ASSERT_THAT(record->tests, SizeIs(2));
+  EXPECT_EQ(record->tests[1].loss, run.tests[1].loss);
   EXPECT_EQ(record->plans[1].buckets, run.plans[1].buckets);
   EXPECT_EQ(Serialize(record->ranks[2]), Serialize(run.ranks[2]));
   EXPECT_EQ(record->events[0].text, kHostile);
+  EXPECT_EQ(record->settings[1].value, "64");
+}
+
+// The former format had no gradient norms, and only the tests at the ends of epochs.
+TEST(RecordBytesTest, TheFormerFormatIsRead) {
+  RunRecord run = ExampleRecord(3);
+  run.steps.clear();
+  run.tests.clear();
+  std::string bytes = Serialize(run);
+  const size_t version = bytes.find("evenkeel run record 2") + 20;
+  ASSERT_EQ(bytes[version], '2');
+  bytes[version] = '1';
+  bytes.resize(bytes.size() - sizeof(uint32_t));  // The number of tests.
+  const auto record = ParseRunRecord(bytes);
+  ASSERT_TRUE(record.ok()) << record.status();
+  ASSERT_THAT(record->tests, SizeIs(run.epochs.size()));
+  EXPECT_EQ(record->tests[1].step, run.epochs[1].step);
+  EXPECT_EQ(record->tests[1].loss, run.epochs[1].test_loss);
   EXPECT_EQ(record->settings[1].value, "64");
 }
 

@@ -44,7 +44,7 @@ struct StepPoint {
   double took = kUnknown;  // Seconds, of one step.
   double exposed =
       kUnknown;  // Seconds of `took` in which this rank waited for gradients after backward.
-  double gradient_norm = kUnknown;  // Before clipping; known if gradients are clipped.
+  double gradient_norm = kUnknown;  // 2-norm, before clipping; unknown without clipping.
   double samples = 0;               // In one step, over all ranks.
   double active = 0;                // Ranks with a batch.
 };
@@ -66,7 +66,7 @@ struct EpochPoint {
 
 // An evaluation of the test data, at the end of an epoch or before.
 struct TestPoint {
-  int64_t step = 0;  // The last one before it.
+  int64_t step = 0;  // The last step before the evaluation.
   double loss = kUnknown;
   double accuracy = kUnknown;
 };

@@ -95,7 +95,7 @@ class EventFile : public MetricsSink {
 
   absl::Status WriteText(const TextPoint& point) override {
     const std::string plugin = ProtoWriter().Text(kPluginName, "text").bytes();
-    // The page shows Markdown; four spaces keep a line as it is.
+    // TensorBoard renders Markdown; an indent of four spaces shows the line verbatim.
     const std::string text =
         absl::StrCat("    ", absl::StrReplaceAll(point.text, {{"\n", "\n    "}}));
     const std::string value =

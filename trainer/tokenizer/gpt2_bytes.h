@@ -1,5 +1,5 @@
-// GPT-2's alphabet: the order of the bytes in a vocabulary, and the character that stands for each
-// in files, where it has to be visible.
+// GPT-2's alphabet: the order of the bytes in a vocabulary, and the printable character that stands
+// for each byte in files.
 //
 //   Gpt2Order('A');       // 32: printable bytes come first,
 //   Gpt2Order(' ');       // 220: then the others.

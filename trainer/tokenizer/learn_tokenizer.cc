@@ -43,7 +43,7 @@ class Pairs {
       for (size_t i = 0; i + 1 < words_[word].tokens.size(); ++i)
         Add(word, {words_[word].tokens[i], words_[word].tokens[i + 1]}, words_[word].count);
     }
-    PushMade();
+    PushNewPairs();
   }
 
   // Returns the most frequent pair and makes it `token` everywhere; nothing if there is none.
@@ -61,23 +61,23 @@ class Pairs {
       const std::vector<size_t> words = std::move(found->second.words);
       for (const size_t word : words) MergeIn(word, pair, token);
       pairs_.erase(pair);
-      PushMade();
+      PushNewPairs();
       return pair;
     }
     return std::nullopt;
   }
 
  private:
-  struct Found {
+  struct PairStats {
     int64_t count = 0;
-    std::vector<size_t> words;  // Those that have it, or had it, perhaps twice.
+    std::vector<size_t> words;  // Contain or contained the pair; may have duplicates.
   };
-  // Of equal counts the lower pair comes first.
+  // Negated, so that among equal counts the lowest pair is on top.
   static Pair Reversed(Pair pair) { return {-pair.first, -pair.second}; }
 
-  void PushMade() {
-    for (const Pair& pair : made_) queue_.push({pairs_[pair].count, Reversed(pair)});
-    made_.clear();
+  void PushNewPairs() {
+    for (const Pair& pair : new_pairs_) queue_.push({pairs_[pair].count, Reversed(pair)});
+    new_pairs_.clear();
   }
 
   void Add(size_t word, Pair pair, int64_t count) {
@@ -85,7 +85,7 @@ class Pairs {
     found->second.count += count;
     if (count > 0 && (found->second.words.empty() || found->second.words.back() != word))
       found->second.words.push_back(word);
-    if (is_new) made_.push_back(pair);
+    if (is_new) new_pairs_.push_back(pair);
   }
 
   void MergeIn(size_t index, Pair pair, int32_t token) {
@@ -111,9 +111,9 @@ class Pairs {
   }
 
   std::vector<Word> words_;
-  absl::flat_hash_map<Pair, Found> pairs_;
-  std::vector<Pair> made_;  // New in pairs_, not in the queue yet.
-  // With the counts of when they were pushed, or higher ones.
+  absl::flat_hash_map<Pair, PairStats> pairs_;
+  std::vector<Pair> new_pairs_;  // New in pairs_, not in the queue yet.
+  // Counts may be out of date; the current one is never higher.
   std::priority_queue<std::pair<int64_t, Pair>> queue_;
 };
 
@@ -133,9 +133,9 @@ absl::StatusOr<Tokenizer> LearnTokenizer(std::span<const absl::string_view> text
   while (static_cast<int64_t>(parts.pieces.size()) < vocabulary) {
     const auto pair = pairs.Merge(static_cast<int32_t>(parts.pieces.size()));
     if (!pair.has_value()) {
-      return absl::InvalidArgumentError(absl::StrCat("the text has pairs for a vocabulary of ",
-                                                     parts.pieces.size(), ", not for ", vocabulary,
-                                                     "; pass a smaller one, or more text"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the text yields at most ", parts.pieces.size(), " tokens, fewer than the vocabulary of ",
+          vocabulary, "; pass a smaller one, or more text"));
     }
     parts.merges.push_back(*pair);
     parts.pieces.push_back(absl::StrCat(parts.pieces[pair->first], parts.pieces[pair->second]));

@@ -1,15 +1,14 @@
-// Makes a tokenizer from texts: the pair of neighbouring tokens that is most frequent within words
-// becomes a token, until there are enough.
+// Learns a tokenizer from texts: the pair of neighbouring tokens that is most frequent within words
+// becomes a token, until the vocabulary has the requested size.
 //
 //   EK_ASSIGN_OR_RETURN(const Tokenizer tokenizer, LearnTokenizer(texts, /*vocabulary=*/4096));
 //
-// The first 256 tokens are the bytes, in GPT-2's order. Of pairs that are equally frequent the one
-// of lower tokens is taken, so that equal texts give equal tokenizers everywhere. 1.6 MB of English
-// take some tenths of a second for 4096 tokens.
+// The first 256 tokens are the bytes, in GPT-2's order. Among equally frequent pairs the
+// one of lower tokens is merged, so that equal texts give equal tokenizers everywhere.
 //
 // Threads: pure function.
 // Errors:  InvalidArgument for a vocabulary below 256, or one for which the texts have too few
-//          pairs, with the largest that they have.
+//          pairs, with the largest possible size.
 // Source:  the same merges as Hugging Face's BpeTrainer with the bytes as initial alphabet.
 
 #ifndef EVENKEEL_TRAINER_TOKENIZER_LEARN_TOKENIZER_H_

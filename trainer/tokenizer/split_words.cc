@@ -31,7 +31,7 @@ bool IsSpace(absl::string_view character) {
 
 }  // namespace
 
-void SplitWords(absl::string_view text, absl::FunctionRef<void(absl::string_view word)> use) {
+void SplitWords(absl::string_view text, absl::FunctionRef<void(absl::string_view word)> on_word) {
   static const RE2* const kPattern = new RE2(kWord);  // Never destroyed.
   while (!text.empty()) {
     re2::StringPiece match;
@@ -43,7 +43,7 @@ void SplitWords(absl::string_view text, absl::FunctionRef<void(absl::string_view
       const absl::string_view last = LastCharacter(text.substr(0, size));
       if (size < text.size() && last.size() < size && IsSpace(last)) size -= last.size();
     }
-    use(text.substr(0, size));
+    on_word(text.substr(0, size));
     text.remove_prefix(size);
   }
 }

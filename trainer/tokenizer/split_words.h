@@ -3,9 +3,10 @@
 //   SplitWords("I'm  here, 24h\n", [](absl::string_view word) { ... });
 //   // "I", "'m", " ", " here", ",", " 24", "h", "\n"
 //
-// A word is an English contraction ('s, 't, 're, 've, 'm, 'll, 'd), or letters, digits or other
-// characters, preceded by at most one space, or white space. White space before another word
-// leaves its last character to that. The words are the whole text in order; bytes that are not
+// A word is an English contraction ('s, 't, 're, 've, 'm, 'll, 'd); a run of letters, of digits, or
+// of other characters, each with at most one leading space; or a run of white space. If more text
+// follows a run of white space, its last character is split off: a space begins the next word, any
+// other character is a word of its own. The words are the whole text in order; bytes that are not
 // UTF-8 are words of one byte.
 //
 // Threads: thread-safe.
@@ -18,7 +19,7 @@
 
 namespace evenkeel {
 
-void SplitWords(absl::string_view text, absl::FunctionRef<void(absl::string_view word)> use);
+void SplitWords(absl::string_view text, absl::FunctionRef<void(absl::string_view word)> on_word);
 
 }  // namespace evenkeel
 

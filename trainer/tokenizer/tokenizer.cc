@@ -15,9 +15,9 @@
 namespace evenkeel {
 namespace {
 
-// Longer words, and more of them, are encoded each time.
-constexpr size_t kLongestKnown = 64;  // Bytes.
-constexpr size_t kMostKnown = 1 << 18;
+// Limits of the cache of encoded words.
+constexpr size_t kMaxCachedWordBytes = 64;  // Bytes.
+constexpr size_t kMaxCachedWords = 1 << 18;
 
 // Returns an expression for any of the added tokens, the longest if several begin at one place.
 std::shared_ptr<const RE2> PatternOf(const TokenizerParts& parts) {
@@ -58,21 +58,20 @@ absl::StatusOr<Tokenizer> Tokenizer::Make(TokenizerParts parts) {
   for (int byte = 0; byte < 256; ++byte) {
     if (made.of_byte_[byte] >= 0) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat("byte ", byte, " is no token; all 256 have to be, or a text that contains it ",
-                     "cannot be encoded"));
+        absl::StrCat("no token stands for byte ", byte, "; each of the 256 bytes needs one"));
   }
   for (const auto& [left, right] : parts.merges) {
     const int32_t order = static_cast<int32_t>(made.merges_.size());
     if (!is_token(left) || !is_token(right)) {
-      return absl::InvalidArgumentError(absl::StrCat("merge ", order, " is of tokens ", left,
-                                                     " and ", right, ", of which there are only ",
-                                                     parts.pieces.size()));
+      return absl::InvalidArgumentError(absl::StrCat("merge ", order, " joins tokens ", left,
+                                                     " and ", right, ", but there are only ",
+                                                     parts.pieces.size(), " tokens"));
     }
     const std::string piece = absl::StrCat(parts.pieces[left], parts.pieces[right]);
     const auto token = made.by_piece_.find(piece);
     if (token == made.by_piece_.end()) {
       return absl::InvalidArgumentError(
-          absl::StrCat("merge ", order, " makes \"", piece, "\", which is no token"));
+          absl::StrCat("merge ", order, " yields \"", piece, "\", which is not in the vocabulary"));
     }
     made.merges_.insert({{left, right}, {order, token->second}});
   }
@@ -103,7 +102,7 @@ std::optional<int32_t> Tokenizer::Find(absl::string_view piece) const {
 
 std::vector<int32_t> Tokenizer::Encode(absl::string_view text) const {
   std::vector<int32_t> tokens;
-  Known known;
+  WordCache cache;
   while (added_ != nullptr) {
     re2::StringPiece match;
     if (!added_->Match(re2::StringPiece(text.data(), text.size()), 0, text.size(), RE2::UNANCHORED,
@@ -111,15 +110,15 @@ std::vector<int32_t> Tokenizer::Encode(absl::string_view text) const {
       break;
     }
     const size_t begin = match.data() - text.data();
-    EncodeWords(text.substr(0, begin), known, tokens);
+    EncodeWords(text.substr(0, begin), cache, tokens);
     tokens.push_back(*Find(text.substr(begin, match.size())));
     text.remove_prefix(begin + match.size());
   }
-  EncodeWords(text, known, tokens);
+  EncodeWords(text, cache, tokens);
   return tokens;
 }
 
-void Tokenizer::EncodeWords(absl::string_view text, Known& known,
+void Tokenizer::EncodeWords(absl::string_view text, WordCache& cache,
                             std::vector<int32_t>& tokens) const {
   std::string with_space;
   if (parts_.adds_space && !text.empty() && text[0] != ' ') {
@@ -127,20 +126,20 @@ void Tokenizer::EncodeWords(absl::string_view text, Known& known,
     text = with_space;
   }
   SplitWords(text, [&](absl::string_view word) {
-    if (const auto found = known.find(word); found != known.end()) {
+    if (const auto found = cache.find(word); found != cache.end()) {
       tokens.insert(tokens.end(), found->second.begin(), found->second.end());
       return;
     }
     std::vector<int32_t> encoded = EncodeWord(word);
     tokens.insert(tokens.end(), encoded.begin(), encoded.end());
-    if (word.size() <= kLongestKnown && known.size() < kMostKnown)
-      known.emplace(word, std::move(encoded));
+    if (word.size() <= kMaxCachedWordBytes && cache.size() < kMaxCachedWords)
+      cache.emplace(word, std::move(encoded));
   });
 }
 
 std::vector<int32_t> Tokenizer::EncodeWord(absl::string_view word) const {
-  // A list of neighbours, and the merges of two of them, the first to try on top: so a word of n
-  // bytes takes n log n.
+  // A linked list of tokens and a priority queue of the possible merges, so that a word of n bytes
+  // takes O(n log n) time.
   struct Part {
     int32_t token;
     int32_t before;  // Positions; out of range at the ends.

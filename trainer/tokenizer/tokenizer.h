@@ -9,7 +9,8 @@
 // neighbours that comes first in the list of merges becomes one token, until no pair is in the
 // list. Added tokens, such as <|endoftext|>, are found in the text before it is split. Every
 // sequence of bytes can be encoded, UTF-8 or not, and the pieces of its tokens are the text again
-// (preceded by a space with `adds_space`).
+// (with `adds_space`, plus a space at the beginning and after each added token, where there was
+// none).
 //
 // Threads: immutable.
 // Errors:  InvalidArgument from Make() for parts that do not fit together.
@@ -40,10 +41,11 @@ namespace evenkeel {
 inline constexpr char kEndOfText[] = "<|endoftext|>";
 
 struct TokenizerParts {
-  std::vector<std::string> pieces;  // The bytes of each token; each byte is one; empty: unused.
-  std::vector<std::pair<int32_t, int32_t>> merges;  // In the order in which they are tried.
-  std::vector<int32_t> added;                       // Tokens that are found before all others.
-  bool adds_space = false;                          // To a text that does not begin with one.
+  std::vector<std::string>
+      pieces;  // The bytes of each token. Every byte must be one. Empty: unused.
+  std::vector<std::pair<int32_t, int32_t>> merges;  // Highest priority first.
+  std::vector<int32_t> added;                       // Matched in the text before it is split.
+  bool adds_space = false;                          // To a text that begins without one.
 };
 
 class Tokenizer {
@@ -61,7 +63,7 @@ class Tokenizer {
   }
   // Returns the token with that piece, if there is one.
   std::optional<int32_t> Find(absl::string_view piece) const;
-  // Whether each token is a byte with its value.
+  // Returns true if token i is byte i, for all 256.
   bool is_of_bytes() const;
   const TokenizerParts& parts() const { return parts_; }
 
@@ -71,11 +73,11 @@ class Tokenizer {
     int32_t order = 0;
     int32_t token = 0;
   };
-  // The tokens of words that were encoded already.
-  using Known = absl::flat_hash_map<std::string, std::vector<int32_t>>;
+  // Words that were encoded already in this call, with their tokens.
+  using WordCache = absl::flat_hash_map<std::string, std::vector<int32_t>>;
 
   Tokenizer() = default;
-  void EncodeWords(absl::string_view text, Known& known, std::vector<int32_t>& tokens) const;
+  void EncodeWords(absl::string_view text, WordCache& cache, std::vector<int32_t>& tokens) const;
   std::vector<int32_t> EncodeWord(absl::string_view word) const;
 
   TokenizerParts parts_;

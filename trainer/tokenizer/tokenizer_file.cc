@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -21,7 +22,6 @@
 #include "evenkeel/trainer/tokenizer/gpt2_bytes.h"
 #include "evenkeel/zero_optim/checkpoint/file_io.h"
 #include "evenkeel/zero_optim/checkpoint/strict_json.h"
-#include "nlohmann/json.hpp"
 
 namespace evenkeel {
 namespace {
@@ -91,7 +91,7 @@ std::string TextOf(const Json& value) {
   return value.is_string() ? value.get<std::string>() : value.dump();
 }
 
-// Reads what stands in a file, in the characters of its alphabet.
+// Collects a tokenizer's parts from a file, where characters stand for bytes.
 class PartsReader {
  public:
   absl::Status AddVocabulary(const Json& vocabulary) {
@@ -104,7 +104,7 @@ class PartsReader {
     EK_RETURN_IF_ERROR(Add(content, number));
     const int32_t token = number.get<int32_t>();
     parts_.added.push_back(token);
-    is_text_.insert({token, content});
+    added_text_.insert({token, content});
     return absl::OkStatus();
   }
 
@@ -113,7 +113,7 @@ class PartsReader {
     const auto left_token = tokens_.find(left), right_token = tokens_.find(right);
     if (left_token == tokens_.end() || right_token == tokens_.end()) {
       return Bad(absl::StrCat("merge ", parts_.merges.size(), ", \"", left, " ", right,
-                              "\", is of pieces that the vocabulary lacks"));
+                              "\", uses pieces that are not in the vocabulary"));
     }
     parts_.merges.push_back({left_token->second, right_token->second});
     return absl::OkStatus();
@@ -135,8 +135,8 @@ class PartsReader {
                                 tokens_.size(), " tokens"));
       }
       if (parts_.pieces.size() <= static_cast<size_t>(token)) parts_.pieces.resize(token + 1);
-      const auto text = is_text_.find(token);
-      if (text != is_text_.end()) {
+      const auto text = added_text_.find(token);
+      if (text != added_text_.end()) {
         parts_.pieces[token] = text->second;
       } else {
         EK_ASSIGN_OR_RETURN(parts_.pieces[token], BytesOf(piece));
@@ -157,36 +157,36 @@ class PartsReader {
 
   TokenizerParts parts_;
   absl::flat_hash_map<std::string, int32_t> tokens_;
-  absl::flat_hash_map<int32_t, std::string> is_text_;  // Added tokens stand for themselves.
+  absl::flat_hash_map<int32_t, std::string> added_text_;  // Added tokens stand for themselves.
 };
 
-// GPT-2's kind has each of these, or nothing in its place.
+// Returns an error if a setting differs from GPT-2's.
 absl::Status CheckKind(const Json& json) {
   const auto refuse = [](absl::string_view what, const Json& value) {
     return Bad(absl::StrCat(what, " is ", TextOf(value),
-                            "; only byte-level byte pair encoding, as of GPT-2, can be read"));
+                            "; only byte-level BPE tokenizers like GPT-2's are supported"));
   };
   const auto is_byte_level = [&](const char* part) {
     const Json& value = MemberOf(json, part);
     return value.is_null() || MemberOf(value, "type") == "ByteLevel";
   };
   const Json& model = MemberOf(json, "model");
-  // GPT-2's own file is older than the types.
+  // GPT-2's own file predates the field `type`.
   const Json& type = MemberOf(model, "type");
-  if (type != "BPE" && !type.is_null()) return refuse("the type of its model", type);
+  if (type != "BPE" && !type.is_null()) return refuse("model.type", type);
   const Json& splits = MemberOf(json, "pre_tokenizer");
   if (splits.is_null() || !is_byte_level("pre_tokenizer"))
-    return refuse("its pre_tokenizer", MemberOf(splits, "type"));
-  if (MemberOf(splits, "use_regex") == false) return refuse("its use_regex", false);
+    return refuse("pre_tokenizer", MemberOf(splits, "type"));
+  if (MemberOf(splits, "use_regex") == false) return refuse("use_regex", false);
   if (!MemberOf(json, "normalizer").is_null())
-    return refuse("its normalizer", MemberOf(MemberOf(json, "normalizer"), "type"));
+    return refuse("normalizer", MemberOf(MemberOf(json, "normalizer"), "type"));
   if (!is_byte_level("post_processor"))
-    return refuse("its post_processor", MemberOf(MemberOf(json, "post_processor"), "type"));
+    return refuse("post_processor", MemberOf(MemberOf(json, "post_processor"), "type"));
   for (const char* const name : {"dropout", "continuing_subword_prefix", "end_of_word_suffix",
                                  "byte_fallback", "ignore_merges"}) {
     const Json& value = MemberOf(model, name);
     if (!value.is_null() && value != "" && value != false)
-      return refuse(absl::StrCat("the ", name, " of its model"), value);
+      return refuse(absl::StrCat("model.", name), value);
   }
   return absl::OkStatus();
 }
@@ -200,13 +200,14 @@ absl::StatusOr<Tokenizer> ParseTokenizer(const Json& json) {
   for (const Json& token : added.is_array() ? added : Json::array()) {
     for (const char* const name : {"lstrip", "rstrip", "single_word"}) {
       if (MemberOf(token, name) == true)
-        return Bad(absl::StrCat("added token ", token.dump(), " has ", name));
+        return Bad(
+            absl::StrCat("added token ", token.dump(), " sets ", name, ", which is not supported"));
     }
     EK_RETURN_IF_ERROR(
         reader.AddSpecial(TextOf(MemberOf(token, "content")), MemberOf(token, "id")));
   }
   const Json& merges = MemberOf(model, "merges");
-  if (!merges.is_array()) return Bad("its model has no list of merges");
+  if (!merges.is_array()) return Bad("model has no list of merges");
   for (const Json& merge : merges) {
     const bool is_pair = merge.is_array() && merge.size() == 2;
     EK_RETURN_IF_ERROR(is_pair ? reader.AddMerge(TextOf(merge[0]), TextOf(merge[1]))
@@ -285,7 +286,7 @@ std::string TokenizerJson(const Tokenizer& tokenizer) {
   OrderedJson vocabulary = OrderedJson::object();
   auto& pieces = vocabulary.get_ref<OrderedJson::object_t&>();
   for (int32_t token = 0; token < tokenizer.size(); ++token) {
-    // Not by name, which would search among all that are there.
+    // operator[] would search all earlier members.
     if (!parts.pieces[token].empty()) pieces.push_back({name(token), token});
   }
   OrderedJson merges = OrderedJson::array();

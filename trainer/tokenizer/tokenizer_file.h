@@ -3,9 +3,10 @@
 //   EK_ASSIGN_OR_RETURN(const Tokenizer tokenizer, ReadTokenizer("gpt2"));
 //   const std::string json = TokenizerJson(tokenizer);          // The contents of tokenizer.json.
 //
-// Read are tokenizer.json, or vocab.json with merges.txt beside it; a folder has one of these.
-// tokenizer.json must be GPT-2's kind: byte pair encoding of bytes, no normalizer, no prefixes,
-// suffixes or other tokens around a text. vocab.json's <|endoftext|> is an added token.
+// Reads tokenizer.json, or else vocab.json with merges.txt beside it; the path is a folder or one
+// of the two JSON files. tokenizer.json must describe byte-level BPE as GPT-2 uses it: no
+// normalizer, and no tokens added around a text. <|endoftext|> in vocab.json becomes an added
+// token.
 //
 // Threads: thread-safe.
 // Errors:  NotFound with the folder and the files it lacks; InvalidArgument with the file for one
@@ -22,7 +23,7 @@
 namespace evenkeel {
 
 absl::StatusOr<Tokenizer> ReadTokenizer(const std::string& path);
-// Whether ReadTokenizer() would find a tokenizer in this folder.
+// Returns true if the folder has a tokenizer's files.
 bool HasTokenizer(const std::string& folder);
 std::string TokenizerJson(const Tokenizer& tokenizer);
 

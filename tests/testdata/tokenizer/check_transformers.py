@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares a folder that the trainer saved with what Hugging Face's transformers makes of it, and the other way round.
 
-    pip install torch transformers tokenizers
+    pip install torch==2.15.0 transformers==5.15.1 tokenizers==0.22.1
     bazel build //trainer:train //trainer:generate
     bazel-bin/trainer/train --model=gpt --vocabulary=4096 --max_steps=200 --save=/tmp/jargon/
     python3 tests/testdata/tokenizer/check_transformers.py /tmp/jargon bazel-bin/trainer
@@ -65,7 +65,7 @@ def loss_of_trainer(programs, folder, text):
 
 
 def compare(folder, programs, text):
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model = AutoModelForCausalLM.from_pretrained(folder)
         tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -76,12 +76,12 @@ def compare(folder, programs, text):
     greedy = tokenizer.decode(written[0], clean_up_tokenization_spaces=False)
     text = subprocess.run([programs / "generate", f"--weights={folder}", f"--prompt={PROMPT}", "--temperature=0",
                            f"--tokens={TOKENS}"], check=True, capture_output=True).stdout.decode(errors="replace")
-    good = abs(ours - theirs) <= 1e-6 * max(1, theirs) and greedy == text and not said
+    good = abs(ours - theirs) <= 1e-6 * max(1, theirs) and greedy == text and not caught
     print(f"{folder}: loss {ours:.7f}, of transformers {theirs:.7f}; greedy text {'equal' if greedy == text else 'differs'}"
-          f"; {len(said)} warnings: {'ok' if good else 'FAILED'}")
+          f"; {len(caught)} warnings: {'ok' if good else 'FAILED'}")
     if greedy != text:
         print(repr(greedy), repr(text), sep="\n")
-    for warning in said:
+    for warning in caught:
         print(warning.message)
     return good, model, tokenizer
 

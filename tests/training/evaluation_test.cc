@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "evenkeel/tests/training/program.h"
 #include "evenkeel/tests/training/small_data.h"
 #include "evenkeel/tests/training/train_program.h"
@@ -65,11 +66,13 @@ std::map<std::string, std::string> MetadataOf(const std::string& path) {
 
 // Rank 2 is exhausted in the last step of each epoch, with uneven steps rank 0 for most of it.
 TEST(EvaluationTest, IsThatOfARunWhichEndsThere) {
-  for (const std::string uneven : {"", "--rank_steps=3,11,7"}) {
-    SCOPED_TRACE(uneven);
+  // The running statistics of the cnn are those of the highest rank with a batch.
+  for (const Flags& flags : {Flags{}, Flags{"--rank_steps=3,11,7"},
+                             Flags{"--model=cnn", "--widths=2,3", "--rank_steps=3,11,7"}}) {
+    SCOPED_TRACE(absl::StrJoin(flags, " "));
     const std::string metrics = TempPath("metrics.jsonl");
-    Flags more = {"--eval_every=3", "--metrics=" + metrics};
-    if (!uneven.empty()) more.push_back(uneven);
+    Flags more = flags;
+    more.insert(more.end(), {"--eval_every=3", "--metrics=" + metrics});
     const Ended whole = TrainSmall(more);
     const std::vector<json> events = Events(metrics, "evaluation");
     ASSERT_THAT(StepsOf(events), ElementsAre(3, 6, 9, 12, 15, 18, 21));
@@ -78,8 +81,9 @@ TEST(EvaluationTest, IsThatOfARunWhichEndsThere) {
     EXPECT_EQ(total, 22);
     for (const int at : {0, 2, 3, 6}) {
       const std::string shorter = TempPath("shorter.jsonl");
-      Flags until = {absl::StrCat("--max_steps=", 3 * (at + 1)), "--metrics=" + shorter};
-      if (!uneven.empty()) until.push_back(uneven);
+      Flags until = flags;
+      until.insert(until.end(),
+                   {absl::StrCat("--max_steps=", 3 * (at + 1)), "--metrics=" + shorter});
       TrainSmall(until);
       EXPECT_EQ(Events(shorter, "test")[0]["loss"], events[at]["test_loss"]);
       EXPECT_EQ(Events(shorter, "test")[0]["accuracy"], events[at]["test_accuracy"]);
@@ -111,6 +115,9 @@ TEST(EvaluationTest, APartOfTheTestDataIsNotComparedWithAllOfIt) {
   EXPECT_THAT(StepsOf(Events(metrics, "evaluation")), ElementsAre(11, 22));
   EXPECT_NE(Events(metrics, "evaluation")[1]["test_loss"],
             Events(metrics, "epoch")[1]["test_loss"]);
+  // The epoch that ends with step 11 does not count.
+  EXPECT_THAT(TrainSmall({"--lr=0", "--eval_every=5", "--eval_batches=1", "--patience=3"}).out,
+              HasSubstr("stopped after step 20"));
 }
 
 // With a learning rate of 0 no evaluation is better than the first.
@@ -152,6 +159,42 @@ TEST(PatienceTest, IsKeptOverAResumption) {
     EXPECT_THAT(TrainSmall(part).out, Not(HasSubstr("stopped after")));
   }
   EXPECT_THAT(TrainSmall(flags).out, HasSubstr("stopped after step 6"));
+}
+
+TEST(PatienceTest, AResumedRunThatHasConvergedStopsAtOnce) {
+  const std::string folder = TempPath("converged"), metrics = TempPath("converged.jsonl");
+  std::filesystem::remove_all(folder);
+  const Flags flags = {"--lr=0", "--eval_every=1", "--patience=2", "--checkpoint_dir=" + folder,
+                       "--metrics=" + metrics};
+  EXPECT_THAT(TrainSmall(flags).out, HasSubstr("stopped after step 3"));
+  EXPECT_THAT(Events(metrics, "step"), SizeIs(3));
+  const Ended again = TrainSmall(flags);
+  EXPECT_THAT(again.out, AllOf(HasSubstr("step-000000003"), HasSubstr("stopped after step 3"),
+                               HasSubstr("test_accuracy=")));
+  EXPECT_THAT(Events(metrics, "step"), SizeIs(3));
+}
+
+// With the running statistics of that evaluation, which are not rank 0's.
+TEST(SaveBestTest, SavesTheBuffersThatWereEvaluated) {
+  const std::string best = TempPath("best_cnn.safetensors"), end = TempPath("end_cnn.safetensors");
+  const Flags cnn = {"--model=cnn", "--widths=2,3",    "--rank_steps=3,11,7",
+                     "--epochs=1",  "--optimizer=sgd", "--lr=0.5"};
+  Flags with = cnn, until = cnn;
+  with.insert(with.end(), {"--eval_every=1", "--save_best", "--save=" + best});
+  TrainSmall(with);
+  const std::string step = MetadataOf(best).at("steps");
+  ASSERT_NE(step, "11") << "the test needs its best evaluation within an epoch";
+  until.insert(until.end(), {"--max_steps=" + step, "--save=" + end});
+  TrainSmall(until);
+  EXPECT_EQ(MaxDifference(ReadWeights(best), ReadWeights(end)), 0);
+}
+
+// Nothing is evaluated before the end, and that is of other data.
+TEST(SaveBestTest, WithoutABestTheLastWeightsAreSaved) {
+  const std::string save = TempPath("only.safetensors");
+  TrainSmall(
+      {"--max_steps=2", "--eval_every=5", "--eval_batches=1", "--save_best", "--save=" + save});
+  EXPECT_TRUE(std::filesystem::exists(save));
 }
 
 TEST(SaveBestTest, SavesTheBestWeights) {

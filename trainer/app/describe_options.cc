@@ -124,6 +124,7 @@ RunSettings SettingsOf(const TrainOptions& options, const Model& model, const Tr
       {"augmentation", absl::StrCat("shift ", options.augment.max_shift, ", mirrors ",
                                     Text(options.augment.mirrors))},
       {"data", options.data.path},
+      {"test_data", options.data.test_path},
       {"eval_batches", absl::StrCat(options.eval_batches)},
       {"epochs", absl::StrCat(options.epochs)},
       {"max_steps", absl::StrCat(options.max_steps)},

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <iostream>
+#include <numeric>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -15,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
+#include "evenkeel/comm/status.h"
 
 namespace evenkeel {
 namespace {
@@ -65,7 +67,61 @@ bool WantsHelp() {
   return std::ranges::any_of(spellings, IsSet);
 }
 
+// Returns the least number of characters to insert, delete or replace.
+size_t EditDistance(absl::string_view a, absl::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 0; i < a.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i + 1);
+    for (size_t j = 0; j < b.size(); ++j) {
+      const size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({replaced, row[j] + 1, row[j + 1] + 1});
+    }
+  }
+  return row.back();
+}
+
+// Returns the type of the flag --name or --noname; "" if there is none.
+std::string TypeOf(absl::string_view name) {
+  gflags::CommandLineFlagInfo info;
+  if (gflags::GetCommandLineFlagInfo(std::string(name).c_str(), &info)) return info.type;
+  if (!absl::ConsumePrefix(&name, "no")) return "";
+  const bool is_known = gflags::GetCommandLineFlagInfo(std::string(name).c_str(), &info);
+  return is_known && info.type == "bool" ? info.type : "";
+}
+
 }  // namespace
+
+absl::Status FlagTable::CheckNames(absl::Span<char* const> arguments) const {
+  // gflags ignores unknown flags that it names.
+  const auto names_unknown = [](absl::string_view argument) {
+    return absl::StartsWith(argument, "--undefok") || absl::StartsWith(argument, "-undefok");
+  };
+  if (std::ranges::any_of(arguments, names_unknown)) return absl::OkStatus();
+  bool is_value = false;  // Of the flag before it.
+  for (absl::string_view argument : arguments) {
+    if (argument == "--") break;
+    if (std::exchange(is_value, false) || !absl::ConsumePrefix(&argument, "-") || argument.empty())
+      continue;
+    absl::ConsumePrefix(&argument, "-");
+    const absl::string_view name = argument.substr(0, argument.find('='));
+    const std::string type = TypeOf(name);
+    is_value = type != "bool" && name.size() == argument.size();
+    if (!type.empty()) continue;
+    const size_t most_edits = std::min<size_t>(2, name.size() / 2);
+    std::pair<size_t, absl::string_view> nearest = {most_edits + 1, ""};
+    for (const Flags& group : groups_) {
+      for (const char* flag : group.names)
+        nearest = std::min(nearest, {EditDistance(name, flag), flag});
+    }
+    return absl::InvalidArgumentError(absl::StrCat(
+        "unknown flag --", name, "; ",
+        nearest.second.empty() ? "" : absl::StrCat("did you mean --", nearest.second, "? "),
+        "see --help"));
+  }
+  return absl::OkStatus();
+}
 
 template <typename Value>
 void FlagTable::Add(const char* name, Value& value, const char* help) {
@@ -91,6 +147,7 @@ absl::StatusOr<bool> FlagTable::Parse(absl::string_view summary, int argc, char*
       folder != nullptr && chdir(folder) != 0) {
     return absl::ErrnoToStatus(errno, absl::StrCat("cannot change to the folder ", folder));
   }
+  EK_RETURN_IF_ERROR(CheckNames(absl::MakeSpan(argv + 1, argc - 1)));
   gflags::ParseCommandLineNonHelpFlags(&argc, &argv, /*remove_flags=*/true);
   if (WantsHelp()) {
     std::cout << summary << Help();

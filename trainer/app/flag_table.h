@@ -31,8 +31,10 @@
 #include <type_traits>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 
 namespace evenkeel {
 
@@ -58,8 +60,8 @@ class FlagTable {
 
   // Changes to the folder in which `bazel run` was called, and parses the flags. Returns false if
   // it has printed `summary` and the help, because --help was given.
-  // Errors: InvalidArgument for an argument that is not a flag. An unknown flag or a malformed
-  //         value ends the program, as gflags does.
+  // Errors: InvalidArgument for an argument that is not a flag, and for an unknown flag, with the
+  //         most similar one. A malformed value ends the program, as gflags does.
   absl::StatusOr<bool> Parse(absl::string_view summary, int argc, char** argv);
 
   std::string Help() const;
@@ -70,6 +72,7 @@ class FlagTable {
     std::vector<const char*> names;
   };
 
+  absl::Status CheckNames(absl::Span<char* const> arguments) const;
   static bool IsGiven(const char* name);
 
   std::vector<Flags> groups_;

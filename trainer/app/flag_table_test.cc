@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace evenkeel {
 namespace {
@@ -61,6 +62,31 @@ TEST(FlagTableTest, ParsingSetsWhatIsGivenAndLeavesTheRest) {
   EXPECT_FALSE(program.flags.loud);
   EXPECT_EQ(program.flags.kind, "b");
   EXPECT_EQ(program.flags.rate, std::nullopt);
+}
+
+// Returns the error of a command line, without changing any flag.
+std::string ErrorOf(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), "program");
+  std::vector<char*> argv;
+  for (std::string& argument : arguments) argv.push_back(argument.data());
+  argv.push_back(nullptr);
+  const absl::StatusOr<bool> runs =
+      TheProgram().table.Parse("", static_cast<int>(arguments.size()), argv.data());
+  return std::string(runs.status().message());
+}
+
+TEST(FlagTableTest, UnknownFlagsAreNamedWithTheMostSimilarOne) {
+  EXPECT_EQ(ErrorOf({"--test_cuont=4"}),
+            "unknown flag --test_cuont; did you mean --test_count? see --help");
+  EXPECT_EQ(ErrorOf({"-test_fil", "x"}),
+            "unknown flag --test_fil; did you mean --test_file? see --help");
+  EXPECT_EQ(ErrorOf({"--something"}), "unknown flag --something; see --help");
+  EXPECT_EQ(ErrorOf({"--notest_count"}), "unknown flag --notest_count; see --help");
+  EXPECT_EQ(ErrorOf({"--=3"}), "unknown flag --; see --help");
+  // Values that look like flags.
+  EXPECT_EQ(ErrorOf({"--test_kind", "--a", "--test_loud", "--test_rate", "-0.5"}), "");
+  EXPECT_EQ(ErrorOf({"--test_kind=--a"}), "");
+  EXPECT_EQ(ErrorOf({"-"}), "unexpected argument \"-\"; see --help");
 }
 
 }  // namespace

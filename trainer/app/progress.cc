@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <numbers>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/string_view.h"
 
 namespace evenkeel {
 namespace {
@@ -54,10 +56,17 @@ int Columns(std::FILE* out) {
   return ioctl(fileno(out), TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
 }
 
+// Open MPI gives its ranks a terminal, whose output it passes on line by line.
+bool TakesEscapes() {
+  const char* const terminal = std::getenv("TERM");
+  return terminal != nullptr && absl::string_view(terminal) != "dumb" &&
+         std::getenv("OMPI_COMM_WORLD_SIZE") == nullptr;
+}
+
 }  // namespace
 
 ProgressLine::ProgressLine(std::FILE* out, const ProgressOptions& options)
-    : ProgressLine(out, options, isatty(fileno(out)) == 1) {}
+    : ProgressLine(out, options, isatty(fileno(out)) == 1 && TakesEscapes()) {}
 
 ProgressLine::ProgressLine(std::FILE* out, const ProgressOptions& options, bool is_terminal)
     : out_(out), options_(options), is_terminal_(is_terminal) {}

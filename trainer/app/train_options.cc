@@ -27,6 +27,7 @@ namespace {
 constexpr int kMaxRanksPerHost = 1024;  // Larger values are taken for typing errors.
 constexpr int kMaxShift = 16;
 constexpr int64_t kMaxAccumulated = 1 << 20;
+constexpr int64_t kMaxSampleTokens = 10'000;  // The other ranks wait for them.
 constexpr double kMaxBucketMegabytes = 100000;
 
 template <typename... Parts>
@@ -311,7 +312,8 @@ absl::Status CheckNumbers(const TrainFlags& flags) {
   EK_RETURN_IF_ERROR(CheckRange("eval_batches", flags.eval_batches, int64_t{0}, kMaxAccumulated));
   EK_RETURN_IF_ERROR(CheckAtLeast("patience", flags.patience, int64_t{0}));
   EK_RETURN_IF_ERROR(CheckAtLeast("sample_every", flags.sample_every, int64_t{0}));
-  EK_RETURN_IF_ERROR(CheckAtLeast("sample_tokens", flags.sample_tokens, int64_t{1}));
+  EK_RETURN_IF_ERROR(
+      CheckRange("sample_tokens", flags.sample_tokens, int64_t{1}, kMaxSampleTokens));
   EK_RETURN_IF_ERROR(CheckRange("bucket_cap_mb", flags.bucket_cap_mb, 0.0, kMaxBucketMegabytes));
   return CheckRange("first_bucket_mb", flags.first_bucket_mb, 0.0, kMaxBucketMegabytes);
 }

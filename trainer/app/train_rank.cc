@@ -111,6 +111,7 @@ class Job {
                               return absl::OkStatus();
                             }};
     bool stopped = run_.has_converged();  // It was resumed.
+    if (stopped) NoteConvergence(run_.first_step());
     for (; epoch_ < run_.plan().epochs() && !stopped; ++epoch_) {
       EK_ASSIGN_OR_RETURN(const EpochResult result, run_.TrainEpoch(epoch_, on_step, pauses));
       if (result.stopped_after.has_value()) return Stop(result);
@@ -121,8 +122,8 @@ class Job {
       EK_RETURN_IF_ERROR(SaveIfBest(tested));
       stopped = result.stopped_early;
       if (run_.has_converged()) {
-        EK_RETURN_IF_ERROR(run_.SaveIfUnsaved(epoch_));
         NoteConvergence(tested.steps);
+        EK_RETURN_IF_ERROR(run_.SaveIfUnsaved(epoch_));
         stopped = true;
       }
     }
@@ -132,7 +133,7 @@ class Job {
     }
     EK_ASSIGN_OR_RETURN(const uint64_t state_hash, run_.AgreeOnState());
     // The weights first: they are the most important result.
-    if (output_ != nullptr && !has_ended_ && !options_.saves_best) {
+    if (output_ != nullptr && !has_ended_ && SavesLast()) {
       EK_RETURN_IF_ERROR(Own(SaveWeights({{"test_accuracy", absl::StrCat(test_.accuracy())}})));
     }
     if (options_.wants_record()) EK_RETURN_IF_ERROR(WriteRecord(/*ending=*/""));
@@ -148,7 +149,7 @@ class Job {
   absl::Status Stop(const EpochResult& result) {
     was_stopped_ = true;
     std::string saved = result.checkpoint;
-    if (saved.empty() && !options_.save_file.empty() && !options_.saves_best) {
+    if (saved.empty() && !options_.save_file.empty() && SavesLast()) {
       EK_RETURN_IF_ERROR(run_.ShareBuffers());
       if (output_ != nullptr) {
         EK_RETURN_IF_ERROR(Own(SaveWeights({{"steps", absl::StrCat(*result.stopped_after)}})));
@@ -194,6 +195,9 @@ class Job {
     return Own(SaveWeights({{"steps", absl::StrCat(tested.steps)},
                             {"test_loss", absl::StrCat(tested.test.loss_mean())}}));
   }
+
+  // The last weights are saved, too, if none were the best.
+  bool SavesLast() const { return !options_.saves_best || !run_.has_best(); }
 
   void NoteConvergence(int64_t step) {
     recorder_.OnEvent(std::max<int64_t>(0, step - 1), "converged",

@@ -1,6 +1,9 @@
 #include "evenkeel/trainer/app/training_run.h"
 
+#include <cstdint>
+#include <limits>
 #include <memory>
+#include <string>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -72,6 +75,9 @@ absl::Status TrainingRun::Init() {
   if (const DevicePlace& place = setup_.model->place(); !place.is_host()) {
     clock_ = std::make_unique<StreamClock>(*place.runtime, place.stream.ref());
   }
+  samples_of_part_ = options_.eval_batches > 0
+                         ? options_.eval_batches * options_.batch_size * comm_->world_size()
+                         : std::numeric_limits<int64_t>::max();
   EK_RETURN_IF_ERROR(FindBeginning());
   // Parameters frozen from the first step on get no optimizer state.
   ApplyFreezeSchedule(options_.freeze, first_step_, parameters);
@@ -109,13 +115,17 @@ absl::Status TrainingRun::FindBeginning() {
   first_epoch_ = state->at.epoch;
   first_step_ = step_ = state->steps;
   saved_step_ = state->steps;
-  // Losses of different data cannot be compared.
+  // Losses of different data cannot be compared. Rank 0 decides: hosts may have other paths.
   const RunSettings::Values &before = state->settings.free, &now = checkpoints_->settings().free;
   const auto is_equal = [&](const std::string& name) {
     const auto a = before.find(name), b = now.find(name);
     return a != before.end() && b != now.end() && a->second == b->second;
   };
-  if (is_equal("data") && is_equal("eval_batches")) best_ = state->best;
+  const bool is_same = is_equal("test_data") && is_equal("eval_batches") &&
+                       (options_.eval_batches == 0 || checkpoints_->terms().is_exact);
+  EK_ASSIGN_OR_RETURN(const std::vector<std::string> same,
+                      AgreeOn(*comm_, "setup", absl::OkStatus(), is_same ? "1" : "0"));
+  if (same[0] == "1") best_ = before_latest_ = state->best;
   // The plan that assigned these samples continues; with different ranks or batches a new one
   // begins at this step.
   EK_ASSIGN_OR_RETURN(setup_.plan,

@@ -131,6 +131,8 @@ class TrainingRun {
   absl::StatusOr<TestResult> TestEpoch();
   // Returns whether the last evaluation ended the training (--patience).
   bool has_converged() const { return options_.patience > 0 && best_.since >= options_.patience; }
+  // Returns false if no evaluation has had a finite loss.
+  bool has_best() const { return best_.step > 0; }
   // Writes a checkpoint after that epoch, if there is none after its last step.
   absl::Status SaveIfUnsaved(int epoch);
   // Makes the ranks' buffers equal to those with which the next epoch would begin.
@@ -212,7 +214,7 @@ class TrainingRun {
   bool IsSampleDue(int64_t steps) const;
   // Evaluates within an epoch without changing any rank's buffers. `root`: the rank whose buffers
   // are used.
-  absl::StatusOr<TestResult> TestInEpoch(int root);
+  absl::Status TestInEpoch(int root, const Pauses& pauses);
   TestResult UpdateBest(const Evaluation& test);
   absl::StatusOr<Evaluation> TestWithoutSharing(int64_t most);
   // Returns the prompt and the text generated after it.
@@ -268,11 +270,13 @@ class TrainingRun {
 
   bool failed_locally_ = false;
   bool failed_together_ = false;
-  int64_t steps_done_ = 0;   // By all ranks, at the last GoOn().
-  int64_t step_ = 0;         // Steps of the group until now.
-  int64_t saved_step_ = -1;  // The step of the last checkpoint; -1: none.
-  BestTest best_;            // Equal on all ranks.
-  BestTest before_latest_;   // best_ before the latest evaluation.
+  int64_t steps_done_ = 0;       // By all ranks, at the last GoOn().
+  int64_t step_ = 0;             // Steps of the group until now.
+  int64_t saved_step_ = -1;      // The step of the last checkpoint; -1: none.
+  BestTest best_;                // Equal on all ranks.
+  BestTest before_latest_;       // best_ before the latest evaluation.
+  int latest_epoch_ = 0;         // That of the latest evaluation.
+  int64_t samples_of_part_ = 0;  // Of the evaluations within an epoch.
   // Results of this rank's batches by epoch, when they were used for training; and those of the
   // last batch, which may have to be repeated.
   std::map<int, Evaluation> trained_;

@@ -109,43 +109,47 @@ absl::StatusOr<Evaluation> TrainingRun::TestWithoutSharing(int64_t most) {
   const int64_t size = std::min(most, setup_.data->test->size());
   const int64_t begin = size * comm_->rank() / comm_->world_size();
   const int64_t end = size * (comm_->rank() + 1) / comm_->world_size();
-  EK_ASSIGN_OR_RETURN(const Evaluation mine,
-                      Evaluate(*setup_.model, *setup_.data->test, begin, end,
-                               std::min(options_.batch_size, kLargestEvaluationBatch)));
-  return SumOverRanks(*comm_, mine);
+  const absl::StatusOr<Evaluation> mine =
+      Evaluate(*setup_.model, *setup_.data->test, begin, end,
+               std::min(options_.batch_size, kLargestEvaluationBatch));
+  EK_RETURN_IF_ERROR(Own(mine.status()));
+  return SumOverRanks(*comm_, *mine);
 }
 
 bool TrainingRun::IsTestDue(int epoch, int64_t steps) const {
-  if (options_.eval_every == 0 || steps == 0 || steps % options_.eval_every != 0) return false;
+  if (options_.dry_run || options_.eval_every == 0 || steps == 0 ||
+      steps % options_.eval_every != 0) {
+    return false;
+  }
   // The end of an epoch has an evaluation of its own, of all the data.
   return options_.eval_batches > 0 || steps != plan().FirstStep(epoch + 1);
 }
 
 bool TrainingRun::IsSampleDue(int64_t steps) const {
-  return options_.sample_every > 0 && steps % options_.sample_every == 0;
+  return !options_.dry_run && options_.sample_every > 0 && steps % options_.sample_every == 0;
 }
 
-absl::StatusOr<TestResult> TrainingRun::TestInEpoch(int root) {
+absl::Status TrainingRun::TestInEpoch(int root, const Pauses& pauses) {
   // The rank whose buffers are shared may be exhausted in the next step, which then begins with
   // those of another rank.
   std::vector<std::string> kept;
   if (!setup_.model->buffers().empty()) {
-    EK_ASSIGN_OR_RETURN(const HostTensors own, setup_.model->ToHost());
-    for (const TensorView& buffer : own.buffers)
+    const absl::StatusOr<HostTensors> own = setup_.model->ToHost();
+    EK_RETURN_IF_ERROR(Own(own.status()));
+    for (const TensorView& buffer : own->buffers)
       kept.emplace_back(static_cast<const char*>(buffer.data), buffer.bytes());
   }
   EK_RETURN_IF_ERROR(ShareBuffersOf(root));
-  const int64_t most = options_.eval_batches * options_.batch_size * comm_->world_size();
-  EK_ASSIGN_OR_RETURN(
-      const Evaluation test,
-      TestWithoutSharing(options_.eval_batches > 0 ? most : std::numeric_limits<int64_t>::max()));
-  if (!kept.empty()) {
-    EK_ASSIGN_OR_RETURN(const HostTensors shared, setup_.model->ToHost());
-    for (size_t i = 0; i < kept.size(); ++i)
-      std::copy(kept[i].begin(), kept[i].end(), static_cast<char*>(shared.buffers[i].data));
-    EK_RETURN_IF_ERROR(setup_.model->FromHost(shared));
-  }
-  return UpdateBest(test);
+  EK_ASSIGN_OR_RETURN(const Evaluation test, TestWithoutSharing(samples_of_part_));
+  const TestResult result = UpdateBest(test);
+  // Before the buffers are restored: the weights may be saved with those that were evaluated.
+  if (pauses.on_test != nullptr) EK_RETURN_IF_ERROR(Own(pauses.on_test(result)));
+  if (kept.empty()) return absl::OkStatus();
+  const absl::StatusOr<HostTensors> shared = setup_.model->ToHost();
+  EK_RETURN_IF_ERROR(Own(shared.status()));
+  for (size_t i = 0; i < kept.size(); ++i)
+    std::copy(kept[i].begin(), kept[i].end(), static_cast<char*>(shared->buffers[i].data));
+  return Own(setup_.model->FromHost(*shared));
 }
 
 absl::StatusOr<TestResult> TrainingRun::TestEpoch() {
@@ -156,15 +160,16 @@ absl::StatusOr<TestResult> TrainingRun::TestEpoch() {
 }
 
 TestResult TrainingRun::UpdateBest(const Evaluation& test) {
-  if (best_.latest < step_) {  // Not repeated.
-    before_latest_ = best_;
-    best_.latest = step_;
-    ++best_.since;
-    const double loss = test.loss_mean();
-    if (std::isfinite(loss) && (best_.step == 0 || loss < best_.loss))
-      best_ = {.loss = loss, .step = step_, .latest = step_};
-  }
-  return {.steps = step_, .test = test, .is_best = best_.step == step_};
+  TestResult result{.steps = step_, .test = test};
+  if (best_.latest >= step_) return result;  // Evaluated already.
+  before_latest_ = best_;
+  latest_epoch_ = epoch_;
+  best_.latest = step_;
+  ++best_.since;
+  const double loss = test.loss_mean();
+  result.is_best = std::isfinite(loss) && (best_.step == 0 || loss < best_.loss);
+  if (result.is_best) best_ = {.loss = loss, .step = step_, .latest = step_};
+  return result;
 }
 
 absl::StatusOr<std::string> TrainingRun::SampleText() {
@@ -263,22 +268,26 @@ absl::StatusOr<GoneOn> TrainingRun::GoOn(const absl::Status& why) {
 absl::StatusOr<int> TrainingRun::FindPlace(int epochs_done) {
   // Between two epochs the number of steps does not show whether the last one was evaluated.
   step_ = steps_done_;
-  // Rank 0 may have been lost before it saved the weights of the latest evaluation.
-  const BestTest kept = best_.latest == step_ ? before_latest_ : best_;
   ByteWriter mine;
-  mine.I32(epochs_done).F64(kept.loss).I64(kept.step).I64(kept.latest).I64(kept.since);
+  mine.I32(epochs_done).I32(latest_epoch_);
+  for (const BestTest& best : {best_, before_latest_})
+    mine.F64(best.loss).I64(best.step).I64(best.latest).I64(best.since);
   EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
                       comm_->control().Exchange("place", mine.Take(), comm_->timeout()));
   for (size_t rank = 0; rank < parts.size(); ++rank) {
     ByteReader reader(parts[rank]);
     epochs_done = std::min(epochs_done, reader.I32());
-    const BestTest best{
-        .loss = reader.F64(), .step = reader.I64(), .latest = reader.I64(), .since = reader.I64()};
+    const int latest_epoch = reader.I32();
+    BestTest theirs[2];
+    for (BestTest& best : theirs) best = {reader.F64(), reader.I64(), reader.I64(), reader.I64()};
     EK_RETURN_IF_ERROR(reader.Finish("the place of a rank"));
-    // A rank may have been lost after some ranks had judged an evaluation.
-    if (rank == 0) best_ = best;
+    if (rank > 0) continue;
+    latest_epoch_ = latest_epoch;
+    best_ = theirs[0];
+    before_latest_ = theirs[1];
   }
-  step_ = steps_done_;
+  // It will be repeated: rank 0 may have been lost before it saved the weights.
+  if (best_.latest == step_ && epochs_done <= latest_epoch_) best_ = before_latest_;
   EK_ASSIGN_OR_RETURN(setup_.plan, plan().GoOn(plan().PositionAfter(steps_done_, epochs_done),
                                                comm_->world_size()));
   return plan().begin.epoch;

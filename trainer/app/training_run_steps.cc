@@ -288,16 +288,23 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(
     return checkpoints_ != nullptr &&
            checkpoints_->IsDue(facts.step, plan().total_steps, answer.requests);
   };
+  // A job that is told to stop may have little time.
+  const auto is_test_due = [&](const StepAnswer& answer) {
+    return IsTestDue(epoch, facts.step) && (answer.requests & StepRequests::kStop) == 0;
+  };
+  const auto is_sample_due = [&](const StepAnswer& answer) {
+    return IsSampleDue(facts.step) && (answer.requests & StepRequests::kStop) == 0;
+  };
   const auto test = [&](int root) -> absl::Status {
-    EK_ASSIGN_OR_RETURN(const TestResult tested, TestInEpoch(root));
+    EK_RETURN_IF_ERROR(TestInEpoch(root, pauses));
     result.has_converged = has_converged();
-    return pauses.on_test == nullptr ? absl::OkStatus() : Own(pauses.on_test(tested));
+    begin = absl::Now();  // No part of the next step.
+    return absl::OkStatus();
   };
   pause_->on_call = [&](const StepAnswer& answer) -> absl::Status {
     EK_RETURN_IF_ERROR(ReportAll(on_step));
-    if (IsTestDue(epoch, facts.step))
-      EK_RETURN_IF_ERROR(test(options_.joins ? answer.highest_active : 0));
-    if (IsSampleDue(facts.step) && rank == 0 && pauses.on_sample != nullptr) {
+    if (is_test_due(answer)) EK_RETURN_IF_ERROR(test(options_.joins ? answer.highest_active : 0));
+    if (is_sample_due(answer) && rank == 0 && pauses.on_sample != nullptr) {
       const PhaseScope saving(*comm_, StepPhase::kSaving);
       EK_ASSIGN_OR_RETURN(const std::string text, SampleText());
       EK_RETURN_IF_ERROR(Own(pauses.on_sample(facts.step, text)));
@@ -305,7 +312,7 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(
     if (is_save_due(answer)) {
       EK_ASSIGN_OR_RETURN(result.checkpoint, Save(epoch, facts.step, answer));
     }
-    begin = absl::Now();  // No part of the next step.
+    begin = absl::Now();
     return clock_ == nullptr ? absl::OkStatus() : Own(clock_->Start());
   };
   watch_->on_call = [&](const StepAnswer& answer) {
@@ -348,8 +355,7 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(
       // The answer has arrived: gradients were reduced with it.
       EK_ASSIGN_OR_RETURN(const StepAnswer answer, StepControl::Of(*comm_).current()->Wait());
       EK_RETURN_IF_ERROR(finish_step(answer, std::move(own)));
-      if (!is_save_due(answer) && !IsTestDue(epoch, facts.step) && !IsSampleDue(facts.step))
-        continue;
+      if (!is_save_due(answer) && !is_test_due(answer) && !is_sample_due(answer)) continue;
       EK_RETURN_IF_ERROR(pause_->TakePart());  // Exhausted ranks have updated their state, too.
       EK_RETURN_IF_ERROR(pause_->on_call(answer));
     }

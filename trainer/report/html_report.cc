@@ -170,7 +170,7 @@ std::string GradientNormChart(const RunRecord& record) {
   const Points points = OverSteps(record, [](const StepPoint& p) { return p.gradient_norm; });
   const bool is_known = std::ranges::any_of(points, [](auto p) { return std::isfinite(p.y); });
   if (!is_known) return "";
-  Chart chart = ChartOf(record, "Norm of the gradients, before clipping");
+  Chart chart = ChartOf(record, "Gradient norm before clipping");
   chart.begins_at_zero = true;
   AddCurve(chart, "gradients", "plain", points);
   return RenderChart(chart);

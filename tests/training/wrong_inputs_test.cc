@@ -164,7 +164,9 @@ TEST(OutOfMemoryTest, IsASentence) {
 const std::vector<WrongInput>& Inputs() {
   static const auto* const inputs = new std::vector<WrongInput>{
       // Flags that are not understood: gflags says which.
-      {"UnknownFlag", {"--optimiser=sgd"}, "ERROR: unknown command line flag 'optimiser'"},
+      {"UnknownFlag",
+       {"--optimiser=sgd"},
+       "train: unknown flag --optimiser; did you mean --optimizer? see --help"},
       {"NoNumber",
        {"--epochs=many"},
        "ERROR: illegal value 'many' specified for int32 flag 'epochs'"},

@@ -64,7 +64,7 @@ TEST(FlagTableTest, ParsingSetsWhatIsGivenAndLeavesTheRest) {
   EXPECT_EQ(program.flags.rate, std::nullopt);
 }
 
-// Returns the error of a command line, without changing any flag.
+// Returns the error of a command line.
 std::string ErrorOf(std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), "program");
   std::vector<char*> argv;
@@ -81,7 +81,8 @@ TEST(FlagTableTest, UnknownFlagsAreNamedWithTheMostSimilarOne) {
   EXPECT_EQ(ErrorOf({"-test_fil", "x"}),
             "unknown flag --test_fil; did you mean --test_file? see --help");
   EXPECT_EQ(ErrorOf({"--something"}), "unknown flag --something; see --help");
-  EXPECT_EQ(ErrorOf({"--notest_count"}), "unknown flag --notest_count; see --help");
+  EXPECT_EQ(ErrorOf({"--notest_count"}),
+            "unknown flag --notest_count; did you mean --test_count? see --help");
   EXPECT_EQ(ErrorOf({"--=3"}), "unknown flag --; see --help");
   // Values that look like flags.
   EXPECT_EQ(ErrorOf({"--test_kind", "--a", "--test_loud", "--test_rate", "-0.5"}), "");

@@ -147,7 +147,7 @@ TEST_F(ProgressTest, EndsWhereTheTerminalDoes) {
 
 TEST_F(ProgressTest, ADumbTerminalGetsLines) {
   EXPECT_EQ(OnTerminal("dumb"),
-            "epoch 1/2  step 2/1000  loss 0.5000  accuracy 0.0%  0 samples/s  1:23:10 left\r\n");
+            "epoch 1/2  step 2/1000  loss 0.5000  accuracy 0.0%  0 samples/s  1h23 left\r\n");
 }
 
 TEST_F(ProgressTest, PrintsNothingWhenNothingWasDone) {

@@ -71,9 +71,10 @@ constexpr char kSummary[] =
   bazel run //trainer:generate -- --weights=model.safetensors --prompt="Once upon"
   bazel run //trainer:generate -- --weights=checkpoints --temperature=0.8 --top_k=40 --seed=7
 
-Reads models that train saved, and GPT-2 files of other programs. Prints the prompt, then each token's bytes, which need
-not be valid UTF-8, as soon as it is generated. Ends after --tokens tokens or at the end of the text. On a terminal a
-newline follows. Without a tokenizer prompt and output are token numbers.
+Reads models that train saved, and GPT-2 files of other programs. Prints the prompt, then the
+bytes of each token as soon as it is generated, which need not be valid UTF-8. Ends after --tokens
+tokens or at the end of the text. On a terminal a newline follows. Without a tokenizer prompt and
+output are token numbers.
 
 )";
 

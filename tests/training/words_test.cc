@@ -74,7 +74,7 @@ TEST_F(WordsTest, LossIsPerByteOfTheText) {
       Lines(
           std::vector<std::string>(absl::StrSplit(trained_.out, "test_bits_per_byte=")).back())[0],
       &bits));
-  EXPECT_LT(bits, 1.5);  // Of 8.2 bits per token at the beginning, and some 5 bytes in each.
+  EXPECT_LT(bits, 1.5);  // It begins with 8.2 bits per token; a token has some 5 bytes.
   EXPECT_GT(bits, 0.01);
 }
 

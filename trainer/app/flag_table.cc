@@ -99,7 +99,7 @@ absl::Status FlagTable::CheckNames(absl::Span<char* const> arguments) const {
     return absl::StartsWith(argument, "--undefok") || absl::StartsWith(argument, "-undefok");
   };
   if (std::ranges::any_of(arguments, names_unknown)) return absl::OkStatus();
-  bool is_value = false;  // Of the flag before it.
+  bool is_value = false;  // The next argument is the value of this flag.
   for (absl::string_view argument : arguments) {
     if (argument == "--") break;
     if (std::exchange(is_value, false) || !absl::ConsumePrefix(&argument, "-") || argument.empty())

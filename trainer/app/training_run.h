@@ -275,8 +275,8 @@ class TrainingRun {
   int64_t saved_step_ = -1;      // The step of the last checkpoint; -1: none.
   BestTest best_;                // Equal on all ranks.
   BestTest before_latest_;       // best_ before the latest evaluation.
-  int latest_epoch_ = 0;         // That of the latest evaluation.
-  int64_t samples_of_part_ = 0;  // Of the evaluations within an epoch.
+  int latest_epoch_ = 0;         // The epoch of the latest evaluation.
+  int64_t samples_of_part_ = 0;  // Test samples of an evaluation within an epoch.
   // Results of this rank's batches by epoch, when they were used for training; and those of the
   // last batch, which may have to be repeated.
   std::map<int, Evaluation> trained_;

@@ -265,7 +265,7 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(
     absl::Status status;
     facts.gradient_norm = kUnknown;
     if (clock_ != nullptr && facts.own_samples > 0) {
-      // That of the step before, for which the host need not wait.
+      // The host need not wait for the norm of the step before.
       if (!unreported_.empty())
         unreported_.back().facts.gradient_norm = NormOf(options_, optimizer_->check_before());
       status = ReportPassed(on_step);
@@ -288,7 +288,7 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(
     return checkpoints_ != nullptr &&
            checkpoints_->IsDue(facts.step, plan().total_steps, answer.requests);
   };
-  // A job that is told to stop may have little time.
+  // A job that has to stop may have little time.
   const auto is_test_due = [&](const StepAnswer& answer) {
     return IsTestDue(epoch, facts.step) && (answer.requests & StepRequests::kStop) == 0;
   };

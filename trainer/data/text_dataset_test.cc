@@ -118,7 +118,7 @@ TEST(TextDatasetTest, NoSequenceCrossesABorderAndNoByteIsDropped) {
   }
 }
 
-// Of all tokens but the first of each run, some are predicted twice.
+// All tokens but the first of each run are predicted, some of them twice.
 TEST(TextDatasetTest, TokensOfATokenizer) {
   std::string line = "one two three four five six seven eight nine ten\n", whole;
   while (static_cast<int64_t>(whole.size()) < 41 * kBlock) whole += line;

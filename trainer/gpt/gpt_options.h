@@ -29,8 +29,7 @@ struct GptOptions {
   double dropout = 0;  // After the embeddings, of attention weights, and at the end of each part.
   GptCompute compute = GptCompute::kFloat32;
   uint64_t seed = 0;
-  std::shared_ptr<const Tokenizer>
-      tokenizer;  // Of its vocabulary; null: unknown. Saved with the model.
+  std::shared_ptr<const Tokenizer> tokenizer;  // Null: unknown. It is saved with the model.
 };
 
 // "tiny" (2 layers, width 64, 2 heads, context 64), "mini" (4 layers, width 128, 4 heads, context

@@ -71,7 +71,7 @@ TEST(HeadsInConfigTest, ReadsWhatIsWritten) {
   EXPECT_EQ(*HeadsOf(HfFiles({.heads = 7}).at("config.json")), 7);
   EXPECT_EQ(*HeadsOf("{}"), std::nullopt);
   EXPECT_EQ(*HeadsInConfig(testing::TempDir() + "/nowhere"), std::nullopt);
-  // Of something else that lies in the folder.
+  // The file belongs to something else in the folder.
   EXPECT_EQ(*HeadsOf(R"({"model_type": "bert", "n_head": 3})"), std::nullopt);
 }
 

@@ -42,7 +42,7 @@ absl::Status DeviceAttention::Forward(const Operands* qkv, Operands* probabiliti
     const AttentionRows rows = RowsFrom(begin);
     EK_RETURN_IF_ERROR(Weigh(rows, qkv, probabilities));
     const void* const weights =
-        rows.drops ? memory_.operands : At(probabilities, begin * shape_.context);
+        rows.weights_in_block ? memory_.operands : At(probabilities, begin * shape_.context);
     EK_RETURN_IF_ERROR(Product(rows.Output(), weights, At(qkv, 2 * size()),
                                {layers_.operand(), At(output, begin * shape_.head_width)}));
   }
@@ -56,7 +56,7 @@ absl::Status DeviceAttention::Weigh(const AttentionRows& rows, const Operands* q
                              At(qkv, size()), {DType::kFloat32, memory_.scores}));
   return layers_.CausalSoftmaxForward(ForLayers(rows), noise_, memory_.scores,
                                       At(probabilities, rows.begin * shape_.context),
-                                      rows.drops ? memory_.operands : nullptr);
+                                      rows.weights_in_block ? memory_.operands : nullptr);
 }
 
 absl::Status DeviceAttention::Backward(const Operands* qkv, Operands* probabilities,
@@ -80,10 +80,10 @@ absl::Status DeviceAttention::BackwardRows(const AttentionRows& rows, const Oper
   const void* const first = At(probabilities, rows.begin * shape_.context);
 
   // Gradients of the values, which the probabilities weighted after dropout.
-  if (rows.drops)
+  if (rows.weights_in_block)
     EK_RETURN_IF_ERROR(layers_.DropProbabilities(own, noise_, first, memory_.operands));
-  EK_RETURN_IF_ERROR(Product(rows.DiffValues(), rows.drops ? memory_.operands : first, diff,
-                             {DType::kFloat32, diff_qkv + 2 * size()}));
+  EK_RETURN_IF_ERROR(Product(rows.DiffValues(), rows.weights_in_block ? memory_.operands : first,
+                             diff, {DType::kFloat32, diff_qkv + 2 * size()}));
 
   // Gradients of the scores.
   EK_RETURN_IF_ERROR(

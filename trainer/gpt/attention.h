@@ -3,25 +3,27 @@
 //
 //   CausalAttention<float, float> attention(&products, &held);
 //   const AttentionShape shape{.sequences = 8, .context = 128, .heads = 4, .head_width = 32};
-//   EK_RETURN_IF_ERROR(attention.Forward(shape, noise, qkv, probabilities, output));
-//   EK_RETURN_IF_ERROR(attention.Backward(shape, noise, qkv, probabilities, diff_output,
-//                                         diff_qkv));
+//   EK_RETURN_IF_ERROR(attention.Forward(shape, noise, qkv, output));
+//   EK_RETURN_IF_ERROR(attention.Backward(shape, noise, qkv, diff_output, diff_qkv));
 //
-// Blocks of rows go through all steps together. The columns after a block's last row, which are
-// masked for all its rows, are never computed; the matrices are read in place, side by side in
-// `qkv`.
+// Probabilities are not kept: Backward computes them again, with equal bits. Some matrices go
+// through all steps together, one block of rows after another, so that their scores stay in the
+// cache. The columns after a block's last row, which are masked for all its rows, are never
+// computed; the matrices are read in place, side by side in `qkv`.
 //
 // Shapes:    qkv and diff_qkv [sequences * context, 3 * width], width = heads * head_width:
-//            queries, keys, values; probabilities [sequences, heads, context, context], after a
-//            block's last row unspecified; output and diff_output [sequences * context, width].
-// Dropout:   of the probabilities, where noise.probability > 0; Backward wants the noise that
+//            queries, keys, values; output and diff_output [sequences * context, width].
+// Memory:    at most 3 work areas of kAttentionPartBytes, or of a block of one matrix (64 rows of
+//            `context` scores) if that is larger.
+// Dropout:   of the probabilities, where noise.probability > 0; Backward requires the noise that
 //            Forward had.
 // Types:     T is float or double; O, the operand type of products, is T or, for float, BFloat16.
 // Ownership: `products` and `held` (buffer.h) outlive it. Nothing is kept from call to call but
 //            memory.
 // Threads:   thread-compatible, together with `products`.
 // Errors:    those of StridedProducts.
-// Source:    Vaswani et al., "Attention is all you need", 2017, section 3.2.
+// Source:    Vaswani et al., "Attention is all you need", 2017, section 3.2; Dao et al.,
+//            "FlashAttention", 2022, for computing the probabilities twice.
 
 #ifndef EVENKEEL_TRAINER_GPT_ATTENTION_H_
 #define EVENKEEL_TRAINER_GPT_ATTENTION_H_
@@ -36,26 +38,38 @@
 
 namespace evenkeel {
 
+// One such area and what a part reads fit into the second-level cache of a core.
+inline constexpr int64_t kAttentionPartBytes = 256 << 10;
+
 template <typename T, typename O>
 class CausalAttention {
  public:
   CausalAttention(StridedProducts<O>* products, int64_t* held)
-      : products_(*products), scores_(held), operands_(held) {}
+      : products_(*products), scores_(held), probabilities_(held), operands_(held) {}
 
   absl::Status Forward(const AttentionShape& shape, const DropoutNoise& noise, const O* qkv,
-                       O* probabilities, O* output);
+                       O* output);
   absl::Status Backward(const AttentionShape& shape, const DropoutNoise& noise, const O* qkv,
-                        const O* probabilities, const O* diff_output, T* diff_qkv);
+                        const O* diff_output, T* diff_qkv);
 
  private:
-  absl::Status ForwardRows(const AttentionRows& rows, const DropoutNoise& noise, const O* qkv,
-                           O* probabilities, O* output);
-  absl::Status BackwardRows(const AttentionRows& rows, const DropoutNoise& noise, const O* qkv,
-                            const O* probabilities, const O* diff_output, T* diff_qkv);
+  // A block of rows of some matrices, of which `first_matrix` is the first.
+  struct Block {
+    AttentionRows rows;
+    int64_t first_matrix = 0;
+    DropoutNoise noise;
+  };
+
+  absl::Status ForwardBlock(const Block& block, const O* qkv, O* output);
+  absl::Status BackwardBlock(const Block& block, const O* qkv, const O* diff_output, T* diff_qkv);
+  absl::Status Weigh(const Block& block, const O* qkv, O* probabilities);
+  template <typename I, typename R>
+  void Drop(const Block& block, const I* input, R* output) const;
 
   StridedProducts<O>& products_;
-  Buffer<T> scores_;    // [matrices, rows of a block, context]
-  Buffer<O> operands_;  // As large; for dropout, and where O is not T.
+  Buffer<T> scores_;         // [matrices, rows of a block, context], like the next two
+  Buffer<O> probabilities_;  // Unused in Forward.
+  Buffer<O> operands_;       // Unused where T is O: the scores' memory serves.
 };
 
 }  // namespace evenkeel

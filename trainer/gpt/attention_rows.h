@@ -2,7 +2,8 @@
 // devices (trainer/device/device_attention.h): how each reads its factors in place and where it
 // writes.
 //
-//   const AttentionRows rows{shape, begin, end, block_rows, qkv, output, /*drops=*/false};
+//   const AttentionRows rows{shape, begin, end, block_rows, qkv, output,
+//                            /*weights_in_block=*/false};
 //   products.Run(rows.Scores(), queries, keys, nullptr, scores);
 //   products.Run(rows.Output(), probabilities, values, nullptr, output);
 //
@@ -39,7 +40,7 @@ struct AttentionRows {
   int64_t block_rows = 0;  // In a matrix of the block's memory: scores, dropped probabilities.
   MatrixStrides qkv;       // For queries, keys, values and their gradients.
   MatrixStrides output;    // For the output and its gradient.
-  bool drops = false;      // The weights of values are in the block's memory.
+  bool weights_in_block = false;  // The weights of values are in the block's memory.
 
   int64_t count() const { return end - begin; }
   template <typename T>
@@ -59,7 +60,9 @@ struct AttentionRows {
 
  private:
   MatrixStrides Memory() const { return Square(block_rows * shape.context); }
-  MatrixStrides Weights() const { return drops ? Memory() : Square(shape.context * shape.context); }
+  MatrixStrides Weights() const {
+    return weights_in_block ? Memory() : Square(shape.context * shape.context);
+  }
   MatrixStrides Square(int64_t matrix) const {
     return {.outer = shape.heads * matrix, .head = matrix, .row = shape.context};
   }

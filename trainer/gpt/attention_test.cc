@@ -18,19 +18,14 @@ template <typename T, typename O = T>
 struct Memory {
   explicit Memory(const AttentionShape& shape)
       : shape(shape),
-        probabilities(shape.matrices() * shape.context * shape.context),
         output(shape.sequences * shape.context * shape.width()),
         diff_qkv(3 * output.size(), 99) {}
 
   void Forward(const std::vector<O>& qkv) {
-    EXPECT_TRUE(
-        attention.Forward(shape, noise, qkv.data(), probabilities.data(), output.data()).ok());
+    EXPECT_TRUE(attention.Forward(shape, noise, qkv.data(), output.data()).ok());
   }
   void Backward(const std::vector<O>& qkv, const std::vector<O>& diff) {
-    EXPECT_TRUE(
-        attention
-            .Backward(shape, noise, qkv.data(), probabilities.data(), diff.data(), diff_qkv.data())
-            .ok());
+    EXPECT_TRUE(attention.Backward(shape, noise, qkv.data(), diff.data(), diff_qkv.data()).ok());
   }
 
   AttentionShape shape;
@@ -38,7 +33,7 @@ struct Memory {
   int64_t held = 0;
   StridedProducts<O> products;
   CausalAttention<T, O> attention{&products, &held};
-  std::vector<O> probabilities, output;
+  std::vector<O> output;
   std::vector<T> diff_qkv;
 };
 

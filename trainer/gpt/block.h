@@ -46,16 +46,15 @@ struct BlockMemory {
   explicit BlockMemory(int64_t* held) : held(held) {}
 
   int64_t* const held;
-  Buffer<O> norm_1{held};         // [rows, width]
-  Buffer<O> qkv{held};            // [rows, 3 width]
-  Buffer<O> probabilities{held};  // [sequences, heads, context, context]
-  Buffer<O> mixed{held};          // [rows, width]: the heads' means
-  Buffer<T> middle{held};         // [rows, width]: the sum after attention
-  Buffer<O> norm_2{held};         // [rows, width]
-  Buffer<T> hidden{held};         // [rows, 4 width]
-  Buffer<O> activated{held};      // [rows, 4 width]
-  Buffer<T> output{held};         // [rows, width]
-  Buffer<T> statistics{held};     // [4, rows]: of both norms
+  Buffer<O> norm_1{held};      // [rows, width]
+  Buffer<O> qkv{held};         // [rows, 3 width]
+  Buffer<O> mixed{held};       // [rows, width]: the heads' means
+  Buffer<T> middle{held};      // [rows, width]: the sum after attention
+  Buffer<O> norm_2{held};      // [rows, width]
+  Buffer<T> hidden{held};      // [rows, 4 width]
+  Buffer<O> activated{held};   // [rows, 4 width]
+  Buffer<T> output{held};      // [rows, width]
+  Buffer<T> statistics{held};  // [4, rows]: of both norms
 };
 
 // Workspaces that all layers share: no content outlives the pass of one layer.
@@ -127,9 +126,8 @@ class Block {
     O* qkv = memory.qkv.Resize(3 * size);
     EK_RETURN_IF_ERROR(Apply(tools, pass.Linear(width_, 3 * width_), p.c_attn, norm_1, qkv));
     O* mixed = memory.mixed.Resize(size);
-    EK_RETURN_IF_ERROR(
-        tools.attention.Forward(pass.Attention(width_, heads_), pass.Noise(first_stream_), qkv,
-                                memory.probabilities.Resize(rows * heads_ * pass.context), mixed));
+    EK_RETURN_IF_ERROR(tools.attention.Forward(pass.Attention(width_, heads_),
+                                               pass.Noise(first_stream_), qkv, mixed));
     T* middle = memory.middle.Resize(size);
     EK_RETURN_IF_ERROR(Apply(tools, pass.Linear(width_, width_), p.attn_c_proj, mixed, middle));
     EndPart(pass, first_stream_ + 1, input, middle);
@@ -244,7 +242,7 @@ class Block {
     T* diff_qkv = tools.wide.Resize(4 * size);
     EK_RETURN_IF_ERROR(tools.attention.Backward(pass.Attention(width_, heads_),
                                                 pass.Noise(first_stream_), memory.qkv.data(),
-                                                memory.probabilities.data(), diff_mixed, diff_qkv));
+                                                diff_mixed, diff_qkv));
     const O* diff_operand = AsOperand(3 * size, diff_qkv, tools.wide_operand);
     T* diff_norm = tools.norm_diff.Resize(size);
     EK_RETURN_IF_ERROR(LinearBackward(tools, widening, p.c_attn, memory.norm_1.data(), diff_operand,

@@ -71,6 +71,10 @@ absl::Status Check(const GptOptions& options) {
 
 constexpr double kDeviation = 0.02;
 
+// The scores of a chunk of rows take kHeadBytes, or those of kLeastHeadRows rows if that is more:
+// products of fewer rows are slower, because each reads the token table and updates its gradient.
+constexpr int64_t kHeadBytes = 16 << 20, kLeastHeadRows = 256;
+
 // The model for each precision: T is the type of values, gradients and sums, O the operand type of
 // matrix products.
 template <typename T, typename O>
@@ -92,7 +96,10 @@ class GptModel : public Gpt {
   const GptOptions& options() const override { return options_; }
   absl::StatusOr<std::span<const float>> NextToken(std::span<const int32_t> tokens) override {
     EK_ASSIGN_OR_RETURN(const int64_t row, ScorePrompt(tokens));
-    const T* scores = scores_.data() + row * options_.vocabulary;
+    T* scores = scores_.data();  // Has room for one row.
+    EK_RETURN_IF_ERROR(LinearBackwardInput(tools_.products, Head(/*rows=*/1),
+                                           tools_.operands.Matrix(token_table_),
+                                           final_.data() + row * options_.width, scores));
     if constexpr (std::is_same_v<T, float>) {
       return std::span(scores, options_.vocabulary);
     } else {
@@ -148,7 +155,6 @@ class GptModel : public Gpt {
   absl::StatusOr<PendingResult> DoForward(const Batch& any, Mode mode,
                                           const PassOptions& options) override {
     const auto& batch = std::get<TokenBatch>(any);
-    const bool trains = mode == Mode::kTraining;
     const Operands<T, O>& operands = tools_.operands;
     const int64_t rows = static_cast<int64_t>(batch.inputs.size()), size = rows * options_.width;
     pass_ = GptPass(options_, batch, mode, options);
@@ -170,15 +176,40 @@ class GptModel : public Gpt {
     LayerNormForward(rows, options_.width, sum, operands.Vector(final_norm_.weight),
                      operands.Vector(final_norm_.bias), final_.Resize(size), FinalStatistics());
 
-    T* scores = scores_.Resize(rows * options_.vocabulary);
-    EK_RETURN_IF_ERROR(LinearBackwardInput(tools_.products, Head(), operands.Matrix(token_table_),
-                                           final_.data(), scores));
-    O* diff_scores =
-        trains ? OperandMemory(scores, rows * options_.vocabulary, diff_scores_) : nullptr;
-    const double count = static_cast<double>(rows);
-    const TokenLossResult loss =
-        TokenLoss(options_.vocabulary, scores, batch.targets, options.weight / count, diff_scores);
-    return BatchResult{.loss_mean = loss.sum / count, .correct = loss.correct};
+    return HeadPass(batch.targets, mode, options.weight);
+  }
+
+  // Scores, loss and, in training, what Backward requires of them: the gradients of the last norm's
+  // output and of the head's weight. Some rows go through all steps together, so that the scores of
+  // all of them never exist at once.
+  absl::StatusOr<PendingResult> HeadPass(std::span<const int32_t> targets, Mode mode,
+                                         double weight) {
+    const int64_t rows = pass_.rows(), vocabulary = options_.vocabulary, width = options_.width;
+    const bool trains = mode == Mode::kTraining;
+    const O* table = tools_.operands.Matrix(token_table_);
+    const int64_t most = std::max<int64_t>(kLeastHeadRows, kHeadBytes / (vocabulary * sizeof(T)));
+    const int64_t chunk = std::min(most, rows);
+    T* scores = scores_.Resize(chunk * vocabulary);
+    O* diff_scores = trains ? OperandMemory(scores, chunk * vocabulary, diff_scores_) : nullptr;
+    T* diff = trains ? head_diff_.Resize(rows * width) : nullptr;
+    head_gradient_is_known_ = trains && parameters().trainable(token_table_);
+    T* gradient = head_gradient_is_known_ ? head_gradient_.Resize(vocabulary * width) : nullptr;
+
+    TokenLossResult loss;
+    for (int64_t begin = 0; begin < rows; begin += chunk) {
+      const LinearShape head = Head(std::min(chunk, rows - begin));
+      const O* input = final_.data() + begin * width;
+      EK_RETURN_IF_ERROR(LinearBackwardInput(tools_.products, head, table, input, scores));
+      loss += TokenLoss(vocabulary, scores, targets.subspan(begin, head.rows),
+                        weight / static_cast<double>(rows), diff_scores);
+      if (!trains) continue;
+      EK_RETURN_IF_ERROR(
+          LinearForward(tools_.products, head, diff_scores, table, nullptr, diff + begin * width));
+      if (gradient == nullptr) continue;
+      const GradTarget<T> target{.data = gradient, .add = begin > 0};
+      EK_RETURN_IF_ERROR(LinearBackwardWeight(tools_.products, head, diff_scores, input, target));
+    }
+    return BatchResult{.loss_mean = loss.sum / static_cast<double>(rows), .correct = loss.correct};
   }
 
   absl::Status DoBackward(GradientSink& sink) override {
@@ -198,18 +229,18 @@ class GptModel : public Gpt {
 
   absl::Status HeadBackward(GradientSink& sink, GradTarget<T> token_gradient) {
     const int64_t rows = pass_.rows(), size = rows * options_.width;
-    const O* diff_scores = OperandMemory(scores_.data(), rows * options_.vocabulary, diff_scores_);
-    T* diff_norm = tools_.norm_diff.Resize(size);
-    EK_RETURN_IF_ERROR(LinearForward(tools_.products, Head(), diff_scores,
-                                     tools_.operands.Matrix(token_table_), nullptr, diff_norm));
     if (token_gradient) {
-      EK_RETURN_IF_ERROR(LinearBackwardWeight(tools_.products, Head(), diff_scores, final_.data(),
-                                              token_gradient));
+      if (!head_gradient_is_known_) {
+        return absl::FailedPreconditionError(
+            "gpt: wte.weight became trainable between Forward and Backward; change it before "
+            "Forward");
+      }
+      WriteGradient(options_.vocabulary * options_.width, head_gradient_.data(), token_gradient);
     }
     T* diff = diff_.Resize(size);
     std::fill(diff, diff + size, T{0});
     return NormBackward(tools_, rows, options_.width, final_norm_, BlockInput(blocks_.size()),
-                        FinalStatistics(), diff_norm, sink, diff);
+                        FinalStatistics(), head_diff_.data(), sink, diff);
   }
 
   absl::Status EmbeddingBackwardAndAnnounce(GradientSink& sink, GradTarget<T> token_gradient) {
@@ -234,7 +265,9 @@ class GptModel : public Gpt {
   }
   // The head as the layer from scores to hidden states, which has wte as its weight: forward is
   // that one's way back.
-  LinearShape Head() const { return pass_.Linear(options_.vocabulary, options_.width); }
+  LinearShape Head(int64_t rows) const {
+    return {.rows = rows, .inputs = options_.vocabulary, .outputs = options_.width};
+  }
   RowStatistics<T> FinalStatistics() const {
     return {statistics_.data(), statistics_.data() + pass_.rows()};
   }
@@ -254,9 +287,12 @@ class GptModel : public Gpt {
   Buffer<T> embedded_{&held_};             // [rows, width]
   Buffer<T> statistics_{&held_};           // [2, rows]
   Buffer<O> final_{&held_};                // [rows, width], after the last norm
-  Buffer<T> scores_{&held_};  // [rows, vocabulary]; where T is O, their gradient takes their place
-  Buffer<O> diff_scores_{&held_};  // Unused where T is O.
-  Buffer<T> diff_{&held_};         // [rows, width]: of what goes from layer to layer
+  Buffer<T> scores_{&held_};  // [rows of a chunk, vocabulary]; where T is O, also their gradient
+  Buffer<O> diff_scores_{&held_};    // Unused where T is O.
+  Buffer<T> head_diff_{&held_};      // [rows, width]: of the last norm's output
+  Buffer<T> head_gradient_{&held_};  // [vocabulary, width]: the head's part of wte.weight's
+  bool head_gradient_is_known_ = false;
+  Buffer<T> diff_{&held_};  // [rows, width]: of what goes from layer to layer
 
   GptPass pass_;                     // The last Forward's.
   std::span<const int32_t> inputs_;  // The last training Forward's.

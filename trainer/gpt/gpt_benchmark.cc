@@ -26,11 +26,12 @@ namespace {
 class Training {
  public:
   static absl::StatusOr<Training> Start(const char* preset, GptCompute compute, double dropout,
-                                        int64_t sequences) {
+                                        int64_t vocabulary, int64_t sequences) {
     absl::StatusOr<GptOptions> options = GptPreset(preset);
     if (!options.ok()) return options.status();
     options->compute = compute;
     options->dropout = dropout;
+    options->vocabulary = vocabulary;
     absl::StatusOr<std::unique_ptr<Gpt>> model = MakeGpt(*options);
     if (!model.ok()) return model.status();
     return Training(*std::move(model), sequences);
@@ -76,9 +77,11 @@ class Training {
   int64_t step_ = 0;
 };
 
-void RunSteps(benchmark::State& state, const char* preset, GptCompute compute, double dropout = 0) {
+void RunSteps(benchmark::State& state, const char* preset, GptCompute compute, double dropout = 0,
+              int64_t vocabulary = 256) {
   SetComputeThreads(1);
-  absl::StatusOr<Training> training = Training::Start(preset, compute, dropout, state.range(0));
+  absl::StatusOr<Training> training =
+      Training::Start(preset, compute, dropout, vocabulary, state.range(0));
   if (!training.ok() || !training->Step().ok()) return state.SkipWithError("the first step failed");
   for (auto _ : state) {
     if (!training->Step().ok()) return state.SkipWithError("a step failed");
@@ -95,11 +98,15 @@ void BM_MiniBFloat16(benchmark::State& state) { RunSteps(state, "mini", GptCompu
 void BM_MiniFloat32Dropout(benchmark::State& state) {
   RunSteps(state, "mini", GptCompute::kFloat32, 0.1);
 }
+void BM_MiniFloat32Words(benchmark::State& state) {
+  RunSteps(state, "mini", GptCompute::kFloat32, 0, 4096);
+}
 BENCHMARK(BM_TinyFloat32)->Arg(8)->Unit(benchmark::kMillisecond);
 BENCHMARK(BM_TinyBFloat16)->Arg(8)->Unit(benchmark::kMillisecond);
 BENCHMARK(BM_MiniFloat32)->Arg(8)->Unit(benchmark::kMillisecond);
 BENCHMARK(BM_MiniBFloat16)->Arg(8)->Unit(benchmark::kMillisecond);
 BENCHMARK(BM_MiniFloat32Dropout)->Arg(8)->Unit(benchmark::kMillisecond);
+BENCHMARK(BM_MiniFloat32Words)->Arg(8)->Unit(benchmark::kMillisecond);
 
 }  // namespace
 }  // namespace evenkeel

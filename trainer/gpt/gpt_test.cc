@@ -206,6 +206,50 @@ TEST(GptTest, GradientsAreAddedToThoseThatAreThere) {
   }
 }
 
+// The head takes at most 256 rows of so many scores at once.
+TEST(GptTest, ChunksOfTheHeadAreOneMean) {
+  constexpr int64_t kVocabulary = 20000, kRows = 150;
+  const std::unique_ptr<Gpt> model = Make({.vocabulary = kVocabulary,
+                                           .context = kRows,
+                                           .layers = 1,
+                                           .width = 2,
+                                           .heads = 1,
+                                           .compute = GptCompute::kFloat64});
+  Enlarge<double>(*model);
+  const Tokens both(1, 2 * kRows, kVocabulary);
+  const std::span<const int32_t> inputs = both.inputs, targets = both.targets;
+  model->parameters().ClearGradients();
+  const absl::StatusOr<double> loss = Step(*model, both.Batch(kRows));
+  ASSERT_TRUE(loss.ok()) << loss.status();
+  const std::vector<std::vector<double>> together = Gradients<double>(*model);
+  EXPECT_LT(model->ActivationBytes(), 2 * kRows * kVocabulary * sizeof(double));
+
+  model->parameters().ClearGradients();
+  double mean = 0;
+  for (const int64_t begin : {int64_t{0}, kRows}) {
+    const absl::StatusOr<double> half =
+        Step(*model, {inputs.subspan(begin, kRows), targets.subspan(begin, kRows), kRows},
+             {.weight = 0.5});
+    ASSERT_TRUE(half.ok()) << half.status();
+    mean += *half / 2;
+  }
+  EXPECT_NEAR(*loss, mean, 1e-12);
+  const std::vector<std::vector<double>> apart = Gradients<double>(*model);
+  for (size_t i = 0; i < apart.size(); ++i)
+    EXPECT_LT(RelativeError<double>(together[i], apart[i]), 1e-10) << i;
+}
+
+TEST(GptTest, TheTokenTableDoesNotBecomeTrainableBetweenForwardAndBackward) {
+  const std::unique_ptr<Gpt> model = Make(Small());
+  const Tokens tokens(1);
+  model->parameters().SetTrainable(0, false);
+  ASSERT_TRUE(model->Forward(tokens.Batch(), Mode::kTraining).ok());
+  model->parameters().SetTrainable(0, true);
+  const absl::Status status = model->Backward([](int) { return absl::OkStatus(); });
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("wte.weight became trainable"));
+}
+
 TEST(GptTest, FrozenParametersGetNoGradientAndTheOthersWhatTheyGotBefore) {
   const std::unique_ptr<Gpt> model = Make(Small());
   const Tokens tokens(1);

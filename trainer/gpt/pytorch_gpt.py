@@ -1,20 +1,19 @@
 #!/usr/bin/python3
 """The training steps of gpt_benchmark in PyTorch, on one thread: tokens per second of forward, backward and AdamW.
 
-    OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 /usr/bin/python3 trainer/gpt/pytorch_gpt.py [--preset=mini] [--steps=20]
+    OMP_NUM_THREADS=1 python3 trainer/gpt/pytorch_gpt.py [--preset=mini] [--steps=20] [--compile] [--compute=bfloat16]
 
-Wants PyTorch and a fast BLAS for it (Debian: python3-torch, libopenblas0-pthread). Prints median and best.
+Requires PyTorch 2 (pip install torch); --compile requires a C++ compiler. Prints median and best.
 """
 
 import argparse
-import math
 import statistics
 import time
 
 import torch
 import torch.nn.functional as F
 
-PRESETS = {"tiny": (256, 64, 2, 64, 2), "mini": (256, 128, 4, 128, 4)}
+PRESETS = {"tiny": (256, 64, 2, 64, 2), "mini": (256, 128, 4, 128, 4), "words": (4096, 128, 4, 128, 4)}
 
 
 class Conv1D(torch.nn.Module):
@@ -28,22 +27,20 @@ class Conv1D(torch.nn.Module):
 
 
 class Block(torch.nn.Module):
-    def __init__(self, context, width, heads):
+    def __init__(self, width, heads):
         super().__init__()
         self.heads = heads
         self.ln_1, self.ln_2 = torch.nn.LayerNorm(width), torch.nn.LayerNorm(width)
         self.c_attn, self.c_proj = Conv1D(width, 3 * width), Conv1D(width, width)
         self.c_fc, self.c_proj_2 = Conv1D(width, 4 * width), Conv1D(4 * width, width)
-        self.register_buffer("hidden", torch.ones(context, context, dtype=torch.bool).triu(1))
 
     def forward(self, x):
         n, context, width = x.shape
         query, key, value = (
             part.view(n, context, self.heads, -1).transpose(1, 2) for part in self.c_attn(self.ln_1(x)).split(width, 2)
         )
-        scores = query @ key.transpose(2, 3) / math.sqrt(width // self.heads)
-        weights = scores.masked_fill(self.hidden, -math.inf).softmax(-1)
-        x = x + self.c_proj((weights @ value).transpose(1, 2).reshape(n, context, width))
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.c_proj(mixed.transpose(1, 2).reshape(n, context, width))
         return x + self.c_proj_2(F.gelu(self.c_fc(self.ln_2(x)), approximate="tanh"))
 
 
@@ -51,7 +48,7 @@ class Gpt(torch.nn.Module):
     def __init__(self, vocabulary, context, layers, width, heads):
         super().__init__()
         self.wte, self.wpe = torch.nn.Embedding(vocabulary, width), torch.nn.Embedding(context, width)
-        self.h = torch.nn.ModuleList(Block(context, width, heads) for _ in range(layers))
+        self.h = torch.nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.ln_f = torch.nn.LayerNorm(width)
         for table in (self.wte, self.wpe):
             torch.nn.init.normal_(table.weight, std=0.02)
@@ -69,25 +66,28 @@ def main():
     parser.add_argument("--preset", choices=PRESETS, default="mini")
     parser.add_argument("--sequences", type=int, default=8)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--compute", choices=("float32", "bfloat16"), default="float32")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     vocabulary, context = PRESETS[args.preset][:2]
     model = Gpt(*PRESETS[args.preset])
     inputs, targets = torch.randint(vocabulary, (2, args.sequences, context))
-    # Whether AdamW goes tensor by tensor or with its foreach kernels, whichever is faster.
-    for foreach in (False, True):
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=foreach)
-        seconds = []
-        for step in range(args.steps + 3):
-            begin = time.perf_counter()
-            optimizer.zero_grad(set_to_none=False)
-            model(inputs, targets).backward()
-            optimizer.step()
-            if step >= 3:  # The first ones warm up.
-                seconds.append(time.perf_counter() - begin)
-        median, best = (args.sequences * context / value for value in (statistics.median(seconds), min(seconds)))
-        print(f"{args.preset} foreach={foreach}: median {median:.0f} tokens/s, best {best:.0f}")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    run = torch.compile(model) if args.compile else model
+    seconds = []
+    for step in range(args.steps + 3):
+        begin = time.perf_counter()
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=args.compute == "bfloat16"):
+            loss = run(inputs, targets)
+        loss.backward()
+        optimizer.step()
+        if step >= 3:  # The first ones warm up.
+            seconds.append(time.perf_counter() - begin)
+    median, best = statistics.median(seconds), min(seconds)
+    print(f"{args.preset}: median {median * 1e3:.1f} ms, {args.sequences * context / median:.0f} tokens/s, best {best * 1e3:.1f} ms")
 
 
 if __name__ == "__main__":

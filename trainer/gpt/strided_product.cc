@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <utility>
 
-#include "evenkeel/trainer/gpt/vector_math.h"
+#include "absl/types/span.h"
+#include "evenkeel/comm/arith/convert.h"
+#include "evenkeel/comm/status.h"
 
 namespace evenkeel {
 namespace {
@@ -42,24 +44,55 @@ T* At(T* data, const MatrixStrides& strides, int64_t outer, int64_t head) {
 }
 
 // One of the products, row by row; `sums` has room for a row.
-template <typename Operand, typename Sum, typename Result>
-void PlainProduct(const StridedShape& shape, const Operand* left, const Operand* right,
-                  const Sum* bias, Result* output, Sum* sums) {
+void PlainProduct(const StridedShape& shape, const double* left, const double* right,
+                  const double* bias, double* output, double* sums) {
   for (int64_t r = 0; r < shape.rows; ++r) {
-    Result* to = output + r * shape.output.row;
-    for (int64_t c = 0; c < shape.columns; ++c) {
-      sums[c] = (bias == nullptr ? Sum{0} : bias[c]) +
-                (shape.add ? Widen(to[c * shape.output.column]) : Sum{0});
-    }
-    for (int64_t i = 0; i < shape.inner; ++i) {
-      const Sum factor = Widen(left[r * shape.left.row + i * shape.left.column]);
-      const Operand* from = right + i * shape.right.row;
-      for (int64_t c = 0; c < shape.columns; ++c)
-        sums[c] += factor * Widen(from[c * shape.right.column]);
-    }
+    double* to = output + r * shape.output.row;
     for (int64_t c = 0; c < shape.columns; ++c)
-      to[c * shape.output.column] = Narrow<Result>(sums[c]);
+      sums[c] = (bias == nullptr ? 0 : bias[c]) + (shape.add ? to[c * shape.output.column] : 0);
+    for (int64_t i = 0; i < shape.inner; ++i) {
+      const double factor = left[r * shape.left.row + i * shape.left.column];
+      const double* from = right + i * shape.right.row;
+      for (int64_t c = 0; c < shape.columns; ++c) sums[c] += factor * from[c * shape.right.column];
+    }
+    for (int64_t c = 0; c < shape.columns; ++c) to[c * shape.output.column] = sums[c];
   }
+}
+
+// The lines of a matrix, rows or columns, whose elements lie side by side.
+struct Lines {
+  Lines(int64_t rows, int64_t columns, const MatrixStrides& strides)
+      : by_rows(strides.column == 1),
+        count(by_rows ? rows : columns),
+        length(by_rows ? columns : rows),
+        stride(by_rows ? strides.row : strides.column) {}
+
+  bool by_rows;
+  int64_t count, length, stride;
+};
+
+template <typename From, typename To>
+void ConvertLine(int64_t n, const From* from, To* to) {
+  ConvertFloats(TensorView(absl::MakeSpan(const_cast<From*>(from), n)),
+                TensorView(absl::MakeSpan(to, n)));
+}
+
+// Widens a matrix into `to`, line after line without gaps, and returns its strides there.
+MatrixStrides WidenMatrix(int64_t rows, int64_t columns, const MatrixStrides& strides,
+                          const BFloat16* from, std::vector<float>& to) {
+  const Lines lines(rows, columns, strides);
+  to.resize(std::max<size_t>(to.size(), rows * columns));
+  for (int64_t i = 0; i < lines.count; ++i)
+    ConvertLine(lines.length, from + i * lines.stride, to.data() + i * lines.length);
+  return {.row = lines.by_rows ? lines.length : 1, .column = lines.by_rows ? 1 : lines.length};
+}
+
+// The way back.
+void NarrowMatrix(int64_t rows, int64_t columns, const float* from, const MatrixStrides& strides,
+                  BFloat16* to) {
+  const Lines lines(rows, columns, strides);
+  for (int64_t i = 0; i < lines.count; ++i)
+    ConvertLine(lines.length, from + i * lines.length, to + i * lines.stride);
 }
 
 }  // namespace
@@ -125,11 +158,45 @@ absl::Status StridedProducts<Operand>::Run(const StridedShape& shape, const Oper
     });
     if (is_done || !status.ok()) return status;
   }
-  row_.resize(std::max<size_t>(row_.size(), shape.columns));
+  if constexpr (std::is_same_v<Operand, BFloat16>) {
+    return RunWidened(shape, left, right, bias, output);
+  } else if constexpr (std::is_same_v<Operand, double>) {
+    row_.resize(std::max<size_t>(row_.size(), shape.columns));
+    for (int64_t outer = 0; outer < shape.outer; ++outer) {
+      for (int64_t head = 0; head < shape.heads; ++head) {
+        PlainProduct(shape, At(left, shape.left, outer, head), At(right, shape.right, outer, head),
+                     bias, At(output, shape.output, outer, head), row_.data());
+      }
+    }
+    return absl::OkStatus();
+  }
+  return absl::InternalError("oneDNN has no product of floats for this shape");
+}
+
+// Matrix by matrix, so that the copies are small. A result in BFloat16 is rounded from its sum.
+template <typename Operand>
+template <typename Result>
+absl::Status StridedProducts<Operand>::RunWidened(const StridedShape& shape, const BFloat16* left,
+                                                  const BFloat16* right, const float* bias,
+                                                  Result* output) {
+  if (floats_ == nullptr) floats_ = std::make_unique<StridedProducts<float>>();
+  StridedShape one = shape;
+  one.outer = one.heads = 1;
   for (int64_t outer = 0; outer < shape.outer; ++outer) {
     for (int64_t head = 0; head < shape.heads; ++head) {
-      PlainProduct(shape, At(left, shape.left, outer, head), At(right, shape.right, outer, head),
-                   bias, At(output, shape.output, outer, head), row_.data());
+      one.left = WidenMatrix(shape.rows, shape.inner, shape.left, At(left, shape.left, outer, head),
+                             left_);
+      one.right = WidenMatrix(shape.inner, shape.columns, shape.right,
+                              At(right, shape.right, outer, head), right_);
+      Result* to = At(output, shape.output, outer, head);
+      if constexpr (std::is_same_v<Result, float>) {
+        one.output = {.row = shape.output.row, .column = shape.output.column};
+        EK_RETURN_IF_ERROR(floats_->Run(one, left_.data(), right_.data(), bias, to));
+      } else {
+        one.output = WidenMatrix(shape.rows, shape.columns, shape.output, to, output_);
+        EK_RETURN_IF_ERROR(floats_->Run(one, left_.data(), right_.data(), bias, output_.data()));
+        NarrowMatrix(shape.rows, shape.columns, output_.data(), shape.output, to);
+      }
     }
   }
   return absl::OkStatus();

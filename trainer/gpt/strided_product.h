@@ -8,13 +8,13 @@
 //
 // output = left * right, plus `bias` if it is not null, plus what lies there if `add`. float and
 // BFloat16 run on oneDNN, whose kernels are generated at the first product of a shape and kept for
-// the next. double runs on plain loops, and so does BFloat16 where oneDNN has no kernel for it on
-// this processor.
+// the next. Where oneDNN has no kernel for BFloat16 on this processor, the factors are widened and
+// multiplied as floats. double runs on plain loops.
 //
 // Shapes:    left [outer, heads, rows, inner], right [outer, heads, inner, columns], bias
 //            [columns], shared by all; output [outer, heads, rows, columns]. Element (o, h, r, c)
 //            lies at o * outer + h * head + r * row + c * column of its strides. Nothing is empty;
-//            an output's elements don't overlap.
+//            `row` or `column` is 1; an output's elements don't overlap.
 // Precision: sums are float for BFloat16, else as the operand; an output in BFloat16 is rounded
 //            once.
 // Threads:   thread-compatible. The output must not overlap the factors.
@@ -61,9 +61,16 @@ class StridedProducts {
   template <typename Result>
   Plan* PlanFor(const StridedShape& shape, bool has_bias);  // Throws dnnl::error.
 
+  template <typename Result>
+  absl::Status RunWidened(const StridedShape& shape, const BFloat16* left, const BFloat16* right,
+                          const float* bias, Result* output);
+
   OneDnn dnn_;
   std::vector<std::unique_ptr<Plan>> plans_;  // The most recently made last.
   std::vector<Sum> row_;                      // For the plain loops.
+  // Products of widened factors; null: not needed so far.
+  std::unique_ptr<StridedProducts<float>> floats_;
+  std::vector<float> left_, right_, output_;
 };
 
 }  // namespace evenkeel

@@ -24,6 +24,12 @@ namespace evenkeel {
 struct TokenLossResult {
   double sum = 0;       // Over the tokens.
   int64_t correct = 0;  // Tokens whose first highest score is the target's.
+
+  TokenLossResult& operator+=(const TokenLossResult& other) {
+    sum += other.sum;
+    correct += other.correct;
+    return *this;
+  }
 };
 
 template <typename T, typename O>

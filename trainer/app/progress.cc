@@ -63,10 +63,14 @@ bool TakesEscapes() {
          std::getenv("OMPI_COMM_WORLD_SIZE") == nullptr;
 }
 
+bool IsTerminal(std::FILE* out) { return isatty(fileno(out)) == 1 && TakesEscapes(); }
+
 }  // namespace
 
+absl::string_view BeginLine(std::FILE* out) { return IsTerminal(out) ? "\r\033[K" : ""; }
+
 ProgressLine::ProgressLine(std::FILE* out, const ProgressOptions& options)
-    : ProgressLine(out, options, isatty(fileno(out)) == 1 && TakesEscapes()) {}
+    : ProgressLine(out, options, IsTerminal(out)) {}
 
 ProgressLine::ProgressLine(std::FILE* out, const ProgressOptions& options, bool is_terminal)
     : out_(out), options_(options), is_terminal_(is_terminal) {}

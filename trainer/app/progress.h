@@ -28,6 +28,7 @@
 #include <optional>
 #include <string>
 
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
 namespace evenkeel {
@@ -57,6 +58,10 @@ struct ProgressOptions {
   absl::Duration terminal_period = absl::Milliseconds(100);
   absl::Duration plain_period = absl::Seconds(5);
 };
+
+// Returns the begin of a line of another writer, which may be another process: on a terminal an
+// open progress line is erased, which its next update draws again below; elsewhere empty.
+absl::string_view BeginLine(std::FILE* out);
 
 class ProgressLine {
  public:

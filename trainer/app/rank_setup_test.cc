@@ -117,7 +117,8 @@ TEST(PrepareRankTest, EveryRankNeedsTheFolderOfItsLastCollectives) {
 }
 
 TEST(PrepareRankTest, AGptStartsFromWeightsOfOtherSoftware) {
-  TrainOptions options = Options({.init = "tests/testdata/gpt/hf_tiny.safetensors"});
+  TrainOptions options = Options({});
+  options.init_file = "tests/testdata/gpt/hf_tiny.safetensors";
   options.model = ModelKind::kGpt;
   options.gpt = {.context = 15, .layers = 2, .width = 32, .heads = 2};
   const auto data = std::make_shared<const TrainingData>(

@@ -240,7 +240,7 @@ void RunOutput::OnEpoch(int epoch, const EpochResult& result, const TestResult& 
                 plan_.epochs(), DescribeQuality(result.training, *run_.data().train),
                 DescribeQuality(test, *run_.data().test), recorder_.Seconds());
   std::fflush(out_);
-  sinks_.OnTest(std::max<int64_t>(0, state_.step - 1), test, absl::Now());
+  sinks_.OnTest(std::max<int64_t>(0, tested.steps - 1), test, absl::Now());
   WriteMetrics(WithBits("test_bits_per_token", test.loss_mean(),
                         {{"event", "epoch"},
                          {"epoch", epoch},

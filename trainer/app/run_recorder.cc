@@ -195,6 +195,25 @@ void RunRecorder::OnEvent(int64_t step, absl::string_view kind, std::string text
       {.step = step, .seconds = Seconds(), .kind = std::string(kind), .text = std::move(text)});
 }
 
+void RunRecorder::OnLost(const std::vector<int>& members, const GoneOn& gone_on) {
+  for (int rank : gone_on.lost) {
+    OnEvent(gone_on.steps, "lost",
+            absl::StrCat("rank ", rank, "; the other ranks continue from this step"));
+  }
+  const StepPlan& plan = run_.plan();
+  const int epoch = plan.PositionAfter(gone_on.steps).epoch;
+  EpochPoint part{.epoch = epoch,
+                  .step = gone_on.steps - 1,
+                  .first_step = plan.FirstStep(epoch),
+                  .ranks = members};
+  const int64_t steps = gone_on.steps - part.first_step;
+  const bool is_known = !record_.epochs.empty() && record_.epochs.back().epoch >= epoch;
+  if (steps <= 0 || is_known) return;
+  for (size_t i = 0; i < members.size(); ++i)
+    part.batches.push_back(std::min(steps, plan.BatchesOf(static_cast<int>(i), epoch)));
+  record_.parts.push_back(std::move(part));
+}
+
 void RunRecorder::OnStragglers(int64_t step, const StragglerReport& recent) {
   std::vector<CostPoint>& points = record_.costs;
   if (points.size() == kMostCostPoints) {

@@ -51,6 +51,8 @@ class RunRecorder {
   // `steps`: before the evaluation. Ignores one that it has already.
   void OnTest(int64_t steps, const Evaluation& test);
   void OnEvent(int64_t step, absl::string_view kind, std::string text);
+  // The plan of the run is still that of `members`, before the loss.
+  void OnLost(const std::vector<int>& members, const GoneOn& gone_on);
   // Adds a point to the curves of the ranks' costs.
   void OnStragglers(int64_t step, const StragglerReport& recent);
 

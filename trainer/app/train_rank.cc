@@ -240,12 +240,10 @@ class Job {
   absl::Status LeaveLostRanks(const absl::Status& why) {
     const std::string cause(
         run_.communicator().status().ok() ? why.message() : run_.communicator().status().message());
+    const std::vector<int> members = run_.communicator().members();
     EK_ASSIGN_OR_RETURN(const GoneOn gone_on, run_.GoOn(why));
-    for (int rank : gone_on.lost) {
-      lost_.push_back({.rank = rank, .step = gone_on.steps});
-      recorder_.OnEvent(gone_on.steps, "lost",
-                        absl::StrCat("rank ", rank, "; the other ranks continue from this step"));
-    }
+    for (int rank : gone_on.lost) lost_.push_back({.rank = rank, .step = gone_on.steps});
+    recorder_.OnLost(members, gone_on);
     if (run_.communicator().rank() == 0) LogLostRanks(gone_on, cause);
     return absl::OkStatus();
   }

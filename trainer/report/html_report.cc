@@ -155,21 +155,18 @@ std::string CostChart(const RunRecord& record) {
         {.name = absl::StrCat("rank ", rank,
                               is_lost ? absl::StrCat(", until step ", FormatCount(last)) : ""),
          .style = kStyles[chart.curves.size()],
-         .points = curves[rank],
-         .has_dots = is_lost});
+         .points = curves[rank]});
   }
   return absl::StrCat("<div class=\"charts\">", RenderChart(chart), "</div>");
 }
 
 std::string WaitsSection(const RunRecord& record) {
-  const std::string rows = RenderWaits(record);
-  if (rows.empty()) return "";
   return Section(
       "Waits by rank",
       "The mean step of each rank. All ranks leave a reduction together, so the one with "
       "the shortest wait is the last to arrive. The cost of a rank is its share of the time that "
       "delays cost the group.",
-      rows + CostChart(record));
+      RenderWaits(record) + CostChart(record));
 }
 
 std::string GradientNormChart(const RunRecord& record) {
@@ -264,11 +261,10 @@ std::string Body(const RunRecord& record) {
               "The first step shows in which order gradients arrive; the plan made from it "
               "sends the gradients that are ready first.",
               RenderPlans(record)),
-      Section(
-          "Memory per rank",
-          "Memory of the model, the library and the optimizer for training. A process also holds "
-          "data and code.",
-          RenderMemory(record)),
+      Section("Memory per rank",
+              "Memory of the model, the library, the optimizer and the data. A process also holds "
+              "code.",
+              RenderMemory(record)),
       Section("Ranks", RankTableLead(record), RenderRankTable(record)),
       Section("Events", "", RenderEvents(record)), Section("Settings", "", RenderSettings(record)),
       "</main>\n");

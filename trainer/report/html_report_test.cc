@@ -93,14 +93,19 @@ TEST(HtmlReportTest, ALostRankEndsWhereItWasLost) {
     record.costs.push_back({.step = 49 + 50 * i, .costs = {{0, 0}, {1, 0.01}}});
     if (i < 3) record.costs.back().costs[2] = 0.05;
   }
+  // Rank 2 is lost at step 160 of 200, in the second epoch.
   EpochPoint& last = record.epochs.back();
+  record.parts = {last};
+  record.parts[0].step = 159;
+  record.parts[0].batches = {60, 60, 60};
+  last.first_step = 160;
   last.ranks = {0, 1};
-  last.batches.resize(2);
+  last.batches = {40, 33};
   const std::string html = RenderReport(record);
   EXPECT_EQ(CheckPage(html), "");
   EXPECT_THAT(html, HasSubstr(">rank 2, until step 149</span>"));
-  EXPECT_THAT(html, HasSubstr(absl::StrCat(
-                        ", until step ", record.epochs[record.epochs.size() - 2].step, "</span>")));
+  EXPECT_THAT(html, HasSubstr("<b>rank 1</b> <span>186 batches"));
+  EXPECT_THAT(html, HasSubstr("shadowed 14 steps, until step 159</span>"));
 }
 
 // A run that goes on from a checkpoint without a history knows only the steps from there on.

@@ -134,15 +134,18 @@ bool HasPoints(const Chart& chart) {
 // Returns the values of the horizontal lines.
 std::vector<double> LinesOf(const Range& y, const Ticks& ticks) {
   std::vector<double> values;
-  if (!y.is_log || y.high < 10 * y.low) {
+  const double ratio = y.high / y.low;
+  if (!y.is_log || ratio < 2) {
     for (int i = 0; i < ticks.count; ++i) values.push_back(ticks.first + i * ticks.step);
     return values;
   }
-  const bool is_wide = y.high > 1000 * y.low;
+  std::vector<double> factors = {1};
+  if (ratio < 1000) factors = {1, 2, 5};
+  if (ratio < 10) factors = {1, 1.5, 2, 3, 4, 6, 8};
   for (double power = std::pow(10, std::floor(std::log10(y.low))); power < y.high; power *= 10) {
-    for (const double factor : {1.0, 2.0, 5.0}) {
+    for (const double factor : factors) {
       const double value = factor * power;
-      if (value >= y.low && value <= y.high && (factor == 1 || !is_wide)) values.push_back(value);
+      if (value >= y.low && value <= y.high) values.push_back(value);
     }
   }
   return values;

@@ -68,6 +68,7 @@ void Fields(auto& io, Is<RunRecord> auto& run) {
   io(run.steps, run.epochs, run.plans, run.ranks, run.events, run.settings, run.total_steps,
      run.samples, run.samples_of_tail);
   io.SinceVersion2(run.tests);
+  io.SinceVersion2(run.parts);
 }
 
 class Writer {

@@ -253,7 +253,10 @@ std::string RenderRanks(const RunRecord& record) {
   if (record.epochs.empty() || record.world_size < 2) return "";
   std::map<int, std::vector<std::pair<const EpochPoint*, int64_t>>> by_rank;
   bool is_uneven = false;
-  for (const EpochPoint& epoch : record.epochs) {
+  std::vector<EpochPoint> all = record.epochs;
+  all.insert(all.end(), record.parts.begin(), record.parts.end());
+  std::ranges::stable_sort(all, {}, &EpochPoint::first_step);
+  for (const EpochPoint& epoch : all) {
     is_uneven = is_uneven || IsUneven(epoch);
     for (size_t i = 0; i < epoch.batches.size(); ++i)
       by_rank[RankOf(epoch, i)].push_back({&epoch, epoch.batches[i]});
@@ -267,7 +270,7 @@ std::string RenderRanks(const RunRecord& record) {
     for (const auto& [epoch, batches] : epochs) {
       if (++segments <= kMaxSegments) bars += Segment(*epoch, batches, total_steps);
     }
-    html += Lane(rank, DescribeRank(epochs, record.epochs.back()), bars);
+    html += Lane(rank, DescribeRank(epochs, all.back()), bars);
   }
   html += "</div><p class=\"keys\"><span class=\"key had\">steps with a batch of its own</span>";
   if (is_uneven)

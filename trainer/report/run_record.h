@@ -205,6 +205,7 @@ struct RunRecord {
 
   std::vector<StepPoint> steps;
   std::vector<EpochPoint> epochs;
+  std::vector<EpochPoint> parts;  // Of epochs, each until a rank was lost: steps and batches alone.
   std::vector<TestPoint> tests;
   std::vector<PlanRecord> plans;  // In order.
   std::vector<RankRecord> ranks;  // The remaining ones at the end.

@@ -88,10 +88,13 @@ std::optional<int> ThreadsPerRank(int ranks_on_host) {
   return std::max(1, UsableCores() / ranks_on_host);
 }
 
-// Returns the errors that can be found before any rank is started.
-absl::Status CheckSetup(const TrainOptions& options,
+// Returns the errors that can be found before any rank is started. `place` is the host's memory
+// before the data was loaded; a GPU's is not asked for in a process that forks.
+absl::Status CheckSetup(const TrainOptions& options, const MemoryPlace& place,
                         const absl::StatusOr<std::shared_ptr<const TrainingData>>& data) {
-  return CheckRank(options, data, /*rank=*/0, options.nproc).status();
+  if (options.device == DeviceKind::kCuda || !data.ok())
+    return CheckRank(options, data, /*rank=*/0, options.nproc).status();
+  return DescribeDryRun(options, *data, options.nproc, options.nproc, place).status();
 }
 
 // Prints the memory that the run needs, without starting ranks.
@@ -144,8 +147,9 @@ int StoppedExitCode() { return 128 + (StopSignal() == 0 ? SIGTERM : StopSignal()
 
 // All ranks are threads.
 int RunThreads(const TrainOptions& options) {
+  const MemoryPlace place = HostMemory();
   const auto data = LoadTrainingData(options.data);
-  absl::Status status = CheckSetup(options, data);
+  absl::Status status = CheckSetup(options, place, data);
   if (!status.ok()) return ExitCode(status);
   if (SavesWhenStopped(options)) {
     WatchStopSignals();
@@ -167,7 +171,8 @@ int RunThreads(const TrainOptions& options) {
 
 // All ranks are processes that run this program with the same arguments.
 int RunProcesses(const TrainOptions& options, std::vector<std::string> arguments) {
-  const absl::Status status = CheckSetup(options, LoadTrainingData(options.data));
+  const MemoryPlace place = HostMemory();
+  const absl::Status status = CheckSetup(options, place, LoadTrainingData(options.data));
   if (!status.ok()) return ExitCode(status);
   arguments[0] = OwnPath();
   LaunchOptions launch{.ranks = options.nproc, .command = std::move(arguments)};

@@ -183,7 +183,8 @@ MemoryVerdict JudgeMemory(const std::vector<MemoryNeeds>& needs) {
                      : (share > kClose ? MemoryVerdict::kClose : MemoryVerdict::kFits);
     worst.text = absl::StrCat(ranks, ranks == 1 ? " rank needs " : " ranks need ", Size(sum.bytes),
                               ", and ", sum.place.name, " has ", Size(available), " left");
-    worst.bytes_of_one = available / ranks;
+    worst.ranks = ranks;
+    worst.available = available;
   }
   return worst;
 }
@@ -193,14 +194,16 @@ absl::Status RefuseTooMuch(const MemoryVerdict& verdict, const RankMemory& memor
                            const std::shared_ptr<const TrainingData>& data, int rank,
                            int world_size) {
   if (verdict.kind != MemoryVerdict::kTooMuch) return absl::OkStatus();
-  const int64_t batch = SmallerBatch(options, data, rank, world_size, verdict.bytes_of_one);
-  const std::string advice =
-      batch > 0 ? absl::StrCat("--batch_size=", batch, " with --accumulate=",
-                               (options.samples_per_step() + batch - 1) / batch, " fits")
-                : absl::StrCat(
-                      "no --batch_size fits; use a smaller model, fewer ranks on this "
-                      "host",
-                      options.sharding == Sharding::kNone ? ", or --zero" : ", or more hosts");
+  const int64_t batch =
+      SmallerBatch(options, data, rank, world_size, verdict.available / verdict.ranks);
+  std::string advice =
+      absl::StrCat("--batch_size=", batch, " with --accumulate=",
+                   batch > 0 ? (options.samples_per_step() + batch - 1) / batch : 0, " fits");
+  if (batch == 0) {
+    advice = absl::StrCat("no --batch_size fits; use a smaller model",
+                          verdict.ranks > 1 ? ", fewer ranks on this host" : "",
+                          options.sharding == Sharding::kNone ? ", or --zero" : ", or more hosts");
+  }
   return absl::ResourceExhaustedError(absl::StrCat("not enough memory: ", verdict.text, " (",
                                                    DescribeMemory(rank, memory, "needs"), "); ",
                                                    advice));

@@ -7,8 +7,8 @@
 //   const MemoryVerdict verdict = JudgeMemory(needs_of_all_ranks);
 //   // kTooMuch: "2 ranks need 54.1 GiB, and host a has 22.1 GiB left"
 //
-// The figures are those of TrainingRun::MemoryHeld() within 5 %. On devices the activations of mlp
-// and cnn are those of the host, an estimate.
+// The figures are those of TrainingRun::MemoryHeld() within 5 %. On devices activations
+// are taken as on the host, an estimate.
 //
 // Threads: pure functions.
 // Errors:  those of oneDNN, which chooses the layouts of the cnn.
@@ -66,8 +66,9 @@ MemoryPlace DeviceMemory(Device device, const absl::StatusOr<DeviceFacts>& facts
 struct MemoryVerdict {
   enum Kind { kFits, kClose, kTooMuch };
   Kind kind = kFits;
-  std::string text;          // About the place with the least left for its ranks.
-  int64_t bytes_of_one = 0;  // Bytes of that place for each of its ranks.
+  std::string text;  // About the place with the least left for its ranks.
+  int64_t ranks = 1;
+  int64_t available = 0;
 };
 // `needs`: of all ranks, or of those of one place.
 MemoryVerdict JudgeMemory(const std::vector<MemoryNeeds>& needs);
@@ -79,7 +80,8 @@ absl::Status RefuseTooMuch(const MemoryVerdict& verdict, const RankMemory& memor
                            const std::shared_ptr<const TrainingData>& data, int rank,
                            int world_size);
 
-// Returns the text of --dry_run, for `ranks` of all ranks on a place; or RefuseTooMuch().
+// Returns the text of --dry_run, for `ranks` of all ranks on a place; or the error of CheckRank() or
+// RefuseTooMuch().
 absl::StatusOr<std::string> DescribeDryRun(const TrainOptions& options,
                                            const std::shared_ptr<const TrainingData>& data,
                                            int world_size, int ranks, const MemoryPlace& place);

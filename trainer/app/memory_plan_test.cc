@@ -186,7 +186,8 @@ TEST(JudgeMemoryTest, RanksOfAPlaceShareIt) {
   const MemoryVerdict both = JudgeMemory({Needs("a", 100, 60), Needs("a", 100, 60)});
   EXPECT_EQ(both.kind, MemoryVerdict::kTooMuch);
   EXPECT_EQ(both.text, "2 ranks need 120 B, and a has 100 B left");
-  EXPECT_EQ(both.bytes_of_one, 50);
+  EXPECT_EQ(both.ranks, 2);
+  EXPECT_EQ(both.available, 100);
 }
 
 TEST(JudgeMemoryTest, OnlyWhatCannotFitIsRefused) {

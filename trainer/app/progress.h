@@ -60,8 +60,8 @@ struct ProgressOptions {
   absl::Duration plain_period = absl::Seconds(5);
 };
 
-// Returns the begin of a line of another writer, which may be another process: on a terminal an
-// open progress line is erased, which its next update draws again below; elsewhere empty.
+// Returns the beginning of a line of another writer, which may be another process: on a terminal it
+// erases an open progress line, whose next update is drawn below; elsewhere it is empty.
 absl::string_view BeginLine(std::FILE* out);
 
 class ProgressLine {

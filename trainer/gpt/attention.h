@@ -36,10 +36,6 @@
 
 namespace evenkeel {
 
-// With a context of 128 a quarter of the products is left out, with 1024 nearly half. Smaller
-// blocks leave out more, but their products are slower.
-inline constexpr int64_t kRowsPerBlock = 64;
-
 template <typename T, typename O>
 class CausalAttention {
  public:

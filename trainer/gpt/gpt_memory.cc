@@ -2,9 +2,12 @@
 
 #include <algorithm>
 
-#include "evenkeel/trainer/gpt/attention.h"
-
 namespace evenkeel {
+namespace {
+
+constexpr int64_t kAttentionRows = 64;  // kRowsPerBlock of attention.cc.
+
+}  // namespace
 
 int64_t GptActivationBytes(const GptOptions& options, int64_t sequences, Mode mode) {
   const bool trains = mode == Mode::kTraining;
@@ -27,7 +30,7 @@ int64_t GptActivationBytes(const GptOptions& options, int64_t sequences, Mode mo
   values += layers * size;                                      // output
   values += layers * 4 * rows;                                  // statistics
 
-  const int64_t block = sequences * options.heads * kRowsPerBlock * options.context;
+  const int64_t block = sequences * options.heads * kAttentionRows * options.context;
   values += block;                                               // CausalAttention::scores_
   operands += drops || (trains && rounds) ? block : 0;           // CausalAttention::operands_
   values += size;                                                // embedded_

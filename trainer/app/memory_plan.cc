@@ -1,9 +1,9 @@
 #include "evenkeel/trainer/app/memory_plan.h"
 
 #include <algorithm>
+#include <fstream>
 #include <limits>
 #include <map>
-#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -78,6 +78,13 @@ absl::Status PlanPasses(const TrainOptions& options, int rank, int world_size, R
   return absl::OkStatus();
 }
 
+// Hosts may have equal names.
+std::string BootId() {
+  std::string id;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
+  return id;
+}
+
 // Returns a batch size that needs no more than `bytes` on a rank; 0: none.
 int64_t SmallerBatch(TrainOptions options, const std::shared_ptr<const TrainingData>& data,
                      int rank, int world_size, int64_t bytes) {
@@ -127,6 +134,7 @@ absl::StatusOr<RankMemory> PlanMemory(const TrainOptions& options, int rank, int
 std::string MemoryNeeds::Serialize() const {
   return internal::ByteWriter()
       .Bytes(place.name)
+      .Bytes(place.boot)
       .I64(place.available)
       .I64(place.swap)
       .I64(bytes)
@@ -138,6 +146,7 @@ absl::StatusOr<MemoryNeeds> MemoryNeeds::Parse(absl::string_view bytes) {
   internal::ByteReader reader(bytes);
   MemoryNeeds needs;
   needs.place.name = std::string(reader.Bytes());
+  needs.place.boot = std::string(reader.Bytes());
   for (int64_t* field :
        {&needs.place.available, &needs.place.swap, &needs.bytes, &needs.certain_bytes}) {
     *field = reader.I64();
@@ -148,29 +157,28 @@ absl::StatusOr<MemoryNeeds> MemoryNeeds::Parse(absl::string_view bytes) {
 
 MemoryPlace HostMemory() {
   const internal::AvailableMemory left = internal::ReadAvailableMemory();
-  if (left.bytes == std::numeric_limits<int64_t>::max()) return {HostName(), -1};
-  return {absl::StrCat(left.of, left.of == "the host" ? " " : " on ", HostName()), left.bytes,
-          left.swap_bytes};
+  const bool is_known = left.bytes != std::numeric_limits<int64_t>::max();
+  return {absl::StrCat(left.of, left.of == "the host" ? " " : " on ", HostName()),
+          is_known ? left.bytes : -1, left.swap_bytes, BootId()};
 }
 
 MemoryPlace DeviceMemory(Device device, const absl::StatusOr<DeviceFacts>& facts) {
-  return {absl::StrCat(ToString(device), " of ", HostName()), facts.ok() ? facts->free_bytes : -1};
+  return {absl::StrCat(ToString(device), " of ", HostName()), facts.ok() ? facts->free_bytes : -1,
+          /*swap=*/0, BootId()};
 }
 
 MemoryVerdict JudgeMemory(const std::vector<MemoryNeeds>& needs) {
+  std::map<std::string, std::vector<MemoryNeeds>> places;
+  for (const MemoryNeeds& one : needs) places[one.place.name + " " + one.place.boot].push_back(one);
   MemoryVerdict worst;
   double highest = -1;
-  std::set<std::string> places;
-  for (const MemoryNeeds& first : needs) {
-    if (!places.insert(first.place.name).second) continue;
-    MemoryNeeds sum{.place = first.place};
-    int64_t ranks = 0;
-    for (const MemoryNeeds& other : needs) {
-      if (other.place.name != first.place.name) continue;
-      ++ranks;
-      sum.bytes += other.bytes;
-      sum.certain_bytes += other.certain_bytes;
-      sum.place.available = std::min(sum.place.available, other.place.available);
+  for (const auto& [key, of_place] : places) {
+    MemoryNeeds sum{.place = of_place[0].place};
+    const auto ranks = static_cast<int64_t>(of_place.size());
+    for (const MemoryNeeds& one : of_place) {
+      sum.bytes += one.bytes;
+      sum.certain_bytes += one.certain_bytes;
+      sum.place.available = std::min(sum.place.available, one.place.available);
     }
     const int64_t available = sum.place.available;
     if (available < 0) continue;

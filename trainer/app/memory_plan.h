@@ -42,9 +42,10 @@ absl::StatusOr<RankMemory> PlanMemory(const TrainOptions& options, int rank, int
 
 // The memory that a rank takes its part from.
 struct MemoryPlace {
-  std::string name;       // "host a", "cuda:0 of host a"; ranks of an equal name share it.
+  std::string name;       // "the host a", "cuda:0 of a"
   int64_t available = 0;  // Bytes. Negative: unknown.
   int64_t swap = 0;       // Further bytes, which are slow.
+  std::string boot;       // Ranks share the memory if name and boot are equal.
 };
 
 // A rank's part, from a place as it is before any rank has taken its part.
@@ -80,8 +81,8 @@ absl::Status RefuseTooMuch(const MemoryVerdict& verdict, const RankMemory& memor
                            const std::shared_ptr<const TrainingData>& data, int rank,
                            int world_size);
 
-// Returns the text of --dry_run, for `ranks` of all ranks on a place; or the error of CheckRank() or
-// RefuseTooMuch().
+// Returns the text of --dry_run, for `ranks` of all ranks on a place; or the error of CheckRank()
+// or RefuseTooMuch().
 absl::StatusOr<std::string> DescribeDryRun(const TrainOptions& options,
                                            const std::shared_ptr<const TrainingData>& data,
                                            int world_size, int ranks, const MemoryPlace& place);

@@ -183,6 +183,9 @@ MemoryNeeds Needs(const std::string& place, int64_t available, int64_t bytes, in
 
 TEST(JudgeMemoryTest, RanksOfAPlaceShareIt) {
   EXPECT_EQ(JudgeMemory({Needs("a", 100, 44), Needs("b", 100, 44)}).kind, MemoryVerdict::kFits);
+  MemoryNeeds namesake = Needs("a", 100, 60);
+  namesake.place.boot = "another";
+  EXPECT_EQ(JudgeMemory({Needs("a", 100, 60), namesake}).kind, MemoryVerdict::kFits);
   const MemoryVerdict both = JudgeMemory({Needs("a", 100, 60), Needs("a", 100, 60)});
   EXPECT_EQ(both.kind, MemoryVerdict::kTooMuch);
   EXPECT_EQ(both.text, "2 ranks need 120 B, and a has 100 B left");

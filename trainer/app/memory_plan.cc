@@ -225,7 +225,9 @@ absl::StatusOr<std::string> DescribeDryRun(const TrainOptions& options,
   StepPlan plan;
   for (int rank = 0; rank < ranks; ++rank) {
     EK_ASSIGN_OR_RETURN(RankSetup setup, CheckRank(options, data, rank, world_size));
-    EK_ASSIGN_OR_RETURN(const RankMemory memory, PlanMemory(options, rank, world_size, setup));
+    EK_ASSIGN_OR_RETURN(RankMemory memory, PlanMemory(options, rank, world_size, setup));
+    // Ranks that are threads have the same data.
+    if (rank > 0 && options.backend == BackendKind::kLocal) memory.data = 0;
     needs.push_back({place, TotalOf(memory), TotalOf(memory)});
     if (rank > 0) continue;
     first = memory;

@@ -7,8 +7,8 @@
 //   const MemoryVerdict verdict = JudgeMemory(needs_of_all_ranks);
 //   // kTooMuch: "2 ranks need 54.1 GiB, and host a has 22.1 GiB left"
 //
-// The figures are those of TrainingRun::MemoryHeld() within 5 %. On devices activations
-// are taken as on the host, an estimate.
+// The figures are those of TrainingRun::MemoryHeld() within 5 %. On devices those of
+// activations are the host's, an estimate.
 //
 // Threads: pure functions.
 // Errors:  those of oneDNN, which chooses the layouts of the cnn.
@@ -58,10 +58,9 @@ struct MemoryNeeds {
   static absl::StatusOr<MemoryNeeds> Parse(absl::string_view bytes);
 };
 
-// Returns the memory of this host, as far as this process may use it.
+// Return the memory of this host, as far as this process may use it, and that of a device; for an
+// error it is unknown.
 MemoryPlace HostMemory();
-
-// Returns that of a device; of unknown size for an error.
 MemoryPlace DeviceMemory(Device device, const absl::StatusOr<DeviceFacts>& facts);
 
 struct MemoryVerdict {

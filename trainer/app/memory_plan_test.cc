@@ -228,6 +228,15 @@ TEST(DryRunTest, TellsTheNeedTheRestAndTheVerdict) {
   EXPECT_THAT(std::string(none.message()), HasSubstr("; no --batch_size fits; "));
 }
 
+TEST(DryRunTest, ThreadsShareTheData) {
+  TrainOptions options = *MakeTrainOptions({.model = "mlp", .hidden = "64", .batch_size = 100});
+  const RankMemory memory = Plan(options, Images(), 0, 2);
+  const MemoryPlace place{"a", 2 * TotalOf(memory) - memory.data};
+  EXPECT_FALSE(DescribeDryRun(options, Images(), 2, 2, place).ok());
+  options.backend = BackendKind::kLocal;
+  EXPECT_TRUE(DescribeDryRun(options, Images(), 2, 2, place).ok());
+}
+
 TEST(DryRunTest, ProposesABatchThatFits) {
   TrainOptions options = *MakeTrainOptions({.model = "gpt", .context = 64, .batch_size = 64});
   options.batch_size = 16;

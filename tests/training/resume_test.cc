@@ -394,8 +394,9 @@ TEST(ResumeTest, WeightsThatAreNotTheBestAreCalledSo) {
   ASSERT_EQ(kill(program.pid(), SIGTERM), 0);
   const Ended ended = program.Wait();
   EXPECT_EQ(ended.code, 128 + SIGTERM) << ended.err;
-  EXPECT_THAT(ended.err, HasSubstr("saved " + save + " (the last weights, since no evaluation has "
-                                                     "shown the best); "));
+  EXPECT_THAT(ended.err, HasSubstr("saved " + save +
+                                   " (the last weights, since no evaluation has "
+                                   "shown the best); "));
   EXPECT_FALSE(ReadWeights(save).empty());
 }
 

@@ -139,10 +139,9 @@ TEST(MemoryTest, ARunThatCannotFitEndsBeforeItTakesMemory) {
   WriteFiles();
   for (const char* dry_run : {"--nodry_run", "--dry_run"}) {
     const absl::Time start = absl::Now();
-    const Ended ended =
-        Train({"--model=gpt", "--layers=400", "--width=1600", "--heads=25", "--context=64",
-               "--nproc=64", WithFolder("--data=$T/text.txt"), "--batch_size=1", "--max_steps=1",
-               "--backend=local", dry_run});
+    const Ended ended = Train({"--model=gpt", "--layers=400", "--width=1600", "--heads=25",
+                               "--context=64", "--nproc=64", WithFolder("--data=$T/text.txt"),
+                               "--batch_size=1", "--max_steps=1", "--backend=local", dry_run});
     EXPECT_EQ(ended.code, 1) << ended.out;
     EXPECT_THAT(Lines(ended.err), SizeIs(1)) << ended.err;
     EXPECT_THAT(ended.err, StartsWith("train: not enough memory: 64 ranks need "));

@@ -88,7 +88,8 @@ absl::StatusOr<CnnOptions> CnnSizesOf(const SafetensorsFile& file) {
   }
   const int stages = static_cast<int>(sizes.widths.size()) - 1;
   if (stages < 0 || (stages == 0 ? blocks > 0 : blocks % stages != 0))
-    return absl::InvalidArgumentError("lacks tensors of a cnn: stem.weight, block1.conv1.weight, ...");
+    return absl::InvalidArgumentError(
+        "lacks tensors of a cnn: stem.weight, block1.conv1.weight, ...");
   if (stages > 0) sizes.blocks_per_stage = blocks / stages;
   return sizes;
 }

@@ -235,10 +235,12 @@ absl::StatusOr<std::string> DescribeDryRun(const TrainOptions& options,
   }
   const MemoryVerdict verdict = JudgeMemory(needs);
   EK_RETURN_IF_ERROR(RefuseTooMuch(verdict, first, options, data, 0, world_size));
-  constexpr absl::string_view kVerdicts[] = {"it fits", "it may not fit"};
-  return absl::StrCat(DescribeMemory(0, first, "needs"), "\n", verdict.text,
-                      verdict.text.empty() ? "" : ": ",
-                      verdict.text.empty() ? "" : kVerdicts[verdict.kind], "\n", plan.total_steps,
+  const std::string judged =
+      verdict.text.empty()
+          ? ""
+          : absl::StrCat(verdict.text, ": it ",
+                         verdict.kind == MemoryVerdict::kFits ? "fits" : "may not fit", "\n");
+  return absl::StrCat(DescribeMemory(0, first, "needs"), "\n", judged, plan.total_steps,
                       " steps in ", plan.epochs(), plan.epochs() == 1 ? " epoch" : " epochs",
                       "\na dry run: no memory was taken, nothing was written\n");
 }

@@ -18,6 +18,7 @@
 #include <cstdlib>
 #include <exception>
 #include <iostream>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -38,6 +39,8 @@
 #include "evenkeel/tools/launcher.h"
 #include "evenkeel/trainer/app/choose_device.h"
 #include "evenkeel/trainer/app/flag_table.h"
+#include "evenkeel/trainer/app/memory_plan.h"
+#include "evenkeel/trainer/app/progress.h"
 #include "evenkeel/trainer/app/rank_setup.h"
 #include "evenkeel/trainer/app/train_flags.h"
 #include "evenkeel/trainer/app/train_options.h"
@@ -70,8 +73,8 @@ current folder.
 )";
 
 int Fail(absl::string_view sentence) {
-  std::cerr << absl::StrCat("train: ", sentence,
-                            "\n");  // One write, so that ranks do not mix their lines.
+  // One write, so that ranks do not mix their lines.
+  std::cerr << absl::StrCat(BeginLine(stderr), "train: ", sentence, "\n");
   return EXIT_FAILURE;
 }
 
@@ -85,9 +88,31 @@ std::optional<int> ThreadsPerRank(int ranks_on_host) {
   return std::max(1, UsableCores() / ranks_on_host);
 }
 
-// Returns the errors that can be found before any rank is started.
-absl::Status CheckSetup(const TrainOptions& options) {
-  return PrepareRank(options, LoadTrainingData(options.data), /*rank=*/0, options.nproc).status();
+// Returns the errors that can be found before any rank is started. `place` is the host's memory
+// before the data was loaded; a GPU's is not asked for in a process that forks.
+absl::Status CheckSetup(const TrainOptions& options, const MemoryPlace& place,
+                        const absl::StatusOr<std::shared_ptr<const TrainingData>>& data) {
+  if (options.device == DeviceKind::kCuda || !data.ok())
+    return CheckRank(options, data, /*rank=*/0, options.nproc).status();
+  return DescribeDryRun(options, *data, options.nproc, options.nproc, place).status();
+}
+
+// Prints the memory that the run needs, without starting ranks.
+absl::Status RunDry(const TrainOptions& options, const Environment& environment) {
+  const bool is_rank = !environment.launcher.empty();
+  const int world_size = is_rank ? environment.world_size : options.nproc;
+  if (environment.rank != 0) return absl::OkStatus();
+  const bool is_cuda = options.device == DeviceKind::kCuda;
+  // Before this process loads the data, which is a part of the need.
+  const MemoryPlace place =
+      is_cuda ? DeviceMemory(Device::Cuda(0), FactsOfCudaDevice(0)) : HostMemory();
+  // Ranks on GPUs have one each; the numbers of ranks on other hosts are unknown.
+  const int ranks = is_cuda || !environment.is_one_host ? 1 : world_size;
+  EK_ASSIGN_OR_RETURN(const auto data, LoadTrainingData(options.data));
+  EK_ASSIGN_OR_RETURN(const std::string text,
+                      DescribeDryRun(options, data, world_size, ranks, place));
+  absl::FPrintF(kStreams.out, "%s", text);
+  return absl::OkStatus();
 }
 
 // With --flight, SIGUSR1 writes flight records of a run that hangs, too.
@@ -113,9 +138,8 @@ CommunicatorOptions GroupOptions(const TrainOptions& options) {
 // True if the run has something to write when it is stopped: a checkpoint, or a file that is due at
 // the end. Otherwise, and until all ranks are there, SIGTERM and SIGINT end the process.
 bool SavesWhenStopped(const TrainOptions& options) {
-  const bool has_files =
-      !options.checkpoints.folder.empty() || !options.save_file.empty() || options.wants_record();
-  return has_files && !options.dry_run;
+  return !options.checkpoints.folder.empty() || !options.save_file.empty() ||
+         options.wants_record();
 }
 
 // The signal may have been sent to another rank only.
@@ -123,8 +147,9 @@ int StoppedExitCode() { return 128 + (StopSignal() == 0 ? SIGTERM : StopSignal()
 
 // All ranks are threads.
 int RunThreads(const TrainOptions& options) {
+  const MemoryPlace place = HostMemory();
   const auto data = LoadTrainingData(options.data);
-  absl::Status status = PrepareRank(options, data, /*rank=*/0, options.nproc).status();
+  absl::Status status = CheckSetup(options, place, data);
   if (!status.ok()) return ExitCode(status);
   if (SavesWhenStopped(options)) {
     WatchStopSignals();
@@ -146,7 +171,9 @@ int RunThreads(const TrainOptions& options) {
 
 // All ranks are processes that run this program with the same arguments.
 int RunProcesses(const TrainOptions& options, std::vector<std::string> arguments) {
-  if (const absl::Status status = CheckSetup(options); !status.ok()) return ExitCode(status);
+  const MemoryPlace place = HostMemory();
+  const absl::Status status = CheckSetup(options, place, LoadTrainingData(options.data));
+  if (!status.ok()) return ExitCode(status);
   arguments[0] = OwnPath();
   LaunchOptions launch{.ranks = options.nproc, .command = std::move(arguments)};
   if (const auto threads = ThreadsPerRank(options.nproc)) {
@@ -248,6 +275,7 @@ int Main(const TrainFlags& flags, std::vector<std::string> arguments) {
     return Fail(is_rank ? absl::StrCat("rank ", environment->rank, ": ", status.message())
                         : status.message());
   }
+  if (options->dry_run) return ExitCode(RunDry(*options, *environment));
   if (!is_rank && options->backend == BackendKind::kLocal) return RunThreads(*options);
   if (!is_rank && options->nproc > 1) return RunProcesses(*options, std::move(arguments));
 

@@ -56,7 +56,9 @@ std::optional<int64_t> LeftIn(const std::string& folder, const Names& names) {
 }
 
 void Lower(AvailableMemory& left, int64_t bytes, std::string of) {
-  if (bytes < left.bytes) left = {bytes, std::move(of)};
+  if (bytes >= left.bytes) return;
+  left.bytes = bytes;
+  left.of = std::move(of);
 }
 
 // Applies the limits of a control group and of all groups around it. In a container the path may be
@@ -81,6 +83,7 @@ AvailableMemory ReadAvailableMemory(const std::string& root) {
       info.ok()) {
     if (const std::optional<int64_t> kib = NumberAfter(*info, "MemAvailable:"))
       Lower(left, *kib * 1024, "the host");
+    left.swap_bytes = NumberAfter(*info, "SwapFree:").value_or(0) * 1024;
   }
   const absl::StatusOr<std::string> groups = ReadFile(root + "/proc/self/cgroup", Links::kFollow);
   if (!groups.ok()) return left;

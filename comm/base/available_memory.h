@@ -20,6 +20,7 @@ namespace evenkeel::internal {
 
 struct AvailableMemory {
   int64_t bytes = std::numeric_limits<int64_t>::max();  // If nothing could be read.
+  int64_t swap_bytes = 0;       // The host's free swap space, which is not part of `bytes`.
   std::string of = "the host";  // The origin of the limit: "the host", "the control group /job".
 };
 

@@ -380,6 +380,26 @@ TEST(ResumeTest, ASignalWithoutCheckpointsSavesTheWeightsAndTheReport) {
   EXPECT_EQ(MaxDifference(ReadWeights(save), ReadWeights(TempPath("weights.safetensors"))), 0);
 }
 
+TEST(ResumeTest, WeightsThatAreNotTheBestAreCalledSo) {
+  const std::string save = Fresh("no_best.safetensors"), mark = Fresh("no_best.jsonl");
+  // Evaluations of all the data at the end of an epoch do not count beside those of a part.
+  Program program(Flags{kTrain} +
+                  Small({"--model=mlp", "--backend=tcp", "--epochs=40000", "--save_best",
+                         "--eval_every=1000000", "--eval_batches=1"},
+                        2) +
+                  Flags{"--save=" + save, "--metrics=" + mark});
+  const absl::Time deadline = absl::Now() + absl::Seconds(30);
+  while (Lines(ReadText(mark)).size() < 12 && absl::Now() < deadline)
+    absl::SleepFor(absl::Milliseconds(2));
+  ASSERT_EQ(kill(program.pid(), SIGTERM), 0);
+  const Ended ended = program.Wait();
+  EXPECT_EQ(ended.code, 128 + SIGTERM) << ended.err;
+  EXPECT_THAT(ended.err, HasSubstr("saved " + save +
+                                   " (the last weights, since no evaluation has "
+                                   "shown the best); "));
+  EXPECT_FALSE(ReadWeights(save).empty());
+}
+
 // While ranks wait for one that is missing there is nothing to save, with whatever flags.
 TEST(ResumeTest, ASignalEndsARankThatStillWaitsForOthers) {
   for (const std::string flag : {"save", "report", "checkpoint_dir"}) {

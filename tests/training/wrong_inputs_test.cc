@@ -14,6 +14,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "evenkeel/tests/training/program.h"
 #include "evenkeel/tests/training/small_data.h"
 #include "evenkeel/tests/training/train_program.h"
@@ -126,10 +128,27 @@ TEST(DryRunTest, WritesNothing) {
              WithFolder("--report=$T/r.html"), WithFolder("--checkpoint_dir=$T/checkpoints"),
              WithFolder("--tensorboard=$T/tb"), WithFolder("--prometheus=$T/x.prom")});
   EXPECT_EQ(ended.code, 0) << ended.err;
-  EXPECT_THAT(ended.out, HasSubstr("rank 1 holds"));
-  EXPECT_THAT(ended.out, HasSubstr("a step takes"));
-  EXPECT_THAT(ended.out, HasSubstr("40 steps in 4 epochs take about"));
+  EXPECT_THAT(ended.out, HasSubstr("rank 0 needs"));
+  EXPECT_THAT(ended.out, HasSubstr("2 ranks need"));
+  EXPECT_THAT(ended.out, HasSubstr("left: it fits\n40 steps in 4 epochs\n"));
   EXPECT_EQ(FilesThere(), before);
+}
+
+// Both find it by arithmetic: no machine has the memory, and none is taken.
+TEST(MemoryTest, ARunThatCannotFitEndsBeforeItTakesMemory) {
+  WriteFiles();
+  for (const char* dry_run : {"--nodry_run", "--dry_run"}) {
+    const absl::Time start = absl::Now();
+    const Ended ended = Train({"--model=gpt", "--layers=400", "--width=1600", "--heads=25",
+                               "--context=64", "--nproc=64", WithFolder("--data=$T/text.txt"),
+                               "--batch_size=1", "--max_steps=1", "--backend=local", dry_run});
+    EXPECT_EQ(ended.code, 1) << ended.out;
+    EXPECT_THAT(Lines(ended.err), SizeIs(1)) << ended.err;
+    EXPECT_THAT(ended.err, StartsWith("train: not enough memory: 64 ranks need "));
+    EXPECT_THAT(ended.err, HasSubstr("(rank 0 needs "));
+    EXPECT_THAT(ended.err, HasSubstr("; no --batch_size fits; "));
+    EXPECT_LT(absl::Now() - start, absl::Seconds(30));
+  }
 }
 
 // The address space is limited, from too little for the weights on: each rank that is there ends

@@ -136,6 +136,7 @@ RunSettings SettingsOf(const TrainOptions& options, const Model& model, const Tr
       {"divide_by", absl::StrCat(static_cast<int>(options.divide_by))},
       {"stop_early", Text(options.stops_early)},
       {"freeze", NamesOf(options.freeze)},
+      {"comm_hook", std::string(NameOf(options.comm_hook))},
       {"bucket sizes",
        absl::StrJoin(options.bucket_caps, ",",
                      [](std::string* out, const Bytes& cap) { absl::StrAppend(out, cap.value); })},

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <numbers>
@@ -63,10 +64,14 @@ bool TakesEscapes() {
          std::getenv("OMPI_COMM_WORLD_SIZE") == nullptr;
 }
 
+bool IsTerminal(std::FILE* out) { return isatty(fileno(out)) == 1 && TakesEscapes(); }
+
 }  // namespace
 
+absl::string_view BeginLine(std::FILE* out) { return IsTerminal(out) ? "\r\033[K" : ""; }
+
 ProgressLine::ProgressLine(std::FILE* out, const ProgressOptions& options)
-    : ProgressLine(out, options, isatty(fileno(out)) == 1 && TakesEscapes()) {}
+    : ProgressLine(out, options, IsTerminal(out)) {}
 
 ProgressLine::ProgressLine(std::FILE* out, const ProgressOptions& options, bool is_terminal)
     : out_(out), options_(options), is_terminal_(is_terminal) {}
@@ -90,36 +95,50 @@ void ProgressLine::Finish() {
   std::fflush(out_);
 }
 
-std::string ProgressLine::Text() const {
-  std::string text = absl::StrCat("epoch ", Of(state_.epoch + 1, options_.epochs), "  step ",
-                                  Of(state_.step, options_.total_steps));
+std::string ProgressLine::Text(size_t most) const {
+  enum Part { kEpoch, kStep, kLoss, kQuality, kRate, kExposed, kLeft, kParts };
+  std::array<std::string, kParts> parts;
+  parts[kEpoch] = absl::StrCat("epoch ", Of(state_.epoch + 1, options_.epochs));
+  parts[kStep] = absl::StrCat("step ", Of(state_.step, options_.total_steps));
   if (state_.loss.has_value()) {
-    absl::StrAppendFormat(&text, "  loss %.4f  %s", *state_.loss, QualityText(state_, options_));
+    parts[kLoss] = absl::StrFormat("loss %.4f", *state_.loss);
+    parts[kQuality] = QualityText(state_, options_);
   }
   const Mark& first = marks_.front();
   const Mark& last = marks_.back();
   const double seconds = absl::ToDoubleSeconds(last.time - first.time);
   const int64_t steps = last.step - first.step;
-  if (seconds <= 0 || steps <= 0) return text;
-  absl::StrAppend(&text, "  ", Short(static_cast<double>(last.count - first.count) / seconds), " ",
-                  options_.unit, "/s");
-  if (!std::isnan(state_.exposed)) absl::StrAppend(&text, "  exposed ", Percent(state_.exposed));
-  if (options_.total_steps > 0) {
-    const int64_t left = std::max<int64_t>(0, options_.total_steps - state_.step);
-    absl::StrAppend(&text, "  ", Clock(absl::Seconds(seconds * left / steps)), " left");
+  if (seconds > 0 && steps > 0) {
+    parts[kRate] = absl::StrCat(Short(static_cast<double>(last.count - first.count) / seconds), " ",
+                                options_.unit, "/s");
+    if (!std::isnan(state_.exposed))
+      parts[kExposed] = absl::StrCat("exposed ", Percent(state_.exposed));
+    if (options_.total_steps > 0) {
+      const int64_t left = std::max<int64_t>(0, options_.total_steps - state_.step);
+      parts[kLeft] = absl::StrCat(Clock(absl::Seconds(seconds * left / steps)), " left");
+    }
   }
-  return text;
+  const auto line = [&parts] {
+    std::string text;
+    for (const std::string& part : parts)
+      if (!part.empty()) absl::StrAppend(&text, text.empty() ? "" : "  ", part);
+    return text;
+  };
+  for (const Part least : {kExposed, kEpoch, kQuality, kRate}) {
+    if (line().size() <= most) break;
+    parts[least].clear();
+  }
+  return line().substr(0, most);
 }
 
 void ProgressLine::Show(absl::Time now) {
   if (is_terminal_) {
     // A line that wraps would not be written over. The code erases what a longer line left.
     const int columns = Columns(out_);
-    const std::string text = columns > 0 ? Text().substr(0, columns - 1) : Text();
-    absl::FPrintF(out_, "\r%s\033[K", text);
+    absl::FPrintF(out_, "\r%s\033[K", Text(columns > 0 ? columns - 1 : std::string::npos));
     is_line_open_ = true;
   } else {
-    absl::FPrintF(out_, "%s\n", Text());
+    absl::FPrintF(out_, "%s\n", Text(std::string::npos));
   }
   std::fflush(out_);
   shown_ = now;

@@ -10,8 +10,8 @@
 // perplexity or bits per byte. `exposed` is the fraction of the steps' time in which the rank
 // waited for gradients after the backward pass.
 //
-// On a terminal the line is rewritten in place, ten times a second at most, and cut where the
-// terminal ends; elsewhere (a file, a pipe) it is printed as a line of its own every few seconds.
+// On a terminal the line is rewritten in place, ten times a second at most, without the parts that
+// find no room; elsewhere (a file, a pipe) it is printed as a line of its own every few seconds.
 // It has some 95 characters.
 //
 // Units:   `count` is from the start of training, over all ranks if the caller has it. Losses are
@@ -21,6 +21,7 @@
 #ifndef EVENKEEL_TRAINER_APP_PROGRESS_H_
 #define EVENKEEL_TRAINER_APP_PROGRESS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <deque>
@@ -28,6 +29,7 @@
 #include <optional>
 #include <string>
 
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
 namespace evenkeel {
@@ -58,6 +60,10 @@ struct ProgressOptions {
   absl::Duration plain_period = absl::Seconds(5);
 };
 
+// Returns the beginning of a line of another writer, which may be another process: on a terminal it
+// erases an open progress line, whose next update is drawn below; elsewhere it is empty.
+absl::string_view BeginLine(std::FILE* out);
+
 class ProgressLine {
  public:
   // `out` must outlive the object.
@@ -77,7 +83,8 @@ class ProgressLine {
     int64_t count;
   };
 
-  std::string Text() const;
+  // Returns the line; if it is longer than `most`, without its less important parts.
+  std::string Text(size_t most) const;
   void Show(absl::Time now);
 
   std::FILE* const out_;

@@ -120,30 +120,46 @@ TEST_F(ProgressTest, ShortensLargeRates) {
   }
 }
 
-// Returns the output on a terminal of 40 columns of that kind.
-std::string OnTerminal(const char* kind) {
-  setenv("TERM", kind, /*overwrite=*/1);
+// A terminal of that kind and so many columns.
+struct Terminal {
+  explicit Terminal(const char* kind, uint16_t columns = 40) {
+    setenv("TERM", kind, /*overwrite=*/1);
+    EXPECT_GE(terminal, 0);
+    EXPECT_EQ(grantpt(terminal), 0);
+    EXPECT_EQ(unlockpt(terminal), 0);
+    const winsize size{.ws_row = 10, .ws_col = columns};
+    EXPECT_EQ(ioctl(terminal, TIOCSWINSZ, &size), 0);
+    side = std::fopen(ptsname(terminal), "w");
+    EXPECT_NE(side, nullptr);
+  }
+  ~Terminal() {
+    std::fclose(side);
+    close(terminal);
+  }
+
   const int terminal = posix_openpt(O_RDWR | O_NOCTTY);
-  EXPECT_GE(terminal, 0);
-  EXPECT_EQ(grantpt(terminal), 0);
-  EXPECT_EQ(unlockpt(terminal), 0);
-  const winsize size{.ws_row = 10, .ws_col = 40};
-  EXPECT_EQ(ioctl(terminal, TIOCSWINSZ, &size), 0);
-  std::FILE* const side = std::fopen(ptsname(terminal), "w");
-  EXPECT_NE(side, nullptr);
-  ProgressLine progress(side, {.total_steps = 1000, .epochs = 2});
+  std::FILE* side = nullptr;
+};
+
+std::string OnTerminal(const char* kind, uint16_t columns = 40) {
+  const Terminal on(kind, columns);
+  ProgressLine progress(on.side, {.total_steps = 1000, .epochs = 2});
   progress.Update({.step = 1, .loss = 0.5}, kStart);
   progress.Update({.step = 2, .loss = 0.5}, kStart + absl::Seconds(5));
   char text[200] = {};
-  EXPECT_GT(read(terminal, text, sizeof(text) - 1), 0);
-  std::fclose(side);
-  close(terminal);
+  EXPECT_GT(read(on.terminal, text, sizeof(text) - 1), 0);
   return text;
 }
 
-TEST_F(ProgressTest, EndsWhereTheTerminalDoes) {
-  EXPECT_EQ(OnTerminal("xterm"), "\repoch 1/2  step 2/1000  loss 0.5000  ac\033[K");
+TEST_F(ProgressTest, ANarrowTerminalShowsTheTimeLeftBeforeOtherParts) {
+  EXPECT_EQ(OnTerminal("xterm"), "\rstep 2/1000  loss 0.5000  1h23 left\033[K");
+  EXPECT_EQ(OnTerminal("xterm", 72),
+            "\rstep 2/1000  loss 0.5000  accuracy 0.0%  0 samples/s  1h23 left\033[K");
+  EXPECT_EQ(OnTerminal("xterm", 10), "\rstep 2/10\033[K");
 }
+
+// A line of another writer takes the place of an open progress line.
+TEST_F(ProgressTest, AnotherLineBeginsWhereTheProgressStood) { EXPECT_EQ(BeginLine(out_), ""); }
 
 TEST_F(ProgressTest, ADumbTerminalGetsLines) {
   EXPECT_EQ(OnTerminal("dumb"),

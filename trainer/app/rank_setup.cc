@@ -13,7 +13,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/trainer/app/dry_run.h"
 #include "evenkeel/trainer/app/freeze_schedule.h"
 #include "evenkeel/trainer/device/device_cnn.h"
 #include "evenkeel/trainer/device/device_gpt.h"
@@ -32,20 +31,24 @@ namespace evenkeel {
 namespace {
 
 // Returns the options of an mlp for the loaded data.
-MlpOptions MlpOptionsOf(const TrainOptions& options, const TrainingData& data) {
+MlpOptions MlpOptionsOf(const TrainOptions& options, const TrainingData& data,
+                        bool is_plan = false) {
   return {.image = *data.image,
           .hidden = options.hidden,
           .dtype = options.compute == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32,
-          .seed = options.seed};
+          .seed = options.seed,
+          .is_plan = is_plan};
 }
-CnnOptions CnnOptionsOf(const TrainOptions& options, const TrainingData& data) {
+CnnOptions CnnOptionsOf(const TrainOptions& options, const TrainingData& data,
+                        bool is_plan = false) {
   CnnOptions cnn = options.cnn;
   cnn.image = *data.image;
+  cnn.is_plan = is_plan;
   return cnn;
 }
 
-absl::StatusOr<std::unique_ptr<Model>> MakeModel(const TrainOptions& options,
-                                                 const TrainingData& data) {
+absl::StatusOr<std::unique_ptr<Model>> MakeOnHost(const TrainOptions& options,
+                                                  const TrainingData& data, bool is_plan) {
   const bool is_for_text = options.model == ModelKind::kGpt;
   if (is_for_text == data.image.has_value()) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -54,20 +57,21 @@ absl::StatusOr<std::unique_ptr<Model>> MakeModel(const TrainOptions& options,
   }
   switch (options.model) {
     case ModelKind::kMlp:
-      return MakeMlp(MlpOptionsOf(options, data));
+      return MakeMlp(MlpOptionsOf(options, data, is_plan));
     case ModelKind::kCnn:
-      return MakeCnn(CnnOptionsOf(options, data));
+      return MakeCnn(CnnOptionsOf(options, data, is_plan));
     case ModelKind::kGpt: {
       GptOptions gpt = options.gpt;
       gpt.vocabulary = data.vocabulary;
       gpt.tokenizer = data.tokenizer;
+      gpt.is_plan = is_plan;
       return MakeGpt(gpt);
     }
   }
   return absl::InvalidArgumentError("unknown model");
 }
 
-// Returns the model `host`, which MakeModel() made, on a device.
+// Returns the model `host`, which MakeOnHost() made, on a device.
 absl::StatusOr<std::unique_ptr<Model>> MakeOnDevice(const TrainOptions& options,
                                                     const TrainingData& data, const Model& host,
                                                     const DevicePlace& place) {
@@ -82,8 +86,9 @@ absl::StatusOr<std::unique_ptr<Model>> MakeOnDevice(const TrainOptions& options,
   return absl::InvalidArgumentError("unknown model");
 }
 
-// Loads weights, for a gpt also in Hugging Face's form.
+// Loads the weights of --init, for a gpt also in Hugging Face's form; a plan is only compared.
 absl::Status LoadWeights(const TrainOptions& options, Model& model) {
+  if (options.init_file.empty()) return absl::OkStatus();
   EK_ASSIGN_OR_RETURN(const std::string path, FindWeights(options.init_file));
   if (options.model != ModelKind::kGpt) return LoadModel(path, model);
   EK_ASSIGN_OR_RETURN(const GptFile file, GptFile::Read(path));
@@ -120,33 +125,27 @@ absl::Status MakeFolder(absl::string_view flag, const std::string& path) {
 
 }  // namespace
 
-absl::StatusOr<RankSetup> PrepareRank(
-    const TrainOptions& options, const absl::StatusOr<std::shared_ptr<const TrainingData>>& data,
-    int rank, int world_size) {
+absl::StatusOr<RankSetup> CheckRank(const TrainOptions& options,
+                                    const absl::StatusOr<std::shared_ptr<const TrainingData>>& data,
+                                    int rank, int world_size) {
   EK_RETURN_IF_ERROR(data.status());
   RankSetup setup{.data = *data};
   EK_ASSIGN_OR_RETURN(setup.plan, PlanOf(options, *setup.data, world_size));
-  if (options.dry_run) {
-    TrainOptions dry = options;
-    dry.max_steps = std::min(kDrySteps, setup.plan.total_steps);
-    EK_ASSIGN_OR_RETURN(setup.plan, PlanOf(dry, *setup.data, world_size));
-  }
-  EK_ASSIGN_OR_RETURN(setup.model, MakeModel(options, *setup.data));
+  EK_ASSIGN_OR_RETURN(setup.model, MakeOnHost(options, *setup.data, /*is_plan=*/true));
   if (options.sample_every > 0 && setup.data->tokenizer == nullptr) {
     return absl::InvalidArgumentError(
         "--sample_every needs a tokenizer, and these token shards have none; pass --tokenizer");
   }
   EK_RETURN_IF_ERROR(
       Annotate(CheckFreezeSchedule(options.freeze, setup.model->parameters()), "--freeze"));
+  if (rank == 0) EK_RETURN_IF_ERROR(Annotate(LoadWeights(options, *setup.model), "--init"));
+  if (options.dry_run) return setup;
   EK_RETURN_IF_ERROR(MakeFolder("flight (or EVENKEEL_FLIGHT)", options.flight_folder));
   if (rank != 0) return setup;
-  if (!options.init_file.empty()) {
-    EK_RETURN_IF_ERROR(Annotate(LoadWeights(options, *setup.model), "--init"));
-  }
-  if (!options.saves_folder()) {
-    EK_RETURN_IF_ERROR(CheckCanWrite("save", options.save_file));
-  } else if (!options.dry_run) {
+  if (options.saves_folder()) {
     EK_RETURN_IF_ERROR(MakeFolder("save", options.save_file));
+  } else {
+    EK_RETURN_IF_ERROR(CheckCanWrite("save", options.save_file));
   }
   EK_RETURN_IF_ERROR(CheckCanAppend("metrics", options.metrics_file));
   if (!options.prometheus_file.empty() && !absl::EndsWith(options.prometheus_file, ".prom")) {
@@ -155,9 +154,22 @@ absl::StatusOr<RankSetup> PrepareRank(
                      ": node_exporter reads only files whose names end with .prom; rename it"));
   }
   EK_RETURN_IF_ERROR(CheckCanWrite("prometheus", options.prometheus_file));
-  if (!options.dry_run) EK_RETURN_IF_ERROR(MakeFolder("tensorboard", options.tensorboard_folder));
+  EK_RETURN_IF_ERROR(MakeFolder("tensorboard", options.tensorboard_folder));
   EK_RETURN_IF_ERROR(CheckCanWrite("report", options.report_file));
   EK_RETURN_IF_ERROR(CheckCanWrite("trace", options.trace_file));
+  return setup;
+}
+
+absl::Status MakeModel(const TrainOptions& options, int rank, RankSetup& setup) {
+  EK_ASSIGN_OR_RETURN(setup.model, MakeOnHost(options, *setup.data, /*is_plan=*/false));
+  return rank == 0 ? Annotate(LoadWeights(options, *setup.model), "--init") : absl::OkStatus();
+}
+
+absl::StatusOr<RankSetup> PrepareRank(
+    const TrainOptions& options, const absl::StatusOr<std::shared_ptr<const TrainingData>>& data,
+    int rank, int world_size) {
+  EK_ASSIGN_OR_RETURN(RankSetup setup, CheckRank(options, data, rank, world_size));
+  EK_RETURN_IF_ERROR(MakeModel(options, rank, setup));
   return setup;
 }
 

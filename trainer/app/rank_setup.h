@@ -1,10 +1,11 @@
 // Creates and checks everything that a rank needs to begin training.
 //
 //   EK_ASSIGN_OR_RETURN(RankSetup setup,
-//                       PrepareRank(options, LoadTrainingData(options.data), rank, world_size));
+//                       CheckRank(options, LoadTrainingData(options.data), rank, world_size));
+//   EK_RETURN_IF_ERROR(MakeModel(options, rank, setup));
 //
-// Finds all errors in flags, data and files. The process that starts the ranks calls it first, so
-// that an error is reported once and before any rank is started.
+// CheckRank() finds all errors in flags, data and files. The process that starts the ranks calls it
+// first, so that an error is reported once and before any rank is started.
 //
 // Threads: pure functions, apart from reading files.
 // Errors:  InvalidArgument, or the file system's own; they name the flag or the file.
@@ -28,12 +29,19 @@ namespace evenkeel {
 struct RankSetup {
   std::shared_ptr<const TrainingData> data;
   std::unique_ptr<Model>
-      model;      // On rank 0 with the weights of --init; the other ranks get them from rank 0.
-  StepPlan plan;  // In a dry run, the plan of its few steps.
+      model;  // On rank 0 with the weights of --init; the other ranks get them from rank 0.
+  StepPlan plan;
 };
 
-// Prepares one rank. `data` may be the error of loading, which is then returned. Only rank 0 reads
-// --init and checks that its output files can be written.
+// Checks everything of one rank, and makes a plan of its model, which takes no memory (model.h).
+// `data` may be the error of loading, which is then returned. Only rank 0 reads the header of
+// --init and checks that its output files can be written; in a dry run no folder is made.
+absl::StatusOr<RankSetup> CheckRank(const TrainOptions& options,
+                                    const absl::StatusOr<std::shared_ptr<const TrainingData>>& data,
+                                    int rank, int world_size);
+// Replaces the plan by the model.
+absl::Status MakeModel(const TrainOptions& options, int rank, RankSetup& setup);
+// Does both.
 absl::StatusOr<RankSetup> PrepareRank(
     const TrainOptions& options, const absl::StatusOr<std::shared_ptr<const TrainingData>>& data,
     int rank, int world_size);

@@ -17,6 +17,7 @@
 #include "evenkeel/trainer/data/idx_dataset.h"
 #include "evenkeel/trainer/data/image_shape.h"
 #include "evenkeel/trainer/data/training_data.h"
+#include "evenkeel/trainer/models/cnn.h"
 #include "evenkeel/trainer/models/mlp.h"
 #include "evenkeel/trainer/models/model_file.h"
 
@@ -116,7 +117,8 @@ TEST(PrepareRankTest, EveryRankNeedsTheFolderOfItsLastCollectives) {
 }
 
 TEST(PrepareRankTest, AGptStartsFromWeightsOfOtherSoftware) {
-  TrainOptions options = Options({.init = "tests/testdata/gpt/hf_tiny.safetensors"});
+  TrainOptions options = Options({});
+  options.init_file = "tests/testdata/gpt/hf_tiny.safetensors";
   options.model = ModelKind::kGpt;
   options.gpt = {.context = 15, .layers = 2, .width = 32, .heads = 2};
   const auto data = std::make_shared<const TrainingData>(
@@ -127,6 +129,40 @@ TEST(PrepareRankTest, AGptStartsFromWeightsOfOtherSoftware) {
   const RankSetup fresh = *PrepareRank(options, data, 0, 2);
   EXPECT_NE(setup->model->parameters()[0].value.as<float>()[0],
             fresh.model->parameters()[0].value.as<float>()[0]);
+}
+
+// A plan takes no memory, and its check reads no weights.
+TEST(CheckRankTest, ComparesTheWeightsOfInitWithAPlan) {
+  const std::string path = testing::TempDir() + "/init_of_plan.safetensors";
+  ASSERT_TRUE(SaveModel(**MakeMlp({.hidden = {4}}), path).ok());
+  const absl::StatusOr<RankSetup> setup =
+      CheckRank(Options({.hidden = "4", .init = path}), Data(), 0, 2);
+  ASSERT_TRUE(setup.ok()) << setup.status();
+  EXPECT_TRUE(setup->model->is_plan());
+  EXPECT_EQ(setup->model->parameters()[0].value.data, nullptr);
+  EXPECT_THAT(
+      std::string(
+          CheckRank(Options({.hidden = "5", .init = path}), Data(), 0, 2).status().message()),
+      HasSubstr("tensor fc1.weight is float32[4,784], the model has float32[5,784]"));
+}
+
+TEST(PrepareRankTest, TakesTheSizesOfTheGivenWeights) {
+  const std::string path = testing::TempDir() + "/sizes.safetensors";
+  ASSERT_TRUE(SaveModel(**MakeMlp({.hidden = {4, 7}}), path).ok());
+  EXPECT_THAT(Options({.init = path}).hidden, testing::ElementsAre(4, 7));
+
+  CnnOptions cnn{.widths = {3, 5, 6}, .blocks_per_stage = 2};
+  ASSERT_TRUE(SaveModel(**MakeCnn(cnn), path).ok());
+  TrainOptions options = *MakeTrainOptions({.model = "cnn", .init = path});
+  EXPECT_EQ(options.cnn.widths, cnn.widths);
+  EXPECT_EQ(options.cnn.blocks_per_stage, 2);
+  cnn = {.widths = {3}};
+  ASSERT_TRUE(SaveModel(**MakeCnn(cnn), path).ok());
+  options = *MakeTrainOptions({.model = "cnn", .init = path});
+  EXPECT_EQ(options.cnn.widths, cnn.widths);
+
+  EXPECT_THAT(std::string(MakeTrainOptions({.model = "mlp", .init = path}).status().message()),
+              HasSubstr("sizes.safetensors: has no tensors fc1.weight and fc2.weight"));
 }
 
 TEST(PrepareRankTest, StartsFromTheGivenWeights) {

@@ -13,7 +13,7 @@
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/trainer/app/describe_options.h"
-#include "evenkeel/trainer/app/dry_run.h"
+#include "evenkeel/trainer/app/memory_plan.h"
 #include "evenkeel/trainer/data/training_data.h"
 #include "evenkeel/trainer/models/model.h"
 #include "evenkeel/zero_optim/update_rule.h"
@@ -230,7 +230,8 @@ void RunOutput::OnStragglers(int64_t step, const std::string& news, const Stragg
   }
 }
 
-void RunOutput::OnEpoch(int epoch, const EpochResult& result, const Evaluation& test) {
+void RunOutput::OnEpoch(int epoch, const EpochResult& result, const TestResult& tested) {
+  const Evaluation& test = tested.test;
   if (epoch < epochs_reported_) return;  // Evaluated again because a rank was lost in it.
   epochs_reported_ = epoch + 1;
   progress_->Finish();
@@ -239,7 +240,7 @@ void RunOutput::OnEpoch(int epoch, const EpochResult& result, const Evaluation& 
                 plan_.epochs(), DescribeQuality(result.training, *run_.data().train),
                 DescribeQuality(test, *run_.data().test), recorder_.Seconds());
   std::fflush(out_);
-  sinks_.OnTest(std::max<int64_t>(0, state_.step - 1), test, absl::Now());
+  sinks_.OnTest(std::max<int64_t>(0, tested.steps - 1), test, absl::Now());
   WriteMetrics(WithBits("test_bits_per_token", test.loss_mean(),
                         {{"event", "epoch"},
                          {"epoch", epoch},

@@ -76,7 +76,7 @@ class RunOutput {
   void OnStep(const StepFacts& facts);
   // `news`: StragglerNews(), may be empty. `recent`: RecentStragglersOf().
   void OnStragglers(int64_t step, const std::string& news, const StragglerReport& recent);
-  void OnEpoch(int epoch, const EpochResult& result, const Evaluation& test);
+  void OnEpoch(int epoch, const EpochResult& result, const TestResult& tested);
   // An evaluation before the end of an epoch.
   void OnTest(const TestResult& result);
   // A text that the model wrote after `steps` steps.

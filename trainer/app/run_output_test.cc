@@ -136,7 +136,8 @@ TEST(RunOutputTest, TellsTensorboardAndPrometheusToo) {
               report.OnStep({.step = 4, .active = 1, .samples = 4});
               EXPECT_THAT(*ReadFile(folder + "/x.prom"),
                           HasSubstr("evenkeel_train_up{model=\"mlp\",run=\"x\"} 1\n"));
-              report.OnEpoch(0, {.batches_done = {3}}, {.predictions = 4, .correct = 1});
+              report.OnEpoch(0, {.batches_done = {3}},
+                             {.steps = 5, .test = {.predictions = 4, .correct = 1}});
               return report.OnEnd({.predictions = 4, .correct = 1}, 0);
             });
   EXPECT_THAT(*ReadFile(folder + "/x.prom"),
@@ -149,6 +150,19 @@ TEST(RunOutputTest, TellsTensorboardAndPrometheusToo) {
   EXPECT_THAT(*ReadFile(events), HasSubstr("test/accuracy"));
   // Field 7, the start of a session, at step 0.
   EXPECT_THAT(*ReadFile(events), HasSubstr(std::string("\x10\x00\x3a\x02\x08\x01", 6)));
+}
+
+// The run was resumed after the last step of an epoch: no step comes before the evaluation.
+TEST(RunOutputTest, AnEpochIsShownAtItsLastStepAlsoWithoutAStepOfThisProcess) {
+  const std::string folder = testing::TempDir() + "/resumed_events";
+  std::filesystem::remove_all(folder);
+  SaidAfter({.tensorboard = folder}, [](RunOutput& report) {
+    report.OnEpoch(0, {.batches_done = {3}}, {.steps = 100, .test = {.predictions = 4}});
+    return absl::OkStatus();
+  });
+  const std::string events = std::filesystem::directory_iterator(folder)->path();
+  // Field 2, the step, is 99; field 5 is the summary.
+  EXPECT_THAT(*ReadFile(events), HasSubstr(std::string("\x10\x63\x2a", 3)));
 }
 
 TEST(RunOutputTest, StepsOfADryRankHaveNoLossOfTheirOwn) {
@@ -193,7 +207,7 @@ TEST(RunOutputTest, EpochNamesTheRanksThatRanDry) {
     report.OnEpoch(1,
                    {.training = {.predictions = 10, .correct = 5, .loss_sum = 20},
                     .batches_done = {3, 1, 3, 2}},
-                   {.predictions = 2, .correct = 1, .loss_sum = 1});
+                   {.test = {.predictions = 2, .correct = 1, .loss_sum = 1}});
     return absl::OkStatus();
   });
   ASSERT_EQ(said.lines.size(), 4u);

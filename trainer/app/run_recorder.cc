@@ -58,6 +58,7 @@ std::vector<RunSetting> SettingsOf(const TrainOptions& options, const TrainingRu
       {"backend", std::string(run.communicator().backend_name())},
       {"inputs", DescribeJoin(options, run.plan())},
       {"bucket sizes", Megabytes(options.bucket_caps)},
+      {"gradients are sent as", std::string(NameOf(options.comm_hook))},
       {"gradients lie in buckets", yes_or_no(options.gradients_are_views)},
       {"when a rank is lost", options.goes_on ? "the other ranks continue" : "stop"},
       {"host of rank 0", HostName()},
@@ -161,10 +162,9 @@ void RunRecorder::OnStep(const StepFacts& facts) {
   if (facts.active < run_.communicator().world_size()) record_.samples_of_tail += facts.samples;
 }
 
-void RunRecorder::OnEpoch(int epoch, const EpochResult& result, const Evaluation& test) {
+void RunRecorder::OnEpoch(int epoch, const EpochResult& result, const TestResult& tested) {
+  const auto& [steps, test, is_best] = tested;
   if (!record_.epochs.empty() && record_.epochs.back().epoch >= epoch) return;
-  // A resumed run may have no step, and no record of those before it.
-  const int64_t steps = std::max(record_.total_steps, run_.first_step());
   if (!evaluates_part_) OnTest(steps, test);  // Losses of different data make no curve.
   record_.epochs.push_back({.epoch = epoch,
                             .step = std::max<int64_t>(0, steps - 1),
@@ -195,16 +195,33 @@ void RunRecorder::OnEvent(int64_t step, absl::string_view kind, std::string text
       {.step = step, .seconds = Seconds(), .kind = std::string(kind), .text = std::move(text)});
 }
 
+void RunRecorder::OnLost(const std::vector<int>& members, const GoneOn& gone_on) {
+  for (int rank : gone_on.lost) {
+    OnEvent(gone_on.steps, "lost",
+            absl::StrCat("rank ", rank, "; the other ranks continue from this step"));
+  }
+  const StepPlan& plan = run_.plan();
+  const int epoch = plan.PositionAfter(gone_on.steps).epoch;
+  EpochPoint part{.epoch = epoch,
+                  .step = gone_on.steps - 1,
+                  .first_step = plan.FirstStep(epoch),
+                  .ranks = members};
+  const int64_t steps = gone_on.steps - part.first_step;
+  const bool is_known = !record_.epochs.empty() && record_.epochs.back().epoch >= epoch;
+  if (steps <= 0 || is_known) return;
+  for (size_t i = 0; i < members.size(); ++i)
+    part.batches.push_back(std::min(steps, plan.BatchesOf(static_cast<int>(i), epoch)));
+  record_.parts.push_back(std::move(part));
+}
+
 void RunRecorder::OnStragglers(int64_t step, const StragglerReport& recent) {
   std::vector<CostPoint>& points = record_.costs;
-  // A lost rank has none any more: the curves begin again.
-  if (!points.empty() && points.back().costs.size() != recent.ranks.size()) points.clear();
   if (points.size() == kMostCostPoints) {
     for (size_t i = 0; i < points.size() / 2; ++i) points[i] = std::move(points[2 * i + 1]);
     points.resize(points.size() / 2);
   }
   CostPoint& point = points.emplace_back(CostPoint{.step = step});
-  for (const StragglerReport::Rank& rank : recent.ranks) point.costs.push_back(rank.cost);
+  for (const StragglerReport::Rank& rank : recent.ranks) point.costs[rank.rank] = rank.cost;
 }
 
 void RunRecorder::DropOldestSample() {

@@ -47,10 +47,12 @@ class RunRecorder {
 
   void OnStep(const StepFacts& facts);
   // Ignores an epoch that it has already: when a rank is lost in the evaluation, it is repeated.
-  void OnEpoch(int epoch, const EpochResult& result, const Evaluation& test);
+  void OnEpoch(int epoch, const EpochResult& result, const TestResult& tested);
   // `steps`: before the evaluation. Ignores one that it has already.
   void OnTest(int64_t steps, const Evaluation& test);
   void OnEvent(int64_t step, absl::string_view kind, std::string text);
+  // The plan of the run is still that of `members`, before the loss.
+  void OnLost(const std::vector<int>& members, const GoneOn& gone_on);
   // Adds a point to the curves of the ranks' costs.
   void OnStragglers(int64_t step, const StragglerReport& recent);
 

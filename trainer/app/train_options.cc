@@ -18,7 +18,9 @@
 #include "evenkeel/trainer/gpt/find_weights.h"
 #include "evenkeel/trainer/gpt/gpt_file.h"
 #include "evenkeel/trainer/models/mlp.h"
+#include "evenkeel/trainer/models/model_file.h"
 #include "evenkeel/trainer/tokenizer/tokenizer_file.h"
+#include "evenkeel/zero_optim/checkpoint/safetensors.h"
 #include "evenkeel/zero_optim/loss_scaler.h"
 
 namespace evenkeel {
@@ -29,6 +31,7 @@ constexpr int kMaxShift = 16;
 constexpr int64_t kMaxAccumulated = 1 << 20;
 constexpr int64_t kMaxSampleTokens = 10'000;  // The other ranks wait for them.
 constexpr double kMaxBucketMegabytes = 100000;
+constexpr int kMaxPowerSgdRank = 1024;
 
 template <typename... Parts>
 absl::Status InvalidArgument(const Parts&... parts) {
@@ -46,6 +49,11 @@ constexpr Choices<BackendKind> kBackends = {{"auto", BackendKind::kAuto},
                                             {"tcp", BackendKind::kTcp},
                                             {"hierarchical", BackendKind::kHierarchical},
                                             {"nccl", BackendKind::kNccl}};
+constexpr Choices<CommHook> kCommHooks = {{"none", CommHook::kNone},
+                                          {"fp16", CommHook::kFloat16},
+                                          {"bf16", CommHook::kBFloat16},
+                                          {"int8", CommHook::kInt8},
+                                          {"power_sgd", CommHook::kPowerSgd}};
 
 template <typename Value>
 absl::string_view NameIn(Choices<Value> choices, Value value) {
@@ -227,8 +235,28 @@ absl::Status CheckModelFlags(const TrainFlags& flags, ModelKind model) {
   return absl::OkStatus();
 }
 
+// Sizes of the mlp and the cnn are in the shapes of --init. Without flags they are taken from
+// there; flags that differ are reported when the weights are loaded. A file that is missing is
+// reported by rank 0, since other hosts need not have it.
+absl::Status TakeSizes(const TrainFlags& flags, TrainOptions& options) {
+  const absl::StatusOr<std::string> path = FindWeights(flags.init);
+  if (!path.ok()) return absl::OkStatus();
+  const absl::StatusOr<SafetensorsFile> file = SafetensorsFile::Read(*path);
+  if (absl::IsNotFound(file.status())) return absl::OkStatus();
+  EK_RETURN_IF_ERROR(file.status());
+  if (options.model == ModelKind::kMlp) {
+    if (flags.hidden.has_value()) return absl::OkStatus();
+    EK_ASSIGN_OR_RETURN(options.hidden, Annotate(HiddenUnitsOf(*file), *path));
+    return absl::OkStatus();
+  }
+  EK_ASSIGN_OR_RETURN(const CnnOptions sizes, Annotate(CnnSizesOf(*file), *path));
+  if (!flags.widths.has_value()) options.cnn.widths = sizes.widths;
+  if (!flags.blocks.has_value()) options.cnn.blocks_per_stage = sizes.blocks_per_stage;
+  return absl::OkStatus();
+}
+
 // A gpt that begins with given weights has their sizes; a flag with another one is an error.
-absl::Status TakeSizesOfInit(const TrainFlags& flags, TrainOptions& options) {
+absl::Status TakeGptSizes(const TrainFlags& flags, TrainOptions& options) {
   EK_ASSIGN_OR_RETURN(const std::string path, FindWeights(flags.init));
   EK_ASSIGN_OR_RETURN(const GptFile file, GptFile::Read(path));
   const GptOptions& found = file.options();
@@ -279,6 +307,29 @@ absl::StatusOr<GptOptions> ParseGpt(const TrainFlags& flags) {
   gpt.seed = flags.seed;
   if (flags.compute == "bfloat16") gpt.compute = GptCompute::kBFloat16;
   return gpt;
+}
+
+absl::Status ParseCommHook(const TrainFlags& flags, TrainOptions& options) {
+  EK_ASSIGN_OR_RETURN(options.comm_hook, Choose("comm_hook", flags.comm_hook, kCommHooks));
+  const CommHook hook = options.comm_hook;
+  const bool is_power_sgd = hook == CommHook::kPowerSgd;
+  if (!is_power_sgd && (flags.power_sgd_rank.has_value() || flags.power_sgd_start.has_value())) {
+    return InvalidArgument("--power_sgd_rank and --power_sgd_start are for --comm_hook=power_sgd");
+  }
+  options.power_sgd_rank = flags.power_sgd_rank.value_or(options.power_sgd_rank);
+  options.power_sgd_start = flags.power_sgd_start.value_or(options.power_sgd_start);
+  EK_RETURN_IF_ERROR(CheckRange("power_sgd_rank", options.power_sgd_rank, 1, kMaxPowerSgdRank));
+  EK_RETURN_IF_ERROR(CheckAtLeast("power_sgd_start", options.power_sgd_start, int64_t{0}));
+  if ((is_power_sgd || hook == CommHook::kInt8) && options.sharding == Sharding::kSlices) {
+    return InvalidArgument(
+        "--comm_hook=", flags.comm_hook,
+        " reduces whole gradients, not the equal slices of --zero (the default); "
+        "choose --nozero or --shards=tensors, or --comm_hook=bf16");
+  }
+  if (hook != CommHook::kNone && options.compute == DType::kFloat64)
+    return InvalidArgument("--comm_hook=", flags.comm_hook,
+                           " would round the reference computation of --compute=float64");
+  return absl::OkStatus();
 }
 
 // With samples as the divisor, batches are weighted by their size. Without join the divisor is the
@@ -368,6 +419,7 @@ Bytes Megabytes(double megabytes) { return Bytes{static_cast<int64_t>(megabytes 
 
 absl::string_view NameOf(ModelKind model) { return NameIn(kModels, model); }
 absl::string_view NameOf(BackendKind backend) { return NameIn(kBackends, backend); }
+absl::string_view NameOf(CommHook hook) { return NameIn(kCommHooks, hook); }
 
 absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
   EK_RETURN_IF_ERROR(CheckNumbers(flags));
@@ -440,7 +492,7 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
                            " is not a valid value; choose auto, bytes");
   }
   if (options.model == ModelKind::kGpt && !flags.init.empty())
-    EK_RETURN_IF_ERROR(Annotate(TakeSizesOfInit(flags, options), "--init"));
+    EK_RETURN_IF_ERROR(Annotate(TakeGptSizes(flags, options), "--init"));
   // Clothes may be mirrored, digits and letters may not: other data is unchanged by default.
   const bool is_known =
       options.model == ModelKind::kCnn && options.data.path == kFashionMnistFolder;
@@ -449,6 +501,8 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
                      .seed = flags.seed};
   EK_ASSIGN_OR_RETURN(options.hidden,
                       ParseSizes("hidden", flags.hidden.value_or(kDefaultHidden), kHiddenLimits));
+  if (options.model != ModelKind::kGpt && !flags.init.empty())
+    EK_RETURN_IF_ERROR(Annotate(TakeSizes(flags, options), "--init"));
   EK_ASSIGN_OR_RETURN(options.rank_steps, ParseRankSteps(flags.rank_steps));
   EK_ASSIGN_OR_RETURN(options.device, Choose<DeviceKind>("device", flags.device,
                                                          {{"auto", DeviceKind::kAuto},
@@ -465,6 +519,7 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
   if (!flags.zero && options.sharding != Sharding::kSlices)
     return InvalidArgument("--shards=", flags.shards, " is for --zero");
   if (!flags.zero) options.sharding = Sharding::kNone;
+  EK_RETURN_IF_ERROR(ParseCommHook(flags, options));
   EK_ASSIGN_OR_RETURN(options.divide_by, ParseDivisor(flags));
   EK_RETURN_IF_ERROR(ParseRefresh(flags.auto_refresh_trainable, options));
   EK_ASSIGN_OR_RETURN(options.freeze, Annotate(ParseFreezeSchedule(flags.freeze), "--freeze"));

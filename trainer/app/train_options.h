@@ -40,6 +40,7 @@ namespace evenkeel {
 enum class ModelKind { kMlp, kCnn, kGpt };
 enum class DeviceKind { kAuto, kCpu, kCuda };
 enum class BackendKind { kAuto, kLocal, kShm, kTcp, kHierarchical, kNccl };
+enum class CommHook { kNone, kFloat16, kBFloat16, kInt8, kPowerSgd };
 // The distribution of the optimizer's state over the ranks.
 enum class Sharding { kNone, kTensors, kSlices };
 
@@ -91,6 +92,9 @@ struct TrainOptions {
   int64_t check_replicas_every = 0;  // Steps; 0: not given.
 
   std::vector<Bytes> bucket_caps;
+  CommHook comm_hook = CommHook::kNone;
+  int power_sgd_rank = 1;
+  int64_t power_sgd_start = 1000;  // The first step that it compresses.
   bool gradients_are_views = false;
   TrainabilityPolicy trainability = TrainabilityPolicy::kAlways;
   int64_t check_trainable_every = 1;  // With kEveryN.
@@ -107,16 +111,17 @@ struct TrainOptions {
   std::string report_file;
   std::string trace_file;
 
-  bool dry_run = false;  // Runs a few steps, writes no files, and describes the whole run.
+  bool dry_run = false;  // Describes the memory of the run, and runs no step.
 
   bool saves_folder() const { return absl::EndsWith(save_file, "/"); }
   bool wants_record() const { return !report_file.empty() || !trace_file.empty(); }
   int64_t samples_per_step() const { return batch_size * accumulate; }  // On one rank.
 };
 
-// Return the values of --model and --backend.
+// Return the values of --model, --backend and --comm_hook.
 absl::string_view NameOf(ModelKind model);
 absl::string_view NameOf(BackendKind backend);
+absl::string_view NameOf(CommHook hook);
 
 absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags);
 

@@ -24,7 +24,8 @@
 #include "evenkeel/join/phase.h"
 #include "evenkeel/join/straggler.h"
 #include "evenkeel/trainer/app/describe_options.h"
-#include "evenkeel/trainer/app/dry_run.h"
+#include "evenkeel/trainer/app/memory_plan.h"
+#include "evenkeel/trainer/app/progress.h"
 #include "evenkeel/trainer/app/rank_setup.h"
 #include "evenkeel/trainer/app/run_output.h"
 #include "evenkeel/trainer/app/run_recorder.h"
@@ -117,8 +118,8 @@ class Job {
       if (result.stopped_after.has_value()) return Stop(result);
       EK_ASSIGN_OR_RETURN(const TestResult tested, run_.TestEpoch());
       test_ = tested.test;
-      recorder_.OnEpoch(epoch_, result, test_);
-      if (output_ != nullptr) output_->OnEpoch(epoch_, result, test_);
+      recorder_.OnEpoch(epoch_, result, tested);
+      if (output_ != nullptr) output_->OnEpoch(epoch_, result, tested);
       EK_RETURN_IF_ERROR(SaveIfBest(tested));
       stopped = result.stopped_early;
       if (run_.has_converged()) {
@@ -162,8 +163,10 @@ class Job {
                                                   *result.stopped_after, " steps.")));
     }
     if (output_ != nullptr) {
-      absl::FPrintF(streams_.log, "train: stopped at step %d%s; %s\n", *result.stopped_after,
+      const bool is_no_best = options_.saves_best && saved == options_.save_file;
+      absl::FPrintF(streams_.log, "train: stopped at step %d%s%s; %s\n", *result.stopped_after,
                     saved.empty() ? "" : ", saved " + saved,
+                    is_no_best ? " (the last weights, since no evaluation has shown the best)" : "",
                     result.checkpoint.empty()
                         ? "with --checkpoint_dir the same command would continue from this step"
                         : "the same command continues from this step");
@@ -237,12 +240,10 @@ class Job {
   absl::Status LeaveLostRanks(const absl::Status& why) {
     const std::string cause(
         run_.communicator().status().ok() ? why.message() : run_.communicator().status().message());
+    const std::vector<int> members = run_.communicator().members();
     EK_ASSIGN_OR_RETURN(const GoneOn gone_on, run_.GoOn(why));
-    for (int rank : gone_on.lost) {
-      lost_.push_back({.rank = rank, .step = gone_on.steps});
-      recorder_.OnEvent(gone_on.steps, "lost",
-                        absl::StrCat("rank ", rank, "; the other ranks continue from this step"));
-    }
+    for (int rank : gone_on.lost) lost_.push_back({.rank = rank, .step = gone_on.steps});
+    recorder_.OnLost(members, gone_on);
     if (run_.communicator().rank() == 0) LogLostRanks(gone_on, cause);
     return absl::OkStatus();
   }
@@ -256,9 +257,10 @@ class Job {
   void LogLostRanks(const GoneOn& gone_on, const std::string& cause) {
     const int left = run_.communicator().world_size();
     const bool is_one = gone_on.lost.size() == 1;
-    absl::FPrintF(streams_.log, "train: rank%s %s %s lost (%s): %d rank%s from step %d\n",
-                  is_one ? "" : "s", absl::StrJoin(gone_on.lost, ", "), is_one ? "is" : "are",
-                  cause, left, left == 1 ? " continues" : "s continue", gone_on.steps);
+    absl::FPrintF(streams_.log, "%strain: rank%s %s %s lost (%s): %d rank%s from step %d\n",
+                  BeginLine(streams_.log), is_one ? "" : "s", absl::StrJoin(gone_on.lost, ", "),
+                  is_one ? "is" : "are", cause, left, left == 1 ? " continues" : "s continue",
+                  gone_on.steps);
     std::fflush(streams_.log);
   }
 
@@ -305,26 +307,38 @@ RunRecord HistoryOf(const RunCheckpoints* checkpoints, std::FILE* log) {
   return {};
 }
 
-// Runs a few steps without keeping their results, and describes the run.
-absl::Status RunDry(TrainingRun& run, const TrainOptions& options, const TrainStreams& streams) {
-  TrainOptions silent = options;
-  silent.metrics_file = silent.tensorboard_folder = silent.prometheus_file = silent.report_file =
-      silent.trace_file = "";
-  Communicator& comm = run.communicator();
-  EK_ASSIGN_OR_RETURN(const StepPlan whole, PlanOf(options, run.data(), comm.world_size()));
-  if (comm.rank() == 0) RunOutput::Create(streams, silent, run, RunRecorder(silent, run));
-  EK_RETURN_IF_ERROR(run.TrainEpoch(0, [](const StepFacts&) { return absl::OkStatus(); }).status());
-  EK_RETURN_IF_ERROR(run.Test(kDrySteps * options.batch_size).status());  // Takes memory, too.
-  EK_ASSIGN_OR_RETURN(std::vector<RankRecord> ranks, GatherRecords(comm, run.Record()));
-  if (comm.rank() != 0) return absl::OkStatus();
-  const DryRun dry{.whole = whole, .plans = run.plans(), .ranks = std::move(ranks)};
-  if (DeviceRuntime* const runtime = comm.runtime(); runtime != nullptr) {
-    EK_ASSIGN_OR_RETURN(const DeviceFacts facts, runtime->Facts(comm.device()));
-    absl::FPrintF(streams.out, "%s\n", DescribeDevice(comm.device(), facts));
+// Checks this rank, and agrees with the others that each host or device has the memory of its
+// ranks, before any rank takes it.
+absl::StatusOr<RankSetup> CheckTogether(
+    Communicator& comm, const TrainOptions& options,
+    const absl::StatusOr<std::shared_ptr<const TrainingData>>& data, std::FILE* log) {
+  absl::StatusOr<RankSetup> setup = CheckRank(options, data, comm.rank(), comm.world_size());
+  absl::Status mine = setup.status();
+  RankMemory memory;
+  MemoryNeeds needs{.place = HostMemory()};
+  if (mine.ok()) {
+    const auto planned = PlanMemory(options, comm.rank(), comm.world_size(), *setup);
+    mine = planned.status();
+    if (mine.ok()) memory = *planned;
+    needs.bytes = needs.certain_bytes = TotalOf(memory) - memory.data;  // The data is loaded.
   }
-  absl::FPrintF(streams.out, "%sa dry run: nothing was written\n", DescribeDryRun(dry));
-  std::fflush(streams.out);
-  return absl::OkStatus();
+  if (comm.runtime() != nullptr) {
+    const absl::StatusOr<DeviceFacts> facts = comm.runtime()->Facts(comm.device());
+    needs.place = DeviceMemory(comm.device(), facts);
+    needs.certain_bytes -= memory.activations;
+  }
+  EK_ASSIGN_OR_RETURN(const std::vector<std::string> values,
+                      AgreeOn(comm, "memory", mine, needs.Serialize()));
+  std::vector<MemoryNeeds> all;
+  for (const std::string& value : values) {
+    EK_ASSIGN_OR_RETURN(all.emplace_back(), MemoryNeeds::Parse(value));
+  }
+  const MemoryVerdict verdict = JudgeMemory(all);
+  EK_RETURN_IF_ERROR(
+      RefuseTooMuch(verdict, memory, options, *data, comm.rank(), comm.world_size()));
+  if (verdict.kind == MemoryVerdict::kClose && comm.rank() == 0)
+    absl::FPrintF(log, "train: the memory may not suffice: %s\n", verdict.text);
+  return setup;
 }
 
 TrainResult Failed(const absl::Status& status, bool is_common, const Communicator& comm) {
@@ -336,7 +350,7 @@ TrainResult RunPrepared(Communicator& comm, const TrainOptions& options, RankSet
   std::unique_ptr<RunCheckpoints> checkpoints;
   const bool resumes =
       options.checkpoints.resume != kResumeAuto && options.checkpoints.resume != kResumeNever;
-  if (!options.dry_run && (!options.checkpoints.folder.empty() || resumes)) {
+  if (!options.checkpoints.folder.empty() || resumes) {
     const RunSettings settings = SettingsOf(options, *setup.model, *setup.data, comm.world_size());
     auto opened = RunCheckpoints::Open(comm, options.checkpoints, settings, *setup.model);
     if (!opened.ok()) return Failed(opened.status(), comm.status().ok(), comm);
@@ -348,19 +362,15 @@ TrainResult RunPrepared(Communicator& comm, const TrainOptions& options, RankSet
   // All ranks get the errors of the checkpoint.
   if (!run.ok()) return Failed(run.status(), is_resumed && comm.status().ok(), comm);
   TrainResult result;
-  if (options.dry_run) {
-    result.status = RunDry(**run, options, streams);
-  } else {
-    Job job(**run, options, streams, HistoryOf(checkpoints.get(), streams.log));
-    if (checkpoints != nullptr) {
-      checkpoints->SetHistory([&job](std::vector<RankRecord> ranks) {
-        return Serialize(job.recorder().RecordWith(std::move(ranks)));
-      });
-    }
-    const absl::Status status = job.Run();
-    if (!status.ok()) result = Failed(status, (*run)->failed_together(), (*run)->communicator());
-    result.was_stopped = job.was_stopped();
+  Job job(**run, options, streams, HistoryOf(checkpoints.get(), streams.log));
+  if (checkpoints != nullptr) {
+    checkpoints->SetHistory([&job](std::vector<RankRecord> ranks) {
+      return Serialize(job.recorder().RecordWith(std::move(ranks)));
+    });
   }
+  const absl::Status status = job.Run();
+  if (!status.ok()) result = Failed(status, (*run)->failed_together(), (*run)->communicator());
+  result.was_stopped = job.was_stopped();
   // The destructor of the run waits for its device, which may have pending collectives that the
   // other ranks will not issue.
   if (!result.status.ok() && !result.is_common && comm.runtime() != nullptr)
@@ -371,8 +381,9 @@ TrainResult RunPrepared(Communicator& comm, const TrainOptions& options, RankSet
 TrainResult Train(Communicator& comm, const TrainOptions& options,
                   const absl::StatusOr<std::shared_ptr<const TrainingData>>& data,
                   const TrainStreams& streams) {
-  absl::StatusOr<RankSetup> setup = PrepareRank(options, data, comm.rank(), comm.world_size());
-  absl::Status mine = setup.status();
+  absl::StatusOr<RankSetup> setup = CheckTogether(comm, options, data, streams.log);
+  if (!setup.ok()) return Failed(setup.status(), comm.status().ok(), comm);
+  absl::Status mine = MakeModel(options, comm.rank(), *setup);
   if (mine.ok() && comm.runtime() != nullptr)
     mine = MoveToDevice(options, *comm.runtime(), comm.device(), *setup);
   if (mine.ok()) mine = setup->model->MoveValuesTo(comm);

@@ -8,7 +8,11 @@
 #include <variant>
 #include <vector>
 
+#include "evenkeel/bucket/hooks/compressed_reduction.h"
+#include "evenkeel/bucket/hooks/power_sgd.h"
+#include "evenkeel/bucket/hooks/quantized_all_reduce.h"
 #include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/bucket/reduction.h"
 #include "evenkeel/comm/agree.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/joinable.h"
@@ -41,6 +45,28 @@ Placement PlacementOf(Sharding sharding) {
   if (sharding == Sharding::kTensors) return WholeTensors{};
   if (sharding == Sharding::kSlices) return Slices{};
   return Replicated{};
+}
+
+// Returns the reduction of --comm_hook around `inner`; null for both: all-reduce.
+std::unique_ptr<BucketReduction> ReductionOf(const TrainOptions& options, const Model& model,
+                                             std::unique_ptr<BucketReduction> inner) {
+  switch (options.comm_hook) {
+    case CommHook::kNone:
+      return inner;
+    case CommHook::kFloat16:
+      return std::make_unique<CompressedReduction>(DType::kFloat16, std::move(inner));
+    case CommHook::kBFloat16:
+      return std::make_unique<CompressedReduction>(DType::kBFloat16, std::move(inner));
+    case CommHook::kInt8:
+      return std::make_unique<QuantizedAllReduce>();
+    case CommHook::kPowerSgd:
+      break;
+  }
+  PowerSgdOptions power{
+      .rank = options.power_sgd_rank, .start_step = options.power_sgd_start, .seed = options.seed};
+  for (int i = 0; i < model.parameters().size(); ++i)
+    power.shapes.push_back(MatrixOf(model.shape(i)));
+  return std::make_unique<PowerSgd>(std::move(power));
 }
 
 }  // namespace
@@ -91,18 +117,28 @@ absl::Status TrainingRun::Init() {
   options.trainability = {.policy = options_.trainability,
                           .every = options_.check_trainable_every,
                           .warn_on_change = false};  // The report has the events of the schedule.
-  if (options_.wants_record() || options_.dry_run) {
+  if (options_.wants_record()) {
     recorder_ = StepRecorder(plan().total_steps);
     options.reducer.stats_every = recorder_.MeasuredEvery();
   }
   const LostShard lost_shard =
       options_.lost_shard_is_fresh ? LostShard::kFresh : LostShard::kRefuse;
   const std::vector<ParameterGroup> groups = GroupsOf(*setup_.model, options_);
+  const OptimizerOptions placed{.placement = PlacementOf(options_.sharding),
+                                .lost_shard = lost_shard};
+  const bool composes =
+      options_.comm_hook != CommHook::kNone && options_.sharding == Sharding::kSlices;
+  std::unique_ptr<BucketReduction> inner;
+  if (composes) {
+    EK_ASSIGN_OR_RETURN(optimizer_, Optimizer::Create(*comm_, parameters, groups, placed));
+    EK_ASSIGN_OR_RETURN(inner, optimizer_->TakeReduction());
+  }
   EK_ASSIGN_OR_RETURN(
-      ddp_, DataParallel::Create(comm_, &parameters, std::move(buffers), std::move(options)));
-  EK_ASSIGN_OR_RETURN(optimizer_, Optimizer::Create(*ddp_, groups,
-                                                    {.placement = PlacementOf(options_.sharding),
-                                                     .lost_shard = lost_shard}));
+      ddp_, DataParallel::Create(comm_, &parameters, std::move(buffers), std::move(options),
+                                 ReductionOf(options_, *setup_.model, std::move(inner))));
+  if (!composes) {
+    EK_ASSIGN_OR_RETURN(optimizer_, Optimizer::Create(*ddp_, groups, placed));
+  }
   if (options_.compute == DType::kFloat16) {
     EK_ASSIGN_OR_RETURN(scaler_, LossScaler::Create(comm_, {.initial_scale = options_.loss_scale}));
   }

@@ -43,8 +43,6 @@ uint64_t HashOf(const void* data, int64_t bytes, uint64_t seed) {
   return StableHash(seed, absl::string_view(static_cast<const char*>(data), bytes));
 }
 
-constexpr int64_t kLargestEvaluationBatch = 250;
-
 }  // namespace
 
 absl::StatusOr<std::string> TrainingRun::Save(int epoch, int64_t steps, const StepAnswer& answer) {
@@ -117,16 +115,13 @@ absl::StatusOr<Evaluation> TrainingRun::TestWithoutSharing(int64_t most) {
 }
 
 bool TrainingRun::IsTestDue(int epoch, int64_t steps) const {
-  if (options_.dry_run || options_.eval_every == 0 || steps == 0 ||
-      steps % options_.eval_every != 0) {
-    return false;
-  }
+  if (options_.eval_every == 0 || steps == 0 || steps % options_.eval_every != 0) return false;
   // The end of an epoch has an evaluation of its own, of all the data.
   return options_.eval_batches > 0 || steps != plan().FirstStep(epoch + 1);
 }
 
 bool TrainingRun::IsSampleDue(int64_t steps) const {
-  return !options_.dry_run && options_.sample_every > 0 && steps % options_.sample_every == 0;
+  return options_.sample_every > 0 && steps % options_.sample_every == 0;
 }
 
 absl::Status TrainingRun::TestInEpoch(int root, const Pauses& pauses) {
@@ -209,10 +204,11 @@ absl::StatusOr<uint64_t> TrainingRun::AgreeOnState() {
 
 RankMemory TrainingRun::MemoryHeld() const {
   RankMemory memory{.activations = setup_.model->ActivationBytes(),
+                    .data = setup_.data->train->held_bytes() + setup_.data->test->held_bytes(),
                     .peak_resident = PeakResidentBytes()};
   const ParameterSet& parameters = setup_.model->parameters();
   for (int i = 0; i < parameters.size(); ++i) memory.parameters += parameters[i].value.bytes();
-  if (!options_.gradients_are_views) memory.gradients = memory.parameters;
+  memory.gradients = memory.parameters;
   for (const BucketInfo& bucket : ddp_->buckets()) memory.buckets += bucket.data.bytes();
   memory.optimizer = optimizer_->state_bytes();
   return memory;

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -285,6 +286,48 @@ absl::StatusOr<Trained> TrainWithLosses(TrainingRun& run, int rank,
   if (!status.ok()) return status;
   trained.weights = WeightsOf(run.model());
   return trained;
+}
+
+// Compressed gradients train nearly the same weights, equal on all ranks, with every placement.
+TEST(TrainingRunTest, TrainsWithCompressedGradients) {
+  const auto weights_of = [](TrainFlags flags) {
+    std::mutex mutex;
+    std::vector<std::vector<float>> weights;
+    flags.model = "mlp";
+    flags.batch_size = 5;
+    flags.epochs = 1;
+    const absl::Status status =
+        OnRanks(3, flags, [&](Communicator&, TrainingRun& run) -> absl::Status {
+          EK_RETURN_IF_ERROR(
+              run.TrainEpoch(0, [](const StepFacts&) { return absl::OkStatus(); }).status());
+          EK_RETURN_IF_ERROR(run.AgreeOnState().status());
+          const std::span<const float> own = run.model().parameters()[0].value.as<float>();
+          const std::lock_guard lock(mutex);
+          weights.emplace_back(own.begin(), own.end());
+          return absl::OkStatus();
+        });
+    EXPECT_TRUE(status.ok()) << status;
+    return weights.at(0);
+  };
+  const std::vector<float> exact = weights_of({});
+  const std::pair<const char*, TrainFlags> kinds[] = {
+      {"bf16, slices", {.comm_hook = "bf16"}},
+      {"fp16, tensors", {.shards = "tensors", .comm_hook = "fp16"}},
+      {"int8", {.zero = false, .comm_hook = "int8"}},
+      {"power_sgd",
+       {.zero = false, .comm_hook = "power_sgd", .power_sgd_rank = 4, .power_sgd_start = 1}},
+  };
+  for (const auto& [name, flags] : kinds) {
+    SCOPED_TRACE(name);
+    const std::vector<float> rounded = weights_of(flags);
+    EXPECT_NE(rounded, exact);
+    double difference = 0, norm = 0;
+    for (size_t i = 0; i < exact.size(); ++i) {
+      difference += std::pow(rounded[i] - exact[i], 2);
+      norm += std::pow(exact[i], 2);
+    }
+    EXPECT_LT(std::sqrt(difference / norm), 0.2);
+  }
 }
 
 using Setup = absl::FunctionRef<absl::Status(RankSetup&)>;

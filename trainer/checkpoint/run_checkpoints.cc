@@ -41,16 +41,6 @@ absl::StatusOr<std::vector<std::string>> Agree(Communicator& comm, absl::string_
   return Annotate(AgreeOn(comm, topic, own, value), topic);
 }
 
-// Returns the buffers with their values on the host.
-std::vector<NamedTensor> BuffersOf(const Model& model, const HostTensors& host) {
-  std::vector<NamedTensor> tensors;
-  for (size_t i = 0; i < host.buffers.size(); ++i) {
-    const NamedBuffer& buffer = model.buffers()[i];
-    tensors.push_back({buffer.name, buffer.shape, host.buffers[i]});
-  }
-  return tensors;
-}
-
 std::string Serialize(const std::map<std::string, FileSums>& files, const Evaluation& trained) {
   ByteWriter writer;
   uint64_t loss = 0;

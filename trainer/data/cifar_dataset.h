@@ -43,6 +43,7 @@ class CifarDataset : public Dataset {
   static bool IsIn(const std::string& folder);
 
   int64_t size() const override { return static_cast<int64_t>(records_.size()) / kRecord; }
+  int64_t held_bytes() const override { return static_cast<int64_t>(records_.size()); }
   uint8_t label(int64_t sample) const { return static_cast<uint8_t>(records_[sample * kRecord]); }
   std::span<const uint8_t> pixels(int64_t sample) const;  // [3, 32, 32]
 

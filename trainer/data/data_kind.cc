@@ -7,9 +7,9 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/data/cifar_dataset.h"
 #include "evenkeel/trainer/data/idx_dataset.h"
-#include "evenkeel/trainer/data/mapped_file.h"
 #include "evenkeel/trainer/data/text_dataset.h"
 #include "evenkeel/trainer/data/token_shards.h"
+#include "evenkeel/zero_optim/checkpoint/mapped_file.h"
 
 namespace evenkeel {
 

@@ -34,6 +34,8 @@ class Dataset {
   virtual int64_t predictions_per_sample() const { return 1; }
   // Returns the mean number of bytes of a text that one of them predicts; 0 if unknown, or no text.
   virtual double bytes_per_prediction() const { return 0; }
+  // Returns the bytes of the process's memory that it holds, without mapped files.
+  virtual int64_t held_bytes() const { return 0; }
   // Returns the given samples, each below size(), in this order.
   virtual Batch Gather(std::span<const int32_t> samples, BatchMemory& memory) const = 0;
 

@@ -40,6 +40,9 @@ class IdxDataset : public Dataset {
   static absl::StatusOr<IdxDataset> Parse(std::string images, std::string labels);
 
   int64_t size() const override { return static_cast<int64_t>(labels().size()); }
+  int64_t held_bytes() const override {
+    return static_cast<int64_t>(images_file_.size() + labels_file_.size());
+  }
   std::span<const uint8_t> pixels(int64_t sample) const;  // [784]
   uint8_t label(int64_t sample) const { return labels()[sample]; }
 

@@ -117,6 +117,13 @@ absl::StatusOr<TextDataset> TextDataset::Make(std::shared_ptr<const std::string>
   return made;
 }
 
+int64_t TextDataset::held_bytes() const {
+  // Both splits use the text.
+  const int64_t text =
+      text_ == nullptr ? 0 : static_cast<int64_t>(text_->size()) / text_.use_count();
+  return text + static_cast<int64_t>(tokens_.size() * sizeof(tokens_[0]));
+}
+
 Batch TextDataset::Gather(std::span<const int32_t> samples, BatchMemory& memory) const {
   if (text_ == nullptr) {
     return GatherSequences(plan_, samples, memory,

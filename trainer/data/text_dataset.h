@@ -70,6 +70,7 @@ class TextDataset : public Dataset {
   int64_t size() const override { return plan_.size(); }
   int64_t predictions_per_sample() const override { return plan_.context(); }
   double bytes_per_prediction() const override { return bytes_per_prediction_; }
+  int64_t held_bytes() const override;
   Batch Gather(std::span<const int32_t> samples, BatchMemory& memory) const override;
 
  private:

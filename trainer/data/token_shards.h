@@ -34,8 +34,8 @@
 #include "absl/strings/string_view.h"
 #include "evenkeel/trainer/data/batch.h"
 #include "evenkeel/trainer/data/dataset.h"
-#include "evenkeel/trainer/data/mapped_file.h"
 #include "evenkeel/trainer/data/sequences.h"
+#include "evenkeel/zero_optim/checkpoint/mapped_file.h"
 
 namespace evenkeel {
 

@@ -48,6 +48,11 @@ absl::StatusOr<std::string> ReadAll(int file, absl::Time deadline) {
 
 }  // namespace
 
+absl::StatusOr<DeviceFacts> FactsOfCudaDevice(int index) {
+  EK_ASSIGN_OR_RETURN(DeviceRuntime* const cuda, internal::CudaIfBuilt());
+  return cuda->Facts(Device::Cuda(index));
+}
+
 absl::StatusOr<int> CountCudaDevices(absl::Duration timeout) {
   EK_RETURN_IF_ERROR(internal::CudaIfBuilt().status());
   EK_RETURN_IF_ERROR(internal::CublasIsBuilt());

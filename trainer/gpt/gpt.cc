@@ -18,6 +18,7 @@
 #include "evenkeel/trainer/gpt/buffer.h"
 #include "evenkeel/trainer/gpt/dropout.h"
 #include "evenkeel/trainer/gpt/embedding.h"
+#include "evenkeel/trainer/gpt/gpt_memory.h"
 #include "evenkeel/trainer/gpt/gpt_options.h"
 #include "evenkeel/trainer/gpt/gpt_pass.h"
 #include "evenkeel/trainer/gpt/layer_norm.h"
@@ -80,7 +81,8 @@ constexpr int64_t kHeadBytes = 16 << 20, kLeastHeadRows = 256;
 template <typename T, typename O>
 class GptModel : public Gpt {
  public:
-  explicit GptModel(const GptOptions& options) : options_(options), tools_(&parameters(), &held_) {
+  explicit GptModel(const GptOptions& options)
+      : Gpt(options.is_plan), options_(options), tools_(&parameters(), &held_) {
     token_table_ =
         AddParameter("wte.weight", DTypeOf<T>::value, {options.vocabulary, options.width});
     position_table_ =
@@ -109,6 +111,10 @@ class GptModel : public Gpt {
   }
 
   int64_t ActivationBytes() const override { return held_; }
+  absl::Status PlanPass(int64_t samples, Mode mode) override {
+    held_ = std::max(held_, GptActivationBytes(options_, samples, mode));
+    return absl::OkStatus();
+  }
 
  private:
   WeightAndBias AddNorm(const std::string& name) {
@@ -146,7 +152,7 @@ class GptModel : public Gpt {
     memory_.emplace_back(&held_);
   }
 
-  std::span<T> Value(int index) { return parameters()[index].value.template as<T>(); }
+  std::span<T> Value(int index) { return this->template Initial<T>(index); }
 
   absl::Status Check(const Batch& batch) const override {
     return CheckTokens(batch, options_.context, options_.vocabulary).status();

@@ -55,12 +55,12 @@ class Gpt : public Model {
   // call of this or of Forward; it is a Forward in evaluation mode itself. InvalidArgument without
   // tokens, or for one that is not in the vocabulary.
   virtual absl::StatusOr<std::span<const float>> NextToken(std::span<const int32_t> tokens) = 0;
-  // Activations, workspaces, matrices rounded to bfloat16; 0 before the first pass. Training on n
-  // tokens in float32 holds about 4 n (layers * (16 width + heads * context) + 12 width +
-  // vocabulary) bytes.
+  // Activations, workspaces, matrices rounded to bfloat16; 0 before the first pass (gpt_memory.h).
   int64_t ActivationBytes() const override = 0;
 
  protected:
+  explicit Gpt(bool is_plan = false) : Model(is_plan) {}
+
   // Runs the last `context` of the tokens in evaluation mode, for NextToken(); returns the row of
   // the last one's scores.
   absl::StatusOr<int64_t> ScorePrompt(std::span<const int32_t> tokens);

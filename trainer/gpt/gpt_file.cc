@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -15,6 +16,7 @@
 #include "absl/strings/strip.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
+#include "evenkeel/trainer/gpt/gpt.h"
 #include "evenkeel/trainer/gpt/hf_files.h"
 #include "evenkeel/trainer/models/model_file.h"
 
@@ -118,45 +120,23 @@ absl::StatusOr<GptOptions> SizesOf(const ByName& tensors, std::optional<int64_t>
                    "heads must divide the width, ", options.width));
 }
 
-struct NamedShape {
-  std::string name;
-  std::vector<int64_t> shape;
-};
-
-std::vector<NamedShape> ShapesOf(const GptOptions& options) {
-  const int64_t width = options.width;
-  std::vector<NamedShape> shapes = {{"wte.weight", {options.vocabulary, width}},
-                                    {"wpe.weight", {options.context, width}}};
-  const auto add = [&](const std::string& part, std::vector<int64_t> shape) {
-    shapes.push_back({part + ".weight", shape});
-    shapes.push_back({part + ".bias", {shape.back()}});
-  };
-  for (int64_t layer = 0; layer < options.layers; ++layer) {
-    const std::string h = absl::StrCat("h.", layer, ".");
-    add(h + "ln_1", {width});
-    add(h + "attn.c_attn", {width, 3 * width});
-    add(h + "attn.c_proj", {width, width});
-    add(h + "ln_2", {width});
-    add(h + "mlp.c_fc", {width, 4 * width});
-    add(h + "mlp.c_proj", {4 * width, width});
-  }
-  add("ln_f", {width});
-  return shapes;
-}
-
 // Each tensor of a GPT-2 of these sizes, and no others.
-absl::Status CheckShapes(ByName tensors, const GptOptions& options) {
-  for (const NamedShape& wanted : ShapesOf(options)) {
-    EK_ASSIGN_OR_RETURN(const Tensor* tensor, Find(tensors, wanted.name));
-    if (tensor->shape != wanted.shape) {
-      return Wrong(wanted.name,
-                   absl::StrCat("has the shape ", ShapeText(tensor->shape),
-                                ", but the other tensors require ", ShapeText(wanted.shape)));
+absl::Status CheckShapes(ByName tensors, GptOptions options) {
+  options.heads = 1;  // Not visible in the shapes.
+  options.is_plan = true;
+  EK_ASSIGN_OR_RETURN(const std::unique_ptr<Gpt> plan, MakeGpt(options));
+  for (int i = 0; i < plan->parameters().size(); ++i) {
+    const std::string& name = plan->parameters()[i].name;
+    const std::vector<int64_t> shape(plan->shape(i).begin(), plan->shape(i).end());
+    EK_ASSIGN_OR_RETURN(const Tensor* tensor, Find(tensors, name));
+    if (tensor->shape != shape) {
+      return Wrong(name, absl::StrCat("has the shape ", ShapeText(tensor->shape),
+                                      ", but the other tensors require ", ShapeText(shape)));
     }
     if (!IsFloat(tensor->dtype))
-      return Wrong(wanted.name,
+      return Wrong(name,
                    absl::StrCat("is ", ToString(tensor->dtype), ", not a floating-point type"));
-    tensors.erase(wanted.name);
+    tensors.erase(name);
   }
   if (tensors.empty()) return absl::OkStatus();
   const auto first =

@@ -29,6 +29,7 @@ struct GptOptions {
   double dropout = 0;  // After the embeddings, of attention weights, and at the end of each part.
   GptCompute compute = GptCompute::kFloat32;
   uint64_t seed = 0;
+  bool is_plan = false;                        // See model.h.
   std::shared_ptr<const Tokenizer> tokenizer;  // Null: unknown. It is saved with the model.
 };
 

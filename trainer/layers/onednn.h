@@ -27,10 +27,11 @@ struct OneDnn {
   dnnl::stream stream{engine};
 
   mutable int64_t allocated = 0;  // Total bytes taken by Allocate().
+  bool only_counts = false;       // Allocate() takes no memory; nothing can be executed.
 
   dnnl::memory Allocate(const dnnl::memory::desc& desc) const {
     allocated += static_cast<int64_t>(desc.get_size());
-    return {desc, engine};
+    return only_counts ? dnnl::memory(desc, engine, DNNL_MEMORY_NONE) : dnnl::memory(desc, engine);
   }
   // Wraps memory of another owner; const is cast away, so use it only as a primitive's input.
   dnnl::memory Wrap(const dnnl::memory::desc& desc, const void* data) const {

@@ -184,7 +184,8 @@ absl::Status CheckOptions(const CnnOptions& options) {
 
 class Cnn : public Model {
  public:
-  explicit Cnn(const CnnOptions& options) : options_(options) {
+  explicit Cnn(const CnnOptions& options) : Model(options.is_plan), options_(options) {
+    dnn_.only_counts = options.is_plan;
     const std::vector<int>& widths = options_.widths;
     indices_.stem = AddConvolution("stem", options_.image.channels, widths[0], 3);
     for (const ResidualBlockShape& shape : BlockShapes(options_, /*batch=*/1)) {
@@ -202,6 +203,13 @@ class Cnn : public Model {
     return bytes;
   }
 
+  absl::Status PlanPass(int64_t samples, Mode mode) override {
+    return StatusFromOneDnn("cnn", [&] {
+      NetworkFor(static_cast<int>(samples), mode);
+      return absl::OkStatus();
+    });
+  }
+
  private:
   // Kernels and activations of this many batch sizes and modes are kept: the usual one, the last of
   // an epoch, and the same two in evaluation.
@@ -209,7 +217,7 @@ class Cnn : public Model {
 
   int AddUniform(std::string name, std::vector<int64_t> shape, double limit) {
     const int index = AddParameter(std::move(name), DType::kFloat32, std::move(shape));
-    FillUniform(parameters()[index].value.as<float>(), limit, StableRandom(options_.seed, index));
+    FillUniform(Initial<float>(index), limit, StableRandom(options_.seed, index));
     return index;
   }
 
@@ -221,7 +229,7 @@ class Cnn : public Model {
   BatchNormIndices AddNorm(const std::string& name, int channels) {
     BatchNormIndices norm;
     norm.weight = AddParameter(name + ".weight", DType::kFloat32, {channels});
-    std::ranges::fill(parameters()[norm.weight].value.as<float>(), 1.0f);
+    std::ranges::fill(Initial<float>(norm.weight), 1.0f);
     norm.bias = AddParameter(name + ".bias", DType::kFloat32, {channels});
     norm.running_mean = AddBuffer(name + ".running_mean", {channels}, 0).data();
     norm.running_variance = AddBuffer(name + ".running_variance", {channels}, 1).data();

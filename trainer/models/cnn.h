@@ -48,6 +48,7 @@ struct CnnOptions {
   std::vector<int> widths = {16, 32, 64};  // Channels of the stem, then of each stage.
   int blocks_per_stage = 1;
   uint64_t seed = 0;
+  bool is_plan = false;  // See model.h.
 };
 
 absl::StatusOr<std::unique_ptr<Model>> MakeCnn(const CnnOptions& options);

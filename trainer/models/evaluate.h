@@ -51,9 +51,12 @@ struct BestTest {
   friend bool operator==(const BestTest&, const BestTest&) = default;
 };
 
+// In evaluations by the trainer.
+inline constexpr int64_t kLargestEvaluationBatch = 250;
+
 // Evaluates samples [begin, end), in evaluation mode, in batches of at most `batch_size`.
 absl::StatusOr<Evaluation> Evaluate(Model& model, const Dataset& data, int64_t begin, int64_t end,
-                                    int64_t batch_size = 250);
+                                    int64_t batch_size = kLargestEvaluationBatch);
 
 }  // namespace evenkeel
 

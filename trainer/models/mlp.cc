@@ -28,7 +28,8 @@ namespace {
 template <typename T>
 class Mlp : public Model {
  public:
-  explicit Mlp(const MlpOptions& options) : pixels_(options.image.pixels()) {
+  explicit Mlp(const MlpOptions& options)
+      : Model(options.is_plan), pixels_(options.image.pixels()) {
     int inputs = pixels_;
     for (int units : options.hidden) inputs = AddLayer(inputs, units, options.seed);
     AddLayer(inputs, kClasses, options.seed);
@@ -37,7 +38,17 @@ class Mlp : public Model {
   int64_t ActivationBytes() const override {
     size_t elements = converted_images_.capacity();
     for (const Layer& layer : layers_) elements += layer.output.capacity() + layer.diff.capacity();
-    return static_cast<int64_t>(elements * sizeof(T));
+    return static_cast<int64_t>(elements * sizeof(T)) + planned_;
+  }
+
+  absl::Status PlanPass(int64_t samples, Mode mode) override {
+    int64_t units = std::is_same_v<T, float> ? 0 : pixels_;
+    for (const Layer& layer : layers_) {
+      const bool has_diff = mode == Mode::kTraining && &layer != &layers_.back();
+      units += layer.outputs * (has_diff ? 2 : 1);
+    }
+    planned_ = std::max(planned_, samples * units * static_cast<int64_t>(sizeof(T)));
+    return absl::OkStatus();
   }
 
  private:
@@ -60,7 +71,7 @@ class Mlp : public Model {
               .weight = AddParameter(name + ".weight", DTypeOf<T>::value, {outputs, inputs}),
               .bias = AddParameter(name + ".bias", DTypeOf<T>::value, {outputs})});
     for (int index : {layer.weight, layer.bias}) {
-      FillUniform(parameters()[index].value.template as<T>(), 1 / std::sqrt(inputs),
+      FillUniform(this->template Initial<T>(index), 1 / std::sqrt(inputs),
                   StableRandom(seed, index));
     }
     return outputs;
@@ -133,6 +144,7 @@ class Mlp : public Model {
   std::vector<Layer> layers_;
   MatrixProducts<T> products_;
 
+  int64_t planned_ = 0;  // Bytes of the passes of a plan.
   int64_t batch_ = 0;
   const T* images_ = nullptr;        // [batch, pixels]
   std::vector<T> converted_images_;  // Unused in float32.

@@ -36,6 +36,7 @@ struct MlpOptions {
   std::vector<int> hidden = {64};  // Units of each layer except the last.
   DType dtype = DType::kFloat32;
   uint64_t seed = 0;
+  bool is_plan = false;  // See model.h.
 };
 
 absl::StatusOr<std::unique_ptr<Model>> MakeMlp(const MlpOptions& options);

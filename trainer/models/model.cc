@@ -52,17 +52,24 @@ absl::Status NotEnoughMemory(absl::string_view pass, const Model& model) {
 
 }  // namespace
 
+TensorView Model::Allocate(DType dtype, int64_t count) {
+  return is_plan_ ? TensorView(nullptr, count, dtype) : memory_.Allocate(dtype, count);
+}
+
+absl::Status Model::PlanPass(int64_t, Mode) {
+  return absl::UnimplementedError("the memory of this model's passes is not known in advance");
+}
+
 int Model::AddParameter(std::string name, DType dtype, std::vector<int64_t> shape) {
   const int64_t count = CountOf(shape);
-  shapes_.push_back(std::move(shape));
-  const TensorView value = memory_.Allocate(dtype, count);
-  return parameters_.Add(std::move(name), value, memory_.Allocate(dtype, count));
+  const TensorView value = Allocate(dtype, count);
+  return parameters_.Add(std::move(name), value, Allocate(dtype, count), std::move(shape));
 }
 
 std::span<float> Model::AddBuffer(std::string name, std::vector<int64_t> shape, float fill) {
-  const TensorView value = memory_.Allocate(DType::kFloat32, CountOf(shape));
+  const TensorView value = Allocate(DType::kFloat32, CountOf(shape));
   buffers_.push_back({std::move(name), std::move(shape), value});
-  std::ranges::fill(value.as<float>(), fill);
+  if (!is_plan_) std::ranges::fill(value.as<float>(), fill);
   return value.as<float>();
 }
 
@@ -73,10 +80,8 @@ absl::Status Model::InitOnDevice(const DevicePlace& place, const Model& host) {
   EK_ASSIGN_OR_RETURN(device_memory_, place.runtime->Allocate(place.device, bytes));
   Block block(device_memory_.data.get(), place.device);
   for (int i = 0; i < model.size(); ++i) {
-    const TensorView value = block.Like(model[i].value);
-    parameters_.Add(model[i].name, value,
-                    TensorView(nullptr, value.count, value.dtype, value.device));
-    shapes_.emplace_back(host.shape(i).begin(), host.shape(i).end());
+    parameters_.Add(model[i].name, block.Like(model[i].value), {},
+                    {host.shape(i).begin(), host.shape(i).end()});
   }
   for (const NamedBuffer& buffer : host.buffers()) {
     buffers_.push_back({buffer.name, buffer.shape, block.Like(buffer.value)});
@@ -147,6 +152,8 @@ absl::StatusOr<BatchResult> Model::Forward(const Batch& batch, Mode mode,
 
 absl::StatusOr<PendingResult> Model::StartForward(const Batch& batch, Mode mode,
                                                   const PassOptions& options) {
+  if (is_plan_)
+    return absl::FailedPreconditionError("forward: the model is a plan, without memory");
   EK_RETURN_IF_ERROR(Check(batch));
   has_activations_ = false;
   PendingResult result;

@@ -15,6 +15,9 @@
 // result for which Forward() would wait, and Backward() announces gradients that are complete after
 // the work enqueued so far.
 //
+// A plan (`is_plan` of a model's options) has the names, shapes and types of the tensors and takes
+// no memory: it tells in advance what a run will hold. It has no passes.
+//
 // Shapes:    those of the batch (batch.h); its size may differ from call to call.
 // Gradients: of the mean loss over the batch, times PassOptions::weight: the number of samples for
 //            a sum over them.
@@ -81,7 +84,7 @@ class Model {
 
   ParameterSet& parameters() { return parameters_; }
   const ParameterSet& parameters() const { return parameters_; }
-  std::span<const int64_t> shape(int index) const { return shapes_[index]; }
+  std::span<const int64_t> shape(int index) const { return parameters_.shape(index); }
   std::span<const NamedBuffer> buffers() const { return buffers_; }
   // Returns settings that the tensors' shapes do not show; they are written to the model's files
   // (model_file.h).
@@ -103,8 +106,14 @@ class Model {
   absl::Status MoveValuesTo(Communicator& comm);
 
   // Returns the bytes of activations, their gradients and workspaces, which are allocated in the
-  // first pass of a size and kept. oneDNN's own memory is not counted.
+  // first pass of a size and kept; of a plan those of the passes of PlanPass(). oneDNN's own memory
+  // is not counted.
   virtual int64_t ActivationBytes() const = 0;
+
+  bool is_plan() const { return is_plan_; }
+  // In a plan on the host: counts what a pass of so many samples would allocate, with the backward
+  // pass after it in training.
+  virtual absl::Status PlanPass(int64_t samples, Mode mode);
 
   absl::StatusOr<BatchResult> Forward(const Batch& batch, Mode mode,
                                       const PassOptions& options = {});
@@ -118,9 +127,14 @@ class Model {
   absl::Status Backward(absl::FunctionRef<absl::Status(int)> on_gradient);
 
  protected:
-  Model() = default;
+  explicit Model(bool is_plan = false) : is_plan_(is_plan) {}
 
   int AddParameter(std::string name, DType dtype, std::vector<int64_t> shape);
+  // Returns the elements of a parameter, to be initialized; in a plan none.
+  template <typename T>
+  std::span<T> Initial(int index) {
+    return is_plan_ ? std::span<T>() : parameters_[index].value.as<T>();
+  }
   // `fill` is the initial value of all elements.
   std::span<float> AddBuffer(std::string name, std::vector<int64_t> shape, float fill);
 
@@ -137,12 +151,14 @@ class Model {
   virtual absl::Status DoBackward(GradientSink& sink) = 0;
 
  private:
+  TensorView Allocate(DType dtype, int64_t count);
+
+  const bool is_plan_;
   DevicePlace place_;
   TensorMemory memory_;
   Memory device_memory_;
   Memory value_memory_;  // From the group's transport.
   ParameterSet parameters_;
-  std::vector<std::vector<int64_t>> shapes_;
   std::vector<NamedBuffer> buffers_;
   bool has_activations_ = false;  // From a training Forward that no Backward has used yet.
 };

@@ -1,29 +1,28 @@
 #include "evenkeel/trainer/models/model_file.h"
 
-#include <cstring>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
-#include "evenkeel/comm/arith/convert.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/comm/types.h"
 #include "evenkeel/zero_optim/checkpoint/file_io.h"
+#include "evenkeel/zero_optim/checkpoint/parameter_file.h"
 
 namespace evenkeel {
 namespace {
 
-// Everything that belongs into the file, as it lies on the host.
-std::vector<NamedTensor> TensorsOf(const Model& model, const HostTensors& host) {
+// Returns the weight of a layer; null if there is none with so many dimensions.
+const SafetensorsFile::Tensor* FindWeight(const SafetensorsFile& file, const std::string& layer,
+                                          size_t dimensions) {
+  const SafetensorsFile::Tensor* const weight = file.Find(layer + ".weight");
+  return weight != nullptr && weight->shape.size() == dimensions ? weight : nullptr;
+}
+
+}  // namespace
+
+std::vector<NamedTensor> BuffersOf(const Model& model, const HostTensors& host) {
   std::vector<NamedTensor> tensors;
-  const ParameterSet& parameters = model.parameters();
-  for (int i = 0; i < parameters.size(); ++i) {
-    const auto shape = model.shape(i);
-    tensors.push_back({parameters[i].name, {shape.begin(), shape.end()}, host.values[i]});
-  }
   for (size_t i = 0; i < host.buffers.size(); ++i) {
     const NamedBuffer& buffer = model.buffers()[i];
     tensors.push_back({buffer.name, buffer.shape, host.buffers[i]});
@@ -31,40 +30,14 @@ std::vector<NamedTensor> TensorsOf(const Model& model, const HostTensors& host) 
   return tensors;
 }
 
-bool CanBecome(DType from, DType to) {
-  return from == to || (IsFloat(from) && IsFloat(to) && SizeOf(from) < SizeOf(to));
-}
-
-absl::Status CheckFits(const SafetensorsFile::Tensor& stored, const NamedTensor& wanted) {
-  if (stored.shape == wanted.shape && CanBecome(stored.dtype, wanted.value.dtype))
-    return absl::OkStatus();
-  const auto text = [](DType dtype, const std::vector<int64_t>& shape) {
-    return absl::StrCat(ToString(dtype), "[", absl::StrJoin(shape, ","), "]");
-  };
-  return absl::InvalidArgumentError(
-      absl::StrCat("tensor ", wanted.name, " is ", text(stored.dtype, stored.shape),
-                   ", the model has ", text(wanted.value.dtype, wanted.shape)));
-}
-
-void Copy(const SafetensorsFile::Tensor& from, const TensorView& to) {
-  if (from.dtype == to.dtype) {
-    std::memcpy(to.data, from.bytes.data(), from.bytes.size());
-    return;
-  }
-  std::vector<char> aligned(from.bytes.begin(),
-                            from.bytes.end());  // In a file elements lie at any address.
-  ConvertFloats(TensorView(aligned.data(), to.count, from.dtype), to);
-}
-
-}  // namespace
-
 absl::Status SaveModel(const Model& model, const std::string& path,
                        const std::map<std::string, std::string>& metadata) {
   std::map<std::string, std::string> all = metadata;
   all.merge(model.metadata());
-  all.insert({"format", "pt"});
   EK_ASSIGN_OR_RETURN(const HostTensors host, model.ToHost());
-  return WriteSafetensors(path, TensorsOf(model, host), all);
+  const std::vector<NamedTensor> buffers = BuffersOf(model, host);
+  return SaveParameters(model.parameters(), path,
+                        {.buffers = buffers, .metadata = all, .values = host.values});
 }
 
 absl::Status SaveModelFolder(const Model& model, const std::string& folder,
@@ -82,25 +55,43 @@ absl::Status LoadModel(const std::string& path, Model& model) {
 }
 
 absl::Status LoadModel(std::span<const SafetensorsFile::Tensor> tensors, Model& model) {
-  absl::flat_hash_map<absl::string_view, const SafetensorsFile::Tensor*> unused;
-  for (const auto& tensor : tensors) unused[tensor.name] = &tensor;
   EK_ASSIGN_OR_RETURN(const HostTensors host, model.ToHost());
-  const std::vector<NamedTensor> wanted = TensorsOf(model, host);
-  std::vector<const SafetensorsFile::Tensor*> found;
-  for (const NamedTensor& tensor : wanted) {
-    const auto stored = unused.extract(tensor.name);
-    if (stored.empty())
-      return absl::InvalidArgumentError(absl::StrCat("has no tensor ", tensor.name));
-    found.push_back(stored.mapped());
-    EK_RETURN_IF_ERROR(CheckFits(*found.back(), tensor));
-  }
-  for (const auto& tensor : tensors) {
-    if (!unused.contains(tensor.name)) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("has a tensor ", tensor.name, ", which the model does not have"));
-  }
-  for (size_t i = 0; i < wanted.size(); ++i) Copy(*found[i], wanted[i].value);
+  const std::vector<NamedTensor> buffers = BuffersOf(model, host);
+  EK_RETURN_IF_ERROR(CopyTensors(
+      tensors, TensorsOf(model.parameters(), {.buffers = buffers, .values = host.values})));
   return model.FromHost(host);
+}
+
+absl::StatusOr<std::vector<int>> HiddenUnitsOf(const SafetensorsFile& file) {
+  std::vector<int> units;
+  const SafetensorsFile::Tensor* weight = nullptr;
+  for (int layer = 1; (weight = FindWeight(file, absl::StrCat("fc", layer), 2)); ++layer)
+    units.push_back(static_cast<int>(weight->shape[0]));
+  if (units.size() < 2)
+    return absl::InvalidArgumentError("has no tensors fc1.weight and fc2.weight, as an mlp has");
+  units.pop_back();  // The classes.
+  return units;
+}
+
+absl::StatusOr<CnnOptions> CnnSizesOf(const SafetensorsFile& file) {
+  CnnOptions sizes{.widths = {}};
+  const auto add = [&](const SafetensorsFile::Tensor* weight) {
+    if (weight != nullptr) sizes.widths.push_back(static_cast<int>(weight->shape[0]));
+  };
+  add(FindWeight(file, "stem", 4));
+  int blocks = 0;
+  while (true) {
+    const std::string name = absl::StrCat("block", blocks + 1);
+    if (FindWeight(file, name + ".conv1", 4) == nullptr) break;
+    add(FindWeight(file, name + ".shortcut", 4));  // The first block of a stage has one.
+    ++blocks;
+  }
+  const int stages = static_cast<int>(sizes.widths.size()) - 1;
+  if (stages < 0 || (stages == 0 ? blocks > 0 : blocks % stages != 0))
+    return absl::InvalidArgumentError(
+        "lacks tensors of a cnn: stem.weight, block1.conv1.weight, ...");
+  if (stages > 0) sizes.blocks_per_stage = blocks / stages;
+  return sizes;
 }
 
 }  // namespace evenkeel

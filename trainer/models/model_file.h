@@ -5,10 +5,8 @@
 //   // in an existing folder: model.safetensors, for a gpt with what transformers needs beside it
 //   EK_RETURN_IF_ERROR(SaveModelFolder(*model, "gpt"));
 //
-// Tensors have the parameters' and buffers' names and shapes. Loading requires each of them and no
-// others, in the model's dtype or in a narrower float, which loses nothing; it checks all before it
-// changes any. Saving adds Model::metadata() and {"format", "pt"}, without which some Python
-// software refuses a file.
+// A file as SaveParameters() writes it (zero_optim/checkpoint/parameter_file.h), with the buffers
+// and Model::metadata(). A model that is a plan is only compared with it.
 //
 // Errors: InvalidArgument for a file that is malformed or of another model, naming the tensor; the
 //         file system's own.
@@ -19,8 +17,11 @@
 #include <map>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "evenkeel/trainer/models/cnn.h"
 #include "evenkeel/trainer/models/model.h"
 #include "evenkeel/zero_optim/checkpoint/safetensors.h"
 
@@ -36,6 +37,14 @@ absl::Status SaveModelFolder(const Model& model, const std::string& folder,
 absl::Status LoadModel(const std::string& path, Model& model);
 // Loads tensors that have been read already and have the model's names.
 absl::Status LoadModel(std::span<const SafetensorsFile::Tensor> tensors, Model& model);
+
+// Returns the model's buffers as they lie on the host.
+std::vector<NamedTensor> BuffersOf(const Model& model, const HostTensors& host);
+
+// Return sizes by the shapes in a file: the units of an mlp's hidden layers; a cnn's widths and
+// blocks per stage. InvalidArgument for a file of another kind of model.
+absl::StatusOr<std::vector<int>> HiddenUnitsOf(const SafetensorsFile& file);
+absl::StatusOr<CnnOptions> CnnSizesOf(const SafetensorsFile& file);
 
 }  // namespace evenkeel
 

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <limits>
 #include <map>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -173,14 +174,19 @@ int64_t NsOf(const RunRecord& record, const StepPoint& point) {
 
 // Adds the costs of ranks that cost the group enough, at any time, to be worth a curve.
 void AddCosts(const RunRecord& record, int process, Events& events) {
-  for (size_t rank = 0; rank < record.waits.ranks.size(); ++rank) {
+  std::set<int> ranks;
+  for (const CostPoint& point : record.costs)
+    for (const auto& [rank, cost] : point.costs) ranks.insert(rank);
+  for (const int rank : ranks) {
     const auto cost = [rank](const CostPoint& point) {
-      return rank < point.costs.size() ? point.costs[rank] : 0;
+      const auto own = point.costs.find(rank);
+      return own != point.costs.end() ? own->second : 0;
     };
     const auto most = std::ranges::max_element(record.costs, {}, cost);
     if (most == record.costs.end() || cost(*most) < StragglerReport::kLeastCost) continue;
-    const std::string name = absl::StrCat("cost of rank ", record.waits.ranks[rank].rank, ", %");
+    const std::string name = absl::StrCat("cost of rank ", rank, ", %");
     for (const CostPoint& point : record.costs) {
+      if (!point.costs.contains(rank)) continue;  // It was lost before.
       const auto last_step = [](const StepPoint& steps) { return steps.step + steps.count - 1; };
       const auto at = std::ranges::lower_bound(record.steps, point.step, {}, last_step);
       if (at == record.steps.end()) continue;

@@ -123,7 +123,9 @@ TEST(ChromeTraceTest, RanksThatMadeTheOthersWaitHaveACounter) {
   for (int rank = 0; rank < 3; ++rank) record.waits.ranks[rank].rank = 2 * rank;
   record.steps = {{.step = 0, .count = 64, .seconds = 0.64, .took = 0.01},
                   {.step = 64, .count = 36, .seconds = 1, .took = 0.01}};
-  record.costs = {{.step = 49, .costs = {0, 0.01, 0.25}}, {.step = 99, .costs = {0, 0.01, 0}}};
+  record.costs = {{.step = 49, .costs = {{0, 0}, {2, 0.01}, {4, 0.25}}},
+                  {.step = 99, .costs = {{0, 0}, {2, 0.01}, {4, 0}}},
+                  {.step = 99, .costs = {{0, 0}, {2, 0.01}}}};  // Rank 4 was lost.
   std::vector<std::pair<double, double>> costs;
   const nlohmann::json trace = nlohmann::json::parse(RenderTrace(record));
   for (const nlohmann::json& event : trace["traceEvents"]) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -86,7 +87,7 @@ std::string LearningCharts(const RunRecord& record) {
     return is_text ? BitsPerByte(loss, record.bytes_per_prediction) : loss;
   };
   Chart loss = ChartOf(record, is_text ? "Bits per byte" : "Loss");
-  loss.begins_at_zero = true;
+  loss.has_log = loss.begins_at_zero = true;
   AddCurve(loss, TrainingOf(record), "train",
            OverSteps(record, [&](const StepPoint& p) { return loss_of(p.loss); }));
   loss.curves.push_back(
@@ -131,39 +132,41 @@ constexpr size_t kMostCostCurves = 6;
 
 // The costs over time of the ranks with the highest ones.
 std::string CostChart(const RunRecord& record) {
-  if (record.costs.size() < 2 || record.costs[0].costs.size() != record.waits.ranks.size())
-    return "";
-  std::vector<std::pair<double, size_t>> by_peak;
-  for (size_t rank = 0; rank < record.waits.ranks.size(); ++rank) {
-    double peak = 0;
-    for (const CostPoint& point : record.costs) peak = std::max(peak, point.costs[rank]);
-    by_peak.emplace_back(-peak, rank);
+  if (record.costs.size() < 2) return "";
+  std::map<int, Points> curves;
+  std::map<int, double> peaks;
+  for (const CostPoint& point : record.costs) {
+    for (const auto& [rank, cost] : point.costs) {
+      curves[rank].push_back({static_cast<double>(point.step), cost});
+      peaks[rank] = std::max(peaks[rank], cost);
+    }
   }
+  std::vector<std::pair<double, int>> by_peak;
+  for (const auto& [rank, peak] : peaks) by_peak.emplace_back(-peak, rank);
   std::sort(by_peak.begin(), by_peak.end());
   Chart chart = ChartOf(record, "Cost of a rank, part of the time", "%");
   chart.begins_at_zero = true;
   static constexpr const char* kStyles[kMostCostCurves] = {"k4", "k2", "k3", "k5", "k0", "m4"};
   for (const auto& [peak, rank] : by_peak) {
     if (chart.curves.size() == kMostCostCurves) break;
-    Points points;
-    for (const CostPoint& point : record.costs)
-      points.push_back({static_cast<double>(point.step), point.costs[rank]});
-    chart.curves.push_back({.name = absl::StrCat("rank ", record.waits.ranks[rank].rank),
-                            .style = kStyles[chart.curves.size()],
-                            .points = std::move(points)});
+    const double last = curves[rank].back().x;
+    const bool is_lost = !record.costs.back().costs.contains(rank);
+    chart.curves.push_back(
+        {.name = absl::StrCat("rank ", rank,
+                              is_lost ? absl::StrCat(", until step ", FormatCount(last)) : ""),
+         .style = kStyles[chart.curves.size()],
+         .points = curves[rank]});
   }
   return absl::StrCat("<div class=\"charts\">", RenderChart(chart), "</div>");
 }
 
 std::string WaitsSection(const RunRecord& record) {
-  const std::string rows = RenderWaits(record);
-  if (rows.empty()) return "";
   return Section(
       "Waits by rank",
       "The mean step of each rank. All ranks leave a reduction together, so the one with "
       "the shortest wait is the last to arrive. The cost of a rank is its share of the time that "
       "delays cost the group.",
-      rows + CostChart(record));
+      RenderWaits(record) + CostChart(record));
 }
 
 std::string GradientNormChart(const RunRecord& record) {
@@ -171,7 +174,7 @@ std::string GradientNormChart(const RunRecord& record) {
   const bool is_known = std::ranges::any_of(points, [](auto p) { return std::isfinite(p.y); });
   if (!is_known) return "";
   Chart chart = ChartOf(record, "Gradient norm before clipping");
-  chart.begins_at_zero = true;
+  chart.has_log = chart.begins_at_zero = true;
   AddCurve(chart, "gradients", "plain", points);
   return RenderChart(chart);
 }
@@ -258,11 +261,10 @@ std::string Body(const RunRecord& record) {
               "The first step shows in which order gradients arrive; the plan made from it "
               "sends the gradients that are ready first.",
               RenderPlans(record)),
-      Section(
-          "Memory per rank",
-          "Memory of the model, the library and the optimizer for training. A process also holds "
-          "data and code.",
-          RenderMemory(record)),
+      Section("Memory per rank",
+              "Memory of the model, the library, the optimizer and the data. A process also holds "
+              "code.",
+              RenderMemory(record)),
       Section("Ranks", RankTableLead(record), RenderRankTable(record)),
       Section("Events", "", RenderEvents(record)), Section("Settings", "", RenderSettings(record)),
       "</main>\n");

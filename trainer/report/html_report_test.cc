@@ -75,7 +75,7 @@ TEST(HtmlReportTest, ShowsTheWaitsByRank) {
   record.waits.ranks[1].without_input = 0.125;
   record.waits.ranks[0].mean.ready = {.first_us = 750, .last_us = 6500};
   for (int i = 0; i < 5; ++i)
-    record.costs.push_back({.step = 49 + 50 * i, .costs = {0, 0.01, 0.05 * i}});
+    record.costs.push_back({.step = 49 + 50 * i, .costs = {{0, 0}, {1, 0.01}, {2, 0.05 * i}}});
   const std::string html = RenderReport(record);
   EXPECT_EQ(CheckPage(html), "");
   for (const char* text : {"Waits by rank", "cost the group 25.0 %",
@@ -83,8 +83,29 @@ TEST(HtmlReportTest, ShowsTheWaitsByRank) {
                            "no input for 12.5 %", "Cost of a rank"}) {
     EXPECT_THAT(html, HasSubstr(text));
   }
-  record.waits.ranks.resize(2);  // The costs are those of three ranks.
-  EXPECT_EQ(CheckPage(RenderReport(record)), "");
+  EXPECT_THAT(html, HasSubstr(">rank 2</span>"));
+}
+
+TEST(HtmlReportTest, ALostRankEndsWhereItWasLost) {
+  RunRecord record = ExampleRecord(3);
+  EXPECT_THAT(RenderReport(record), Not(HasSubstr("until step")));
+  for (int i = 0; i < 5; ++i) {
+    record.costs.push_back({.step = 49 + 50 * i, .costs = {{0, 0}, {1, 0.01}}});
+    if (i < 3) record.costs.back().costs[2] = 0.05;
+  }
+  // Rank 2 is lost at step 160 of 200, in the second epoch.
+  EpochPoint& last = record.epochs.back();
+  record.parts = {last};
+  record.parts[0].step = 159;
+  record.parts[0].batches = {60, 60, 60};
+  last.first_step = 160;
+  last.ranks = {0, 1};
+  last.batches = {40, 33};
+  const std::string html = RenderReport(record);
+  EXPECT_EQ(CheckPage(html), "");
+  EXPECT_THAT(html, HasSubstr(">rank 2, until step 149</span>"));
+  EXPECT_THAT(html, HasSubstr("<b>rank 1</b> <span>186 batches"));
+  EXPECT_THAT(html, HasSubstr("shadowed 14 steps, until step 159</span>"));
 }
 
 // A run that goes on from a checkpoint without a history knows only the steps from there on.

@@ -20,15 +20,19 @@ constexpr double kPeaksCutOff = 0.01;  // Fraction of a faint curve's points.
 
 struct Range {
   double low = 0, high = 1;
-  double Share(double value) const { return (value - low) / (high - low); }
+  bool is_log = false;
+  bool Has(double value) const { return std::isfinite(value) && (!is_log || value > 0); }
+  double Share(double value) const {
+    return is_log ? std::log(value / low) / std::log(high / low) : (value - low) / (high - low);
+  }
 };
 
-Range RangeOf(const Chart& chart) {
+Range RangeOf(const Chart& chart, bool is_log) {
   std::vector<double> values;
   for (const Curve& curve : chart.curves) {
     std::vector<double> own;
     for (const ChartPoint& point : curve.points) {
-      if (std::isfinite(point.y)) own.push_back(point.y);
+      if (Range{.is_log = is_log}.Has(point.y)) own.push_back(point.y);
     }
     std::sort(own.begin(), own.end());
     const size_t cut =
@@ -40,6 +44,10 @@ Range RangeOf(const Chart& chart) {
   }
   if (values.empty()) return {};
   const auto [low, high] = std::minmax_element(values.begin(), values.end());
+  if (is_log) {
+    const double margin = std::max(1.01, std::pow(*high / *low, 0.05));
+    return {.low = *low / margin, .high = *high * margin, .is_log = true};
+  }
   Range range{.low = chart.begins_at_zero ? std::min(0.0, *low) : *low, .high = *high};
   const double margin =
       range.high > range.low ? 0.05 * (range.high - range.low) : std::max(1e-9, 0.1 * range.high);
@@ -62,7 +70,7 @@ std::string PathOf(const Curve& curve, const Range& x, const Range& y) {
   std::string path;
   bool is_open = false;
   for (const ChartPoint& point : curve.points) {
-    if (!std::isfinite(point.y)) {
+    if (!y.Has(point.y)) {
       is_open = false;
       continue;
     }
@@ -78,7 +86,7 @@ std::string DotsOf(const Curve& curve, const Range& x, const Range& y) {
   std::string dots;
   if (!curve.has_dots || curve.points.size() > 60) return dots;
   for (const ChartPoint& point : curve.points) {
-    if (!std::isfinite(point.y)) continue;
+    if (!y.Has(point.y)) continue;
     absl::StrAppend(&dots, "<i class=\"dot ", curve.style,
                     "\" style=\"left:", Coordinate(100 * x.Share(point.x)),
                     "%;top:", Coordinate(100 * (1 - y.Share(point.y))), "%\"></i>");
@@ -99,10 +107,9 @@ std::string Legend(const Chart& chart) {
 
 // The data of the script: numbers only. It takes names and colours from the legend, which has the
 // same order.
-std::string Data(const Chart& chart, const Range& x, const Range& y) {
-  std::string json =
-      absl::StrFormat("{\"percent\":%d,\"x\":[%.10g,%.10g],\"y\":[%.6g,%.6g],\"curves\":[",
-                      chart.unit == "%" ? 1 : 0, x.low, x.high, y.low, y.high);
+std::string Data(const Chart& chart, const Range& x) {
+  std::string json = absl::StrFormat("{\"percent\":%d,\"x\":[%.10g,%.10g],\"curves\":[",
+                                     chart.unit == "%" ? 1 : 0, x.low, x.high);
   const char* curve_comma = "";
   for (const Curve& curve : chart.curves) {
     if (curve.is_faint) continue;
@@ -124,6 +131,60 @@ bool HasPoints(const Chart& chart) {
   });
 }
 
+// Returns the values of the horizontal lines.
+std::vector<double> LinesOf(const Range& y, const Ticks& ticks) {
+  std::vector<double> values;
+  const double ratio = y.high / y.low;
+  if (!y.is_log || ratio < 2) {
+    for (int i = 0; i < ticks.count; ++i) values.push_back(ticks.first + i * ticks.step);
+    return values;
+  }
+  std::vector<double> factors = {1};
+  if (ratio < 1000) factors = {1, 2, 5};
+  if (ratio < 10) factors = {1, 1.5, 2, 3, 4, 6, 8};
+  for (double power = std::pow(10, std::floor(std::log10(y.low))); power < y.high; power *= 10) {
+    for (const double factor : factors) {
+      const double value = factor * power;
+      if (value >= y.low && value <= y.high) values.push_back(value);
+    }
+  }
+  return values;
+}
+
+std::string LineLabel(double value, const Chart& chart, const Range& y, const Ticks& ticks) {
+  return y.is_log ? absl::StrFormat("%.4g", value) : TickLabel(value, chart, ticks);
+}
+
+std::string Plot(const Chart& chart, const Range& x, bool is_log) {
+  const Range y = RangeOf(chart, is_log);
+  const Ticks y_ticks = RoundTicks(y.low, y.high, kTicks);
+  const Ticks x_ticks = RoundTicks(x.low, x.high, kTicks);
+  std::string lines, labels;
+  for (const double value : LinesOf(y, y_ticks)) {
+    absl::StrAppend(&lines, "M0 ", Coordinate(kHeight * (1 - y.Share(value))), "H1000");
+    absl::StrAppend(&labels,
+                    "<span class=\"y\" style=\"top:", Coordinate(100 * (1 - y.Share(value))),
+                    "%\">", LineLabel(value, chart, y, y_ticks), "</span>");
+  }
+  for (int i = 0; i < x_ticks.count; ++i) {
+    const double value = x_ticks.first + i * x_ticks.step;
+    absl::StrAppend(&labels, "<span class=\"x\" style=\"left:", Coordinate(100 * x.Share(value)),
+                    "%\">", i == 0 ? "step " : "", FormatCount(std::llround(value)), "</span>");
+  }
+  std::string html =
+      absl::StrCat("<div class=\"plot", is_log ? " log" : "", "\">", labels,
+                   "<svg viewBox=\"0 0 1000 300\" preserveAspectRatio=\"none\"",
+                   " role=\"img\" aria-label=\"", EscapeHtml(chart.title),
+                   is_log ? ", logarithmic" : "", "\"><path class=\"grid\" d=\"", lines, "\"/>");
+  for (const Curve& curve : chart.curves) {
+    absl::StrAppend(&html, "<path class=\"curve ", curve.style, curve.is_faint ? " faint" : "",
+                    "\" d=\"", PathOf(curve, x, y), "\"/>");
+  }
+  html += "</svg>";
+  for (const Curve& curve : chart.curves) html += DotsOf(curve, x, y);
+  return html + "</div>";
+}
+
 }  // namespace
 
 Ticks RoundTicks(double low, double high, int wanted) {
@@ -141,44 +202,24 @@ Ticks RoundTicks(double low, double high, int wanted) {
 }
 
 std::string RenderChart(const Chart& chart) {
+  const bool has_points = HasPoints(chart);
+  const std::string unit =
+      chart.unit.empty() || chart.unit == "%"
+          ? ""
+          : absl::StrCat(" <span class=\"unit\">", EscapeHtml(chart.unit), "</span>");
+  const std::string box = chart.has_log && has_points
+                              ? "<label class=\"scale\"><input type=\"checkbox\"> log</label>"
+                              : "";
   std::string html =
-      absl::StrCat("<figure class=\"chart\"><figcaption><b>", EscapeHtml(chart.title), "</b>",
-                   chart.unit.empty() || chart.unit == "%"
-                       ? ""
-                       : absl::StrCat(" <span class=\"unit\">", EscapeHtml(chart.unit), "</span>"),
-                   "<span class=\"keys\">", Legend(chart), "</span></figcaption>");
-  if (!HasPoints(chart)) {
+      absl::StrCat("<figure class=\"chart\"><figcaption><b>", EscapeHtml(chart.title), "</b>", unit,
+                   "<span class=\"keys\">", Legend(chart), box, "</span></figcaption>");
+  if (!has_points) {
     return absl::StrCat(html, "<p class=\"none\">", EscapeHtml(chart.empty), "</p></figure>\n");
   }
   const Range x{.low = 0, .high = std::max(1.0, chart.x_end)};
-  const Range y = RangeOf(chart);
-  const Ticks y_ticks = RoundTicks(y.low, y.high, kTicks);
-  const Ticks x_ticks = RoundTicks(x.low, x.high, kTicks);
-  std::string lines, labels;
-  for (int i = 0; i < y_ticks.count; ++i) {
-    const double value = y_ticks.first + i * y_ticks.step;
-    const std::string top = Coordinate(kHeight * (1 - y.Share(value)));
-    absl::StrAppend(&lines, "M0 ", top, "H1000");
-    absl::StrAppend(&labels,
-                    "<span class=\"y\" style=\"top:", Coordinate(100 * (1 - y.Share(value))),
-                    "%\">", TickLabel(value, chart, y_ticks), "</span>");
-  }
-  for (int i = 0; i < x_ticks.count; ++i) {
-    const double value = x_ticks.first + i * x_ticks.step;
-    absl::StrAppend(&labels, "<span class=\"x\" style=\"left:", Coordinate(100 * x.Share(value)),
-                    "%\">", i == 0 ? "step " : "", FormatCount(std::llround(value)), "</span>");
-  }
-  absl::StrAppend(&html, "<div class=\"plot\">", labels,
-                  "<svg viewBox=\"0 0 1000 300\" preserveAspectRatio=\"none\"",
-                  " role=\"img\" aria-label=\"", EscapeHtml(chart.title),
-                  "\"><path class=\"grid\" d=\"", lines, "\"/>");
-  for (const Curve& curve : chart.curves) {
-    absl::StrAppend(&html, "<path class=\"curve ", curve.style, curve.is_faint ? " faint" : "",
-                    "\" d=\"", PathOf(curve, x, y), "\"/>");
-  }
-  html += "</svg>";
-  for (const Curve& curve : chart.curves) html += DotsOf(curve, x, y);
-  return absl::StrCat(html, "</div><script type=\"application/json\">", Data(chart, x, y),
+  html += Plot(chart, x, /*is_log=*/false);
+  if (chart.has_log) html += Plot(chart, x, /*is_log=*/true);
+  return absl::StrCat(html, "<script type=\"application/json\">", Data(chart, x),
                       "</script></figure>\n");
 }
 

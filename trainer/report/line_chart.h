@@ -5,7 +5,8 @@
 //                .curves = {{.name = "training", .style = "train", .points = points}}})
 //
 // The page's script finds the curves' points in the chart and shows their values under the pointer;
-// without a script only that is missing.
+// without a script only that is missing. A chart with `has_log` is drawn twice; a box in its legend
+// chooses the scale, also without a script.
 //
 // Threads: pure function.
 
@@ -35,6 +36,7 @@ struct Chart {
   std::string unit;   // "", "%", "samples/s"
   std::string empty;  // The text shown without data.
   std::vector<Curve> curves;
+  bool has_log = false;  // The reader may choose a logarithmic scale.
   bool begins_at_zero = false;
   double highest = 0;  // Upper limit of the axis; 0: none.
   double cut_low = 0;  // Fraction of each curve's lowest points that may be cut off.

@@ -64,6 +64,33 @@ TEST(LineChartTest, OnePointAndEqualPointsHaveAnAxis) {
   }
 }
 
+TEST(LineChartTest, ALogarithmicScaleLeavesOutWhatHasNoLogarithm) {
+  Chart chart{.title = "Loss",
+              .curves = {{.name = "a", .style = "train", .points = {{0, 100}, {1, 0}, {2, 1}}}},
+              .has_log = true,
+              .begins_at_zero = true,
+              .x_end = 2};
+  const std::string html = RenderChart(chart);
+  EXPECT_THAT(html, HasSubstr("<label class=\"scale\"><input type=\"checkbox\"> log</label>"));
+  EXPECT_THAT(html, HasSubstr("aria-label=\"Loss, logarithmic\""));
+  // With a margin of a twentieth of the two decades at either end.
+  EXPECT_THAT(html, HasSubstr("d=\"M0 13.64M1000 286.36\""));
+  for (const char* line : {">1<", ">10<", ">100<", ">20<", ">50<"}) {
+    EXPECT_THAT(html, HasSubstr(line));
+  }
+  EXPECT_THAT(html, Not(HasSubstr("nan")));
+  EXPECT_THAT(html, Not(HasSubstr("inf")));
+  chart.has_log = false;
+  EXPECT_THAT(RenderChart(chart), Not(HasSubstr("log")));
+}
+
+TEST(LineChartTest, LogarithmicLinesAreRoundInANarrowRange) {
+  const std::string html =
+      RenderChart({.curves = {{.name = "a", .points = {{0, 2}, {1, 2.5}}}}, .has_log = true});
+  EXPECT_THAT(html, HasSubstr(">2.2<"));
+  EXPECT_THAT(html, HasSubstr(">2.4<"));
+}
+
 TEST(LineChartTest, NamesAreText) {
   const std::string html =
       RenderChart({.title = "<&\">",

@@ -45,6 +45,7 @@ void Fields(auto& io, Is<StepTrace> auto& trace) {
 void Fields(auto& io, Is<RankMemory> auto& memory) {
   io(memory.parameters, memory.gradients, memory.buckets, memory.optimizer, memory.activations,
      memory.peak_resident);
+  io.SinceVersion2(memory.data);
 }
 void Fields(auto& io, Is<RankMeans> auto& means) {
   io(means.steps, means.to_first_gradient_us, means.backward_us, means.communication_us,
@@ -67,6 +68,7 @@ void Fields(auto& io, Is<RunRecord> auto& run) {
   io(run.steps, run.epochs, run.plans, run.ranks, run.events, run.settings, run.total_steps,
      run.samples, run.samples_of_tail);
   io.SinceVersion2(run.tests);
+  io.SinceVersion2(run.parts);
 }
 
 class Writer {

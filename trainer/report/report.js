@@ -41,27 +41,28 @@
     if (!source) continue;
     const data = JSON.parse(source.textContent);
     const names = [...figure.querySelectorAll('.key')].map((key) => key.textContent);
-    const plot = figure.querySelector('.plot');
-    const cursor = document.createElement('i');
-    cursor.className = 'cursor';
-    cursor.hidden = true;
-    plot.append(cursor);
-    plot.addEventListener('pointermove', (event) => {
-      const box = plot.getBoundingClientRect();
-      const share = Math.min(1, Math.max(0, (event.clientX - box.left) / box.width));
-      const x = data.x[0] + share * (data.x[1] - data.x[0]);
-      const lines = [`step ${Math.round(x).toLocaleString('en')}`];
-      data.curves.forEach((points, i) => {
-        if (points.length === 0) return;
-        const at = nearest(points, x);
-        const where = points.length / 2 < 60 ? ` (step ${Math.round(points[at - 1]).toLocaleString('en')})` : '';
-        lines.push(`${names[i]}: ${readable(points[at], data.percent === 1)}${where}`);
+    for (const plot of figure.querySelectorAll('.plot')) {
+      const cursor = document.createElement('i');
+      cursor.className = 'cursor';
+      cursor.hidden = true;
+      plot.append(cursor);
+      plot.addEventListener('pointermove', (event) => {
+        const box = plot.getBoundingClientRect();
+        const share = Math.min(1, Math.max(0, (event.clientX - box.left) / box.width));
+        const x = data.x[0] + share * (data.x[1] - data.x[0]);
+        const lines = [`step ${Math.round(x).toLocaleString('en')}`];
+        data.curves.forEach((points, i) => {
+          if (points.length === 0) return;
+          const at = nearest(points, x);
+          const where = points.length / 2 < 60 ? ` (step ${Math.round(points[at - 1]).toLocaleString('en')})` : '';
+          lines.push(`${names[i]}: ${readable(points[at], data.percent === 1)}${where}`);
+        });
+        cursor.style.left = `${100 * share}%`;
+        cursor.hidden = false;
+        show(lines, event);
       });
-      cursor.style.left = `${100 * share}%`;
-      cursor.hidden = false;
-      show(lines, event);
-    });
-    plot.addEventListener('pointerleave', () => { cursor.hidden = true; hide(); });
+      plot.addEventListener('pointerleave', () => { cursor.hidden = true; hide(); });
+    }
   }
 
   // A title is for pages without script: it comes late, and never on a phone.

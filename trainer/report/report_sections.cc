@@ -105,7 +105,9 @@ std::string Segment(const EpochPoint& epoch, int64_t batches, double total_steps
 }
 
 // Returns, for example, "312 batches, first exhausted at step 312, shadowed 1 step".
-std::string DescribeRank(const std::vector<std::pair<const EpochPoint*, int64_t>>& epochs) {
+// `last`: the last epoch of the run.
+std::string DescribeRank(const std::vector<std::pair<const EpochPoint*, int64_t>>& epochs,
+                         const EpochPoint& last) {
   int64_t batches = 0, followed = 0, first_exhausted = -1;
   for (const auto& [epoch, own] : epochs) {
     batches += own;
@@ -118,6 +120,8 @@ std::string DescribeRank(const std::vector<std::pair<const EpochPoint*, int64_t>
     absl::StrAppend(&text, ", first exhausted at step ", FormatCount(first_exhausted),
                     ", shadowed ", FormatCount(followed), followed == 1 ? " step" : " steps");
   }
+  const EpochPoint& own_last = *epochs.back().first;
+  if (&own_last != &last) absl::StrAppend(&text, ", until step ", FormatCount(own_last.step));
   return text;
 }
 
@@ -249,7 +253,10 @@ std::string RenderRanks(const RunRecord& record) {
   if (record.epochs.empty() || record.world_size < 2) return "";
   std::map<int, std::vector<std::pair<const EpochPoint*, int64_t>>> by_rank;
   bool is_uneven = false;
-  for (const EpochPoint& epoch : record.epochs) {
+  std::vector<EpochPoint> all = record.epochs;
+  all.insert(all.end(), record.parts.begin(), record.parts.end());
+  std::ranges::stable_sort(all, {}, &EpochPoint::first_step);
+  for (const EpochPoint& epoch : all) {
     is_uneven = is_uneven || IsUneven(epoch);
     for (size_t i = 0; i < epoch.batches.size(); ++i)
       by_rank[RankOf(epoch, i)].push_back({&epoch, epoch.batches[i]});
@@ -263,7 +270,7 @@ std::string RenderRanks(const RunRecord& record) {
     for (const auto& [epoch, batches] : epochs) {
       if (++segments <= kMaxSegments) bars += Segment(*epoch, batches, total_steps);
     }
-    html += Lane(rank, DescribeRank(epochs), bars);
+    html += Lane(rank, DescribeRank(epochs, all.back()), bars);
   }
   html += "</div><p class=\"keys\"><span class=\"key had\">steps with a batch of its own</span>";
   if (is_uneven)

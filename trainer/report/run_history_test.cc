@@ -90,16 +90,18 @@ TEST(RecordBytesTest, ARunComesBackAsItWas) {
   EXPECT_EQ(record->settings[1].value, "64");
 }
 
-// The former format had no gradient norms, and only the tests at the ends of epochs.
+// The former format had no gradient norms and no bytes of data, and only the tests at the ends of
+// epochs.
 TEST(RecordBytesTest, TheFormerFormatIsRead) {
   RunRecord run = ExampleRecord(3);
   run.steps.clear();
   run.tests.clear();
+  run.ranks.clear();  // They, too, had less.
   std::string bytes = Serialize(run);
   const size_t version = bytes.find("evenkeel run record 2") + 20;
   ASSERT_EQ(bytes[version], '2');
   bytes[version] = '1';
-  bytes.resize(bytes.size() - sizeof(uint32_t));  // The number of tests.
+  bytes.resize(bytes.size() - 2 * sizeof(uint32_t));  // The numbers of tests and of parts.
   const auto record = ParseRunRecord(bytes);
   ASSERT_TRUE(record.ok()) << record.status();
   ASSERT_THAT(record->tests, SizeIs(run.epochs.size()));

@@ -18,6 +18,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -109,10 +110,11 @@ struct StepTrace {
 // In bytes.
 struct RankMemory {
   int64_t parameters = 0;
-  int64_t gradients = 0;  // Unless they are views of buckets.
+  int64_t gradients = 0;  // Also where they are views of buckets.
   int64_t buckets = 0;
   int64_t optimizer = 0;
   int64_t activations = 0;  // With their gradients, for the largest batches so far.
+  int64_t data = 0;         // Data sets that are not mapped files.
   int64_t peak_resident =
       0;  // The process's, with its other ranks if those are threads. 0: unknown.
 };
@@ -122,11 +124,10 @@ struct MemoryPart {
   const char* name;
   int64_t RankMemory::*bytes;
 };
-inline constexpr MemoryPart kMemoryParts[] = {{"parameters", &RankMemory::parameters},
-                                              {"gradients", &RankMemory::gradients},
-                                              {"gradient buckets", &RankMemory::buckets},
-                                              {"optimizer state", &RankMemory::optimizer},
-                                              {"activations", &RankMemory::activations}};
+inline constexpr MemoryPart kMemoryParts[] = {
+    {"parameters", &RankMemory::parameters},    {"gradients", &RankMemory::gradients},
+    {"gradient buckets", &RankMemory::buckets}, {"optimizer state", &RankMemory::optimizer},
+    {"activations", &RankMemory::activations},  {"data", &RankMemory::data}};
 inline int64_t TotalOf(const RankMemory& memory) {
   int64_t total = 0;
   for (const MemoryPart& part : kMemoryParts) total += memory.*part.bytes;
@@ -170,7 +171,7 @@ struct PlanRecord {
 // The cost of each rank in the recent steps before `step` (StragglerReport).
 struct CostPoint {
   int64_t step = 0;
-  std::vector<double> costs;
+  std::map<int, double> costs;  // By rank; of those in the group at that time.
 };
 
 struct RunEvent {
@@ -204,13 +205,14 @@ struct RunRecord {
 
   std::vector<StepPoint> steps;
   std::vector<EpochPoint> epochs;
+  std::vector<EpochPoint> parts;  // Of epochs, each until a rank was lost: steps and batches alone.
   std::vector<TestPoint> tests;
   std::vector<PlanRecord> plans;  // In order.
   std::vector<RankRecord> ranks;  // The remaining ones at the end.
   std::vector<RunEvent> events;
-  // Since the last attempt or loss of a rank began; checkpoints do not contain these two.
-  StragglerReport waits;
-  std::vector<CostPoint> costs;
+  // Checkpoints do not contain these two.
+  StragglerReport waits;         // Since the last attempt or loss of a rank began.
+  std::vector<CostPoint> costs;  // Since the last attempt began.
   std::vector<RunSetting> settings;
   int64_t total_steps = 0;
   int64_t samples = 0;  // In all steps.

@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/zero_optim/checkpoint/file_io.h"
+#include "evenkeel/zero_optim/checkpoint/mapped_file.h"
 #include "evenkeel/zero_optim/checkpoint/strict_json.h"
 
 // A file is: the header's length (8 bytes, little-endian), the header (JSON), the tensors' bytes.
@@ -175,16 +176,22 @@ std::string Preamble(const Json& header) {
 }  // namespace
 
 absl::StatusOr<SafetensorsFile> SafetensorsFile::Read(const std::string& path) {
-  EK_ASSIGN_OR_RETURN(std::string contents, ReadFile(path));
-  absl::StatusOr<SafetensorsFile> file = Parse(std::move(contents));
+  EK_ASSIGN_OR_RETURN(MappedFile mapped, MappedFile::Open(path));
+  const absl::string_view bytes = mapped.bytes();
+  auto file = Parse(bytes, std::make_shared<const MappedFile>(std::move(mapped)));
   if (!file.ok()) return Annotate(file.status(), path);
   return file;
 }
 
 absl::StatusOr<SafetensorsFile> SafetensorsFile::Parse(std::string contents) {
+  const auto owner = std::make_shared<const std::string>(std::move(contents));
+  return Parse(*owner, owner);
+}
+
+absl::StatusOr<SafetensorsFile> SafetensorsFile::Parse(absl::string_view all,
+                                                       std::shared_ptr<const void> owner) {
   SafetensorsFile file;
-  file.contents_ = std::make_unique<const std::string>(std::move(contents));
-  const absl::string_view all = *file.contents_;
+  file.contents_ = std::move(owner);
   if (all.size() < kLengthBytes) {
     return Malformed(absl::StrCat("not a safetensors file: ", all.size(), " bytes are too few"));
   }

@@ -8,8 +8,10 @@
 //   weight->dtype, weight->shape, weight->bytes
 //
 // A file is complete or absent (see WriteFileAtomically). A malformed one is refused with a
-// sentence: nothing in it is believed before it is checked, and memory is bounded by the file's
-// size. As the format asks, the tensors must cover the data without gaps and overlaps.
+// sentence: nothing in it is believed before it is checked. Read() maps the file: the system reads
+// the header, and of the tensors what is used, and the ranks of a host share it. The file must not
+// become shorter meanwhile (mapped_file.h); one that replaces it does no harm. As the format asks,
+// the tensors must cover the data without gaps and overlaps.
 //
 // Booleans, a byte each, are read as uint8.
 //
@@ -58,8 +60,10 @@ class SafetensorsFile {
 
  private:
   SafetensorsFile() = default;
+  static absl::StatusOr<SafetensorsFile> Parse(absl::string_view all,
+                                               std::shared_ptr<const void> owner);
 
-  std::unique_ptr<const std::string> contents_;
+  std::shared_ptr<const void> contents_;
   std::vector<Tensor> tensors_;
   std::map<std::string, std::string> metadata_;
 };

@@ -1,4 +1,4 @@
-#include "evenkeel/trainer/data/mapped_file.h"
+#include "evenkeel/zero_optim/checkpoint/mapped_file.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>

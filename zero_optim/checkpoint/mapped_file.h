@@ -11,8 +11,8 @@
 // Errors:    the system's own (NotFound, PermissionDenied, ...), always with the path;
 //            InvalidArgument for a folder, a device or a pipe.
 
-#ifndef EVENKEEL_TRAINER_DATA_MAPPED_FILE_H_
-#define EVENKEEL_TRAINER_DATA_MAPPED_FILE_H_
+#ifndef EVENKEEL_ZERO_OPTIM_CHECKPOINT_MAPPED_FILE_H_
+#define EVENKEEL_ZERO_OPTIM_CHECKPOINT_MAPPED_FILE_H_
 
 #include <cstddef>
 #include <memory>
@@ -44,4 +44,4 @@ class MappedFile {
 
 }  // namespace evenkeel
 
-#endif  // EVENKEEL_TRAINER_DATA_MAPPED_FILE_H_
+#endif  // EVENKEEL_ZERO_OPTIM_CHECKPOINT_MAPPED_FILE_H_

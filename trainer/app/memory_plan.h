@@ -1,0 +1,91 @@
+// The memory of a run before it is taken: by arithmetic, beside what the machine has left.
+//
+//   EK_ASSIGN_OR_RETURN(RankSetup setup, CheckRank(options, data, rank, world_size));
+//   EK_ASSIGN_OR_RETURN(const RankMemory memory, PlanMemory(options, rank, world_size, setup));
+//   DescribeMemory(0, memory, "needs")   // "rank 0 needs 38.1 MiB: parameters 3.21 MiB, ..."
+//
+//   const MemoryVerdict verdict = JudgeMemory(needs_of_all_ranks);
+//   // kTooMuch: "2 ranks need 54.1 GiB, and host a has 22.1 GiB left"
+//
+// The figures are those of TrainingRun::MemoryHeld() within 5 %. On devices those of
+// activations are the host's, an estimate.
+//
+// Threads: pure functions.
+// Errors:  those of oneDNN, which chooses the layouts of the cnn.
+
+#ifndef EVENKEEL_TRAINER_APP_MEMORY_PLAN_H_
+#define EVENKEEL_TRAINER_APP_MEMORY_PLAN_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "evenkeel/comm/device/runtime.h"
+#include "evenkeel/comm/types.h"
+#include "evenkeel/trainer/app/rank_setup.h"
+#include "evenkeel/trainer/app/train_options.h"
+#include "evenkeel/trainer/data/training_data.h"
+#include "evenkeel/trainer/report/run_record.h"
+
+namespace evenkeel {
+
+// Returns "rank 0 holds 38.1 MiB: parameters 3.21 MiB, ...".
+std::string DescribeMemory(int rank, const RankMemory& memory, absl::string_view verb = "holds");
+
+// Returns what a rank will hold. `setup` is of CheckRank() and used up: its plan counts the passes.
+absl::StatusOr<RankMemory> PlanMemory(const TrainOptions& options, int rank, int world_size,
+                                      RankSetup& setup);
+
+// The memory that a rank takes its part from.
+struct MemoryPlace {
+  std::string name;       // "the host a", "cuda:0 of a"
+  int64_t available = 0;  // Bytes. Negative: unknown.
+  int64_t swap = 0;       // Further bytes, which are slow.
+  std::string boot;       // Ranks share the memory if name and boot are equal.
+};
+
+// A rank's part, from a place as it is before any rank has taken its part.
+struct MemoryNeeds {
+  MemoryPlace place;
+  int64_t bytes = 0;
+  int64_t certain_bytes = 0;  // Of these; the rest is estimated.
+
+  std::string Serialize() const;
+  static absl::StatusOr<MemoryNeeds> Parse(absl::string_view bytes);
+};
+
+// Return the memory of this host, as far as this process may use it, and that of a device; for an
+// error it is unknown.
+MemoryPlace HostMemory();
+MemoryPlace DeviceMemory(Device device, const absl::StatusOr<DeviceFacts>& facts);
+
+struct MemoryVerdict {
+  enum Kind { kFits, kClose, kTooMuch };
+  Kind kind = kFits;
+  std::string text;  // About the place with the least left for its ranks.
+  int64_t ranks = 1;
+  int64_t available = 0;
+};
+// `needs`: of all ranks, or of those of one place.
+MemoryVerdict JudgeMemory(const std::vector<MemoryNeeds>& needs);
+
+// Returns OK, or for a verdict of kTooMuch ResourceExhausted, which proposes a smaller batch if
+// there is one that fits.
+absl::Status RefuseTooMuch(const MemoryVerdict& verdict, const RankMemory& memory,
+                           const TrainOptions& options,
+                           const std::shared_ptr<const TrainingData>& data, int rank,
+                           int world_size);
+
+// Returns the text of --dry_run, for `ranks` of all ranks on a place; or the error of CheckRank()
+// or RefuseTooMuch().
+absl::StatusOr<std::string> DescribeDryRun(const TrainOptions& options,
+                                           const std::shared_ptr<const TrainingData>& data,
+                                           int world_size, int ranks, const MemoryPlace& place);
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TRAINER_APP_MEMORY_PLAN_H_

@@ -1,0 +1,25 @@
+// The memory of a GPT's passes on the host, by arithmetic: Gpt::ActivationBytes() after a pass.
+//
+//   GptActivationBytes(options, /*sequences=*/8, Mode::kTraining)
+//
+// Has a line for each buffer of BlockMemory, BlockTools, CausalAttention and the model; a buffer
+// that is added there is added here.
+//
+// Threads: a pure function.
+
+#ifndef EVENKEEL_TRAINER_GPT_GPT_MEMORY_H_
+#define EVENKEEL_TRAINER_GPT_GPT_MEMORY_H_
+
+#include <cstdint>
+
+#include "evenkeel/trainer/gpt/gpt_options.h"
+#include "evenkeel/trainer/layers/mode.h"
+
+namespace evenkeel {
+
+// For sequences of options.context tokens. Training has its backward pass, too.
+int64_t GptActivationBytes(const GptOptions& options, int64_t sequences, Mode mode);
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TRAINER_GPT_GPT_MEMORY_H_

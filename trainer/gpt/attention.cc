@@ -10,10 +10,6 @@
 namespace evenkeel {
 namespace {
 
-// With a context of 128 a quarter of the products is left out, with 1024 nearly half. Smaller
-// blocks leave out more, but their products are slower.
-constexpr int64_t kRowsPerBlock = 64;
-
 // The matrices whose products run together: some heads of one sequence, or some sequences.
 struct Part {
   AttentionShape shape;
@@ -32,11 +28,11 @@ struct Part {
     const auto strides = [&](int64_t row) {
       return MatrixStrides{.outer = shape.context * row, .head = shape.head_width, .row = row};
     };
-    const int64_t end = std::min(begin + kRowsPerBlock, shape.context);
+    const int64_t end = std::min(begin + kAttentionRows, shape.context);
     return {shape,
             begin,
             end,
-            kRowsPerBlock,
+            kAttentionRows,
             strides(3 * width()),
             strides(width()),
             /*weights_in_block=*/true};
@@ -59,7 +55,7 @@ absl::Status ForEachPart(const AttentionShape& shape, int64_t block_bytes, const
   return absl::OkStatus();
 }
 
-int64_t BlockSize(int64_t context) { return kRowsPerBlock * context; }
+int64_t BlockSize(int64_t context) { return kAttentionRows * context; }
 
 }  // namespace
 
@@ -68,7 +64,7 @@ absl::Status CausalAttention<T, O>::Forward(const AttentionShape& shape, const D
                                             const O* qkv, O* output) {
   return ForEachPart(shape, BlockSize(shape.context) * sizeof(T), [&](const Part& part) {
     const int64_t width = part.width();
-    for (int64_t begin = 0; begin < shape.context; begin += kRowsPerBlock) {
+    for (int64_t begin = 0; begin < shape.context; begin += kAttentionRows) {
       const Block block{part.RowsFrom(begin), part.first_matrix(), noise};
       EK_RETURN_IF_ERROR(
           ForwardBlock(block, qkv + part.Begin(3 * width), output + part.Begin(width)));
@@ -121,8 +117,8 @@ absl::Status CausalAttention<T, O>::Backward(const AttentionShape& shape, const 
                                              const O* qkv, const O* diff_output, T* diff_qkv) {
   return ForEachPart(shape, BlockSize(shape.context) * sizeof(T), [&](const Part& part) {
     const int64_t width = part.width(), wide = part.Begin(3 * width);
-    for (int64_t begin = (shape.context - 1) / kRowsPerBlock * kRowsPerBlock; begin >= 0;
-         begin -= kRowsPerBlock) {
+    for (int64_t begin = (shape.context - 1) / kAttentionRows * kAttentionRows; begin >= 0;
+         begin -= kAttentionRows) {
       const Block block{part.RowsFrom(begin), part.first_matrix(), noise};
       EK_RETURN_IF_ERROR(
           BackwardBlock(block, qkv + wide, diff_output + part.Begin(width), diff_qkv + wide));

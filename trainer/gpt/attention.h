@@ -13,8 +13,8 @@
 //
 // Shapes:    qkv and diff_qkv [sequences * context, 3 * width], width = heads * head_width:
 //            queries, keys, values; output and diff_output [sequences * context, width].
-// Memory:    at most 3 work areas of kAttentionPartBytes, or of a block of one matrix (64 rows of
-//            `context` scores) if that is larger.
+// Memory:    at most 3 work areas of kAttentionPartBytes, or of a block of one matrix
+//            (kAttentionRows rows of `context` scores) if that is larger.
 // Dropout:   of the probabilities, where noise.probability > 0; Backward requires the noise that
 //            Forward had.
 // Types:     T is float or double; O, the operand type of products, is T or, for float, BFloat16.
@@ -40,6 +40,9 @@ namespace evenkeel {
 
 // One such area and what a part reads fit into the second-level cache of a core.
 inline constexpr int64_t kAttentionPartBytes = 256 << 10;
+// With a context of 128 a quarter of the products is left out, with 1024 nearly half. Smaller
+// blocks leave out more, but their products are slower.
+inline constexpr int64_t kAttentionRows = 64;
 
 template <typename T, typename O>
 class CausalAttention {

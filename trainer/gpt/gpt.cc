@@ -72,10 +72,6 @@ absl::Status Check(const GptOptions& options) {
 
 constexpr double kDeviation = 0.02;
 
-// The scores of a chunk of rows take kHeadBytes, or those of kLeastHeadRows rows if that is more:
-// products of fewer rows are slower, because each reads the token table and updates its gradient.
-constexpr int64_t kHeadBytes = 16 << 20, kLeastHeadRows = 256;
-
 // The model for each precision: T is the type of values, gradients and sums, O the operand type of
 // matrix products.
 template <typename T, typename O>
@@ -193,8 +189,7 @@ class GptModel : public Gpt {
     const int64_t rows = pass_.rows(), vocabulary = options_.vocabulary, width = options_.width;
     const bool trains = mode == Mode::kTraining;
     const O* table = tools_.operands.Matrix(token_table_);
-    const int64_t most = std::max<int64_t>(kLeastHeadRows, kHeadBytes / (vocabulary * sizeof(T)));
-    const int64_t chunk = std::min(most, rows);
+    const int64_t chunk = HeadRows(rows, vocabulary, sizeof(T));
     T* scores = scores_.Resize(chunk * vocabulary);
     O* diff_scores = trains ? OperandMemory(scores, chunk * vocabulary, diff_scores_) : nullptr;
     T* diff = trains ? head_diff_.Resize(rows * width) : nullptr;

@@ -20,6 +20,11 @@ namespace evenkeel {
 // For sequences of options.context tokens. Training has its backward pass, too.
 int64_t GptActivationBytes(const GptOptions& options, int64_t sequences, Mode mode);
 
+// Returns how many of `rows` the head takes at once: scores of 16 MiB, or those of 256 rows if that
+// is more. Products of fewer rows are slower, because each reads the token table and updates its
+// gradient.
+int64_t HeadRows(int64_t rows, int64_t vocabulary, int64_t bytes_per_score);
+
 }  // namespace evenkeel
 
 #endif  // EVENKEEL_TRAINER_GPT_GPT_MEMORY_H_

@@ -16,21 +16,6 @@
 namespace evenkeel {
 namespace {
 
-// Everything that belongs into the file, as it lies on the host.
-std::vector<NamedTensor> TensorsOf(const Model& model, const HostTensors& host) {
-  std::vector<NamedTensor> tensors;
-  const ParameterSet& parameters = model.parameters();
-  for (int i = 0; i < parameters.size(); ++i) {
-    const auto shape = model.shape(i);
-    tensors.push_back({parameters[i].name, {shape.begin(), shape.end()}, host.values[i]});
-  }
-  for (size_t i = 0; i < host.buffers.size(); ++i) {
-    const NamedBuffer& buffer = model.buffers()[i];
-    tensors.push_back({buffer.name, buffer.shape, host.buffers[i]});
-  }
-  return tensors;
-}
-
 bool CanBecome(DType from, DType to) {
   return from == to || (IsFloat(from) && IsFloat(to) && SizeOf(from) < SizeOf(to));
 }
@@ -58,13 +43,34 @@ void Copy(const SafetensorsFile::Tensor& from, const TensorView& to) {
 
 }  // namespace
 
+absl::StatusOr<ModelTensors> TensorsOf(const Model& model) {
+  ModelTensors tensors{.metadata = model.metadata()};
+  EK_ASSIGN_OR_RETURN(tensors.host, model.ToHost());
+  const ParameterSet& parameters = model.parameters();
+  for (int i = 0; i < parameters.size(); ++i) {
+    const auto shape = model.shape(i);
+    tensors.all.push_back(
+        {parameters[i].name, {shape.begin(), shape.end()}, tensors.host.values[i]});
+  }
+  for (size_t i = 0; i < tensors.host.buffers.size(); ++i) {
+    const NamedBuffer& buffer = model.buffers()[i];
+    tensors.all.push_back({buffer.name, buffer.shape, tensors.host.buffers[i]});
+  }
+  return tensors;
+}
+
+absl::Status SaveTensors(const ModelTensors& tensors, const std::string& path,
+                         const std::map<std::string, std::string>& metadata) {
+  std::map<std::string, std::string> all = metadata;
+  all.insert(tensors.metadata.begin(), tensors.metadata.end());
+  all.insert({"format", "pt"});
+  return WriteSafetensors(path, tensors.all, all);
+}
+
 absl::Status SaveModel(const Model& model, const std::string& path,
                        const std::map<std::string, std::string>& metadata) {
-  std::map<std::string, std::string> all = metadata;
-  all.merge(model.metadata());
-  all.insert({"format", "pt"});
-  EK_ASSIGN_OR_RETURN(const HostTensors host, model.ToHost());
-  return WriteSafetensors(path, TensorsOf(model, host), all);
+  EK_ASSIGN_OR_RETURN(const ModelTensors tensors, TensorsOf(model));
+  return SaveTensors(tensors, path, metadata);
 }
 
 absl::Status SaveModelFolder(const Model& model, const std::string& folder,
@@ -84,8 +90,8 @@ absl::Status LoadModel(const std::string& path, Model& model) {
 absl::Status LoadModel(std::span<const SafetensorsFile::Tensor> tensors, Model& model) {
   absl::flat_hash_map<absl::string_view, const SafetensorsFile::Tensor*> unused;
   for (const auto& tensor : tensors) unused[tensor.name] = &tensor;
-  EK_ASSIGN_OR_RETURN(const HostTensors host, model.ToHost());
-  const std::vector<NamedTensor> wanted = TensorsOf(model, host);
+  EK_ASSIGN_OR_RETURN(const ModelTensors own, TensorsOf(model));
+  const std::vector<NamedTensor>& wanted = own.all;
   std::vector<const SafetensorsFile::Tensor*> found;
   for (const NamedTensor& tensor : wanted) {
     const auto stored = unused.extract(tensor.name);
@@ -100,7 +106,7 @@ absl::Status LoadModel(std::span<const SafetensorsFile::Tensor> tensors, Model& 
         absl::StrCat("has a tensor ", tensor.name, ", which the model does not have"));
   }
   for (size_t i = 0; i < wanted.size(); ++i) Copy(*found[i], wanted[i].value);
-  return model.FromHost(host);
+  return model.FromHost(own.host);
 }
 
 }  // namespace evenkeel

@@ -19,8 +19,10 @@
 #include <map>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "evenkeel/trainer/models/model.h"
 #include "evenkeel/zero_optim/checkpoint/safetensors.h"
 
@@ -28,6 +30,19 @@ namespace evenkeel {
 
 inline constexpr char kModelFile[] = "model.safetensors";  // In a folder.
 
+// The tensors of a model's file, on the host, and its metadata: enough to write the file later,
+// without the model, from a copy of the tensors.
+struct ModelTensors {
+  HostTensors host;
+  std::vector<NamedTensor> all;  // The same: values, then buffers.
+  std::map<std::string, std::string> metadata;
+
+  std::span<NamedTensor> buffers() { return std::span(all).subspan(host.values.size()); }
+};
+absl::StatusOr<ModelTensors> TensorsOf(const Model& model);
+
+absl::Status SaveTensors(const ModelTensors& tensors, const std::string& path,
+                         const std::map<std::string, std::string>& metadata = {});
 absl::Status SaveModel(const Model& model, const std::string& path,
                        const std::map<std::string, std::string>& metadata = {});
 // Each file is complete or absent, and the weights are written last.

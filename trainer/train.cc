@@ -261,6 +261,7 @@ int Main(const TrainFlags& flags, std::vector<std::string> arguments) {
     const absl::Status status = PrepareFlightFolder(options->flight_folder).status();
     if (!status.ok()) return Fail(absl::StrCat("--flight=", status.message()));
   }
+  options->checkpoints.passes_over_damaged = environment->restarts > 0;
   // Flags override the environment.
   if (!options->verify.has_value()) options->verify = environment->verify;
   if (options->check_replicas_every == 0)

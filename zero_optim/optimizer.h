@@ -77,6 +77,7 @@
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/join/joinable.h"
+#include "evenkeel/zero_optim/checkpoint/pending_save.h"
 #include "evenkeel/zero_optim/gradient_check.h"
 #include "evenkeel/zero_optim/lost_shard.h"
 #include "evenkeel/zero_optim/optimizer_state.h"
@@ -256,10 +257,15 @@ class Optimizer : public Joinable {
   // steps, not inside RunJoined(); there Save() works after Step() if the state is split.
   virtual absl::Status Save(const std::string& folder) = 0;
   virtual absl::Status Load(const std::string& folder) = 0;
-  // Returns this rank's part of a checkpoint, for WriteCheckpoint() in a hook that exhausted ranks
+  // Like Save(), but returns when this rank's part is copied; the copy is written beside the next
+  // steps (checkpoint/pending_save.h). Further saves wait for it, and so do Recover(), on whose
+  // ranks it fails unless it was complete, and the destructor. Memory: one copy of state_bytes(),
+  // kept for the next save (checkpoint/checkpoint_writer.h).
+  virtual absl::StatusOr<PendingSave> SaveAsync(const std::string& folder) = 0;
+  // Returns this rank's part of a checkpoint, for a CheckpointWriter in a hook that exhausted ranks
   // run, too. Waits for the end of the step.
   virtual absl::StatusOr<StatePieces> Pieces() = 0;
-  // To be called with its path after each checkpoint that Save() did not write.
+  // To be called with its path after each checkpoint that the optimizer did not write itself.
   virtual void SetCheckpointHint(absl::string_view hint) = 0;
 
   JoinPhase join_phase() const override { return JoinPhase::kOptimizer; }

@@ -28,7 +28,6 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/bucket/parameter_set.h"
@@ -114,15 +113,7 @@ class ElasticRun {
   // Whether they have the last line, which comes after all files.
   bool WaitForTest() const { return WaitForLines("\"event\":\"test\"", 1); }
 
-  // By its number in the beginning; -1: there is none.
-  pid_t PidOfRank(int rank) const {
-    for (pid_t pid : ProcessesWith(mark_)) {
-      const std::string environment = ReadText(absl::StrCat("/proc/", pid, "/environ"));
-      const std::vector<std::string> variables = absl::StrSplit(environment, '\0');
-      if (std::ranges::count(variables, absl::StrCat("RANK=", rank)) > 0) return pid;
-    }
-    return -1;
-  }
+  pid_t PidOfRank(int rank) const { return evenkeel::PidOfRank(mark_, rank); }
 
   void Signal(int rank, int signal) const {
     const pid_t pid = PidOfRank(rank);

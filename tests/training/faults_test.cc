@@ -11,7 +11,6 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/tests/training/program.h"
@@ -53,16 +52,6 @@ class FaultsTest : public testing::Test {
     return true;
   }
 
-  // -1: there is none.
-  pid_t PidOfRank(int rank) const {
-    for (pid_t pid : ProcessesWith(mark_)) {
-      const std::string environment = ReadText(absl::StrCat("/proc/", pid, "/environ"));
-      const std::vector<std::string> variables = absl::StrSplit(environment, '\0');
-      if (std::ranges::count(variables, absl::StrCat("RANK=", rank)) > 0) return pid;
-    }
-    return -1;
-  }
-
   void ExpectNothingIsLeft() const { EXPECT_THAT(ProcessesWith(mark_), IsEmpty()); }
 
   static int number_;
@@ -82,7 +71,7 @@ TEST_P(KilledRankTest, EndsTheOthersAndIsNamed) {
   const auto [ranks, rank] = GetParam();
   Program program(Command(ranks));
   ASSERT_TRUE(WaitForSteps(20));
-  const pid_t victim = PidOfRank(rank);
+  const pid_t victim = PidOfRank(mark_, rank);
   ASSERT_GT(victim, 0);
   const absl::Time start = absl::Now();
   ASSERT_EQ(kill(victim, SIGKILL), 0);

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <fstream>
 #include <sstream>
@@ -117,6 +118,15 @@ std::vector<pid_t> ProcessesWith(absl::string_view text) {
   }
   closedir(proc);
   return found;
+}
+
+pid_t PidOfRank(absl::string_view text, int rank) {
+  for (const pid_t pid : ProcessesWith(text)) {
+    const std::string environment = Contents(absl::StrCat("/proc/", pid, "/environ"));
+    const std::vector<std::string> variables = absl::StrSplit(environment, '\0');
+    if (std::ranges::count(variables, absl::StrCat("RANK=", rank)) > 0) return pid;
+  }
+  return -1;
 }
 
 }  // namespace evenkeel

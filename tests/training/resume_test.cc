@@ -510,9 +510,9 @@ TEST(ResumeTest, AStandardOutputWithoutAReaderIsAnError) {
   EXPECT_THAT(ended.err, HasSubstr("cannot write to standard output"));
 }
 
-// Files can't grow beyond a limit, as if the disk were full: one sentence, and the older
-// checkpoints stay.
-TEST(ResumeTest, AFullDiskIsToldOnceAndLeavesTheOlderCheckpoints) {
+// Files can't grow beyond a limit, as if the disk were full: a sentence for each checkpoint, and
+// the older ones stay.
+TEST(ResumeTest, AFullDiskIsReportedAndLeavesTheOlderCheckpoints) {
   const std::string folder = Fresh("full");
   const Flags flags = Flags{kTrain} + Small({"--model=mlp", "--backend=tcp", "--hidden=64"}, 2) +
                       Flags{"--checkpoint_dir=" + folder, "--checkpoint_every=3"};
@@ -521,10 +521,16 @@ TEST(ResumeTest, AFullDiskIsToldOnceAndLeavesTheOlderCheckpoints) {
   const Ended ended =
       evenkeel::Run({"/bin/bash", "-c",
                      absl::StrCat("trap '' XFSZ; ulimit -f 64; exec ", absl::StrJoin(flags, " "))});
-  EXPECT_EQ(ended.code, 1);
-  EXPECT_THAT(Lines(ended.err), SizeIs(1)) << ended.err;
-  EXPECT_THAT(ended.err, HasSubstr("cannot write " + folder));
-  EXPECT_THAT(ended.err, HasSubstr("File too large"));
+  SCOPED_TRACE(ended.err);
+  EXPECT_EQ(ended.code, 1);  // Because of the last one.
+  const std::vector<std::string> lines = Lines(ended.err);
+  ASSERT_THAT(lines, SizeIs(9));  // Of steps 9, 12, ..., 30, and of the end.
+  EXPECT_THAT(lines[0], HasSubstr("; training goes on; the newest complete one is step 6"));
+  EXPECT_THAT(lines[8], HasSubstr("train: the checkpoint of step 32 failed: "));
+  for (const std::string& line : lines) {
+    EXPECT_THAT(line, HasSubstr("cannot write " + folder));
+    EXPECT_THAT(line, HasSubstr("File too large"));
+  }
   EXPECT_THAT(CheckpointsIn(folder), ElementsAre("step-000000003", "step-000000006"));
   EXPECT_EQ(evenkeel::Run(flags).code, 0);
 }

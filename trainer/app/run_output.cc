@@ -284,6 +284,17 @@ void RunOutput::OnConverged(int64_t steps, int64_t patience) {
 
 void RunOutput::OnSaved(absl::string_view path) { absl::FPrintF(out_, "saved %s\n", path); }
 
+void RunOutput::OnCheckpoint(const EndedCheckpoint& ended) {
+  WriteMetrics({{"event", "checkpoint"},
+                {"step", ended.step},
+                {"complete", ended.status.ok()},
+                {"error", std::string(ended.status.message())},
+                {"copied_bytes", ended.copied_bytes},
+                {"stall_ms", absl::ToDoubleMilliseconds(ended.stall)},
+                {"written_ms", absl::ToDoubleMilliseconds(ended.took)},
+                {"seconds", recorder_.Seconds()}});
+}
+
 void RunOutput::OnStopped() {
   progress_->Finish();
   sinks_.OnEnd(absl::Now());

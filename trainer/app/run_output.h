@@ -17,9 +17,9 @@
 // and exposed_ms are those of rank 0, null when it is exhausted; `clock` names the clock of the
 // times), "exhausted" (a rank had fewer batches than the group had steps), "epoch" (training and
 // test numbers over all ranks), "freeze" (a different set of parameters is frozen from this step
-// on), "straggler" (ranks that make the others wait), "lost" (a rank; steps from this one on are
-// repeated, with their lines), "test" (once, at the end, with a hash of the weights, and of the
-// optimizer's state where every rank has it, equal on all ranks).
+// on), "checkpoint" (its writing has ended), "straggler" (ranks that make the others wait), "lost"
+// (a rank; steps from this one on are repeated, with their lines), "test" (once, at the end, with a
+// hash of the weights, and of the optimizer's state where every rank has it, equal on all ranks).
 //
 // README.md has a table of all fields. TensorBoard and Prometheus get the same (dashboards.h).
 //
@@ -47,6 +47,7 @@
 #include "evenkeel/trainer/app/step_facts.h"
 #include "evenkeel/trainer/app/train_options.h"
 #include "evenkeel/trainer/app/training_run.h"
+#include "evenkeel/trainer/checkpoint/run_checkpoints.h"
 #include "evenkeel/trainer/data/step_plan.h"
 #include "evenkeel/trainer/models/evaluate.h"
 #include "evenkeel/trainer/report/output_failures.h"
@@ -85,6 +86,8 @@ class RunOutput {
   // `lost` has all lost ranks, earlier ones included. The run's plan is the new one.
   void OnLost(const std::vector<LostRank>& lost);
   void OnSaved(absl::string_view path);
+  // The writing of a checkpoint has ended. The caller logs an error.
+  void OnCheckpoint(const EndedCheckpoint& ended);
   // The run stops before its end.
   void OnStopped();
   // Calls RunRecorder::WriteReport().

@@ -233,14 +233,18 @@ void RunRecorder::DropOldestSample() {
 
 void RunRecorder::WriteReport(std::vector<RankRecord> ranks, OutputFailures& failures) const {
   if (report_file_.empty()) return;
-  RunRecord record = RecordWith(std::move(ranks));
+  RunRecord record = WithRanks(Now(), std::move(ranks));
   record.goes_on = true;
   failures.Note("--report", WriteText(report_file_, RenderReport(record)));
 }
 
-RunRecord RunRecorder::RecordWith(std::vector<RankRecord> ranks) const {
+RunRecord WithRanks(RunRecord record, std::vector<RankRecord> ranks) {
+  record.ranks = Continued(record.ranks, std::move(ranks));
+  return record;
+}
+
+RunRecord RunRecorder::Now() const {
   RunRecord record = record_;
-  record.ranks = Continued(record_.ranks, std::move(ranks));
   record.plans = Continued(record_.plans, run_.plans());
   record.steps = steps_.points();
   record.seconds = Seconds();
@@ -252,7 +256,7 @@ RunRecord RunRecorder::RecordWith(std::vector<RankRecord> ranks) const {
 void RunRecorder::Write(std::vector<RankRecord> ranks, absl::string_view ending,
                         OutputFailures& failures) const {
   if (report_file_.empty() && trace_file_.empty()) return;
-  RunRecord record = RecordWith(std::move(ranks));
+  RunRecord record = WithRanks(Now(), std::move(ranks));
   record.ending = std::string(ending);
   if (!report_file_.empty())
     failures.Note("--report", WriteText(report_file_, RenderReport(record)));

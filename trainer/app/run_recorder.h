@@ -6,10 +6,10 @@
 //   recorder.OnEvent(step, "lost", "rank 1 is lost");
 //   recorder.Write(std::move(ranks), "", failures);  // on rank 0; ranks: from GatherRecords()
 //   // for a checkpoint
-//   const std::string bytes = Serialize(recorder.RecordWith(std::move(ranks)));
+//   const std::string bytes = Serialize(WithRanks(recorder.Now(), std::move(ranks)));
 //
-// A run that is resumed from a checkpoint has a history: the result of RecordWith() when the
-// checkpoint was written. Its record continues from there, as if there had been no pause.
+// A run that is resumed from a checkpoint has a history: that record of when the checkpoint was
+// written. Its record continues from there, as if there had been no pause.
 //
 // Uses a bounded amount of memory, however long the run is. Write() may be called between any two
 // steps, and repeatedly: the files then show the run up to that step. Each is complete or absent.
@@ -41,6 +41,9 @@ namespace evenkeel {
 // The kind of the events with texts of the model; only the latest of them are kept.
 inline constexpr char kSampleEvent[] = "sample";
 
+// Returns the record with `ranks`, added to those of its history.
+RunRecord WithRanks(RunRecord record, std::vector<RankRecord> ranks);
+
 class RunRecorder {
  public:
   RunRecorder(const TrainOptions& options, const TrainingRun& run, RunRecord history = {});
@@ -58,8 +61,8 @@ class RunRecorder {
 
   // Returns the time since the run began, without pauses between attempts.
   double Seconds() const;
-  // Returns the record up to now.
-  RunRecord RecordWith(std::vector<RankRecord> ranks) const;
+  // Returns the record up to now; its ranks are those of the history.
+  RunRecord Now() const;
   // Writes the files that the options name. `ending`: the reason why the run stopped before its
   // end; empty if it did not.
   void Write(std::vector<RankRecord> ranks, absl::string_view ending,

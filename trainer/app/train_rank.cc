@@ -57,7 +57,10 @@ class Job {
         options_(options),
         streams_(streams),
         recorder_(options, run, std::move(history)),
-        epoch_(run.first_epoch()) {}
+        epoch_(run.first_epoch()) {
+    run_.SetOnSaved(
+        [this](const EndedCheckpoint& ended, bool goes_on) { OnSaved(ended, goes_on); });
+  }
 
   const RunRecorder& recorder() const { return recorder_; }
 
@@ -124,7 +127,6 @@ class Job {
       stopped = result.stopped_early;
       if (run_.has_converged()) {
         NoteConvergence(tested.steps);
-        EK_RETURN_IF_ERROR(run_.SaveIfUnsaved(epoch_));
         stopped = true;
       }
     }
@@ -142,6 +144,7 @@ class Job {
       EK_RETURN_IF_ERROR(Own(output_->OnEnd(test_, state_hash)));
       has_ended_ = true;
     }
+    EK_RETURN_IF_ERROR(run_.FinishSaves());
     return options_.goes_on ? run_.communicator().Finalize() : absl::OkStatus();
   }
 
@@ -201,6 +204,23 @@ class Job {
 
   // The last weights are saved, too, if none were the best.
   bool SavesLast() const { return !options_.saves_best || !run_.has_best(); }
+
+  void OnSaved(const EndedCheckpoint& ended, bool goes_on) {
+    if (!ended.status.ok()) {
+      recorder_.OnEvent(
+          std::max<int64_t>(0, ended.step - 1), "unsaved",
+          absl::StrCat("the checkpoint of step ", ended.step, " failed: ", ended.status.message()));
+    }
+    if (output_ != nullptr) output_->OnCheckpoint(ended);
+    // If the run ends with the error, its end reports it.
+    if (ended.status.ok() || !goes_on || run_.communicator().rank() != 0) return;
+    absl::FPrintF(
+        streams_.log, "train: the checkpoint of step %d failed: %s; training goes on; %s\n",
+        ended.step, ended.status.message(),
+        ended.newest < 0 ? "there is no complete one"
+                         : absl::StrCat("the newest complete one is step ", ended.newest));
+    std::fflush(streams_.log);
+  }
 
   void NoteConvergence(int64_t step) {
     recorder_.OnEvent(std::max<int64_t>(0, step - 1), "converged",
@@ -288,9 +308,12 @@ class Job {
 };
 
 // Prints the checkpoint from which the run is resumed.
-void TellBeginning(const RunCheckpoints& checkpoints, std::FILE* out) {
+void TellBeginning(const RunCheckpoints& checkpoints, const TrainStreams& streams) {
   const RunState* const state = checkpoints.resumed();
   if (state == nullptr) return;
+  for (const std::string& line : checkpoints.passed_over())
+    absl::FPrintF(streams.log, "train: %s\n", line);
+  std::FILE* const out = streams.out;
   absl::FPrintF(out, "resumed from %s, after step %d\n", checkpoints.resumed_from(), state->steps);
   for (const std::string& note : checkpoints.terms().notes) absl::FPrintF(out, "  %s\n", note);
   std::fflush(out);
@@ -355,7 +378,7 @@ TrainResult RunPrepared(Communicator& comm, const TrainOptions& options, RankSet
     auto opened = RunCheckpoints::Open(comm, options.checkpoints, settings, *setup.model);
     if (!opened.ok()) return Failed(opened.status(), comm.status().ok(), comm);
     checkpoints = *std::move(opened);
-    if (comm.rank() == 0) TellBeginning(*checkpoints, streams.out);
+    if (comm.rank() == 0) TellBeginning(*checkpoints, streams);
   }
   const bool is_resumed = checkpoints != nullptr && checkpoints->resumed() != nullptr;
   auto run = TrainingRun::Create(&comm, options, std::move(setup), checkpoints.get());
@@ -364,8 +387,10 @@ TrainResult RunPrepared(Communicator& comm, const TrainOptions& options, RankSet
   TrainResult result;
   Job job(**run, options, streams, HistoryOf(checkpoints.get(), streams.log));
   if (checkpoints != nullptr) {
-    checkpoints->SetHistory([&job](std::vector<RankRecord> ranks) {
-      return Serialize(job.recorder().RecordWith(std::move(ranks)));
+    checkpoints->SetHistory([&job]() -> RunCheckpoints::FinishHistory {
+      return [record = job.recorder().Now()](std::vector<RankRecord> ranks) {
+        return Serialize(WithRanks(record, std::move(ranks)));
+      };
     });
   }
   const absl::Status status = job.Run();

@@ -45,6 +45,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -84,7 +85,7 @@ struct EpochResult {
   bool stopped_early = false;  // By --stop_early, on all ranks in the same step.
   bool has_converged = false;  // By --patience.
   // The number of the group's steps after which the ranks stopped because one of them asked for it
-  // (StepRequests::kStop), and the path of their checkpoint.
+  // (StepRequests::kStop), and the path of their checkpoint, which is complete.
   std::optional<int64_t> stopped_after;
   std::string checkpoint;
 };
@@ -114,7 +115,8 @@ class TrainingRun {
   // `checkpoints` (null: none) outlives it and has the beginning of the run, whose weights rank 0's
   // model has already. The run writes its checkpoints to it: when they are due, when a rank asks
   // for one (StepRequests::kSave), and when the process is told to stop (stop_signals.h) or a rank
-  // asks for it.
+  // asks for it. They are written beside the steps; one that fails does not end the run, unless it
+  // is the last one.
   static absl::StatusOr<std::unique_ptr<TrainingRun>> Create(Communicator* comm,
                                                              const TrainOptions& options,
                                                              RankSetup setup,
@@ -133,8 +135,13 @@ class TrainingRun {
   bool has_converged() const { return options_.patience > 0 && best_.since >= options_.patience; }
   // Returns false if no evaluation has had a finite loss.
   bool has_best() const { return best_.step > 0; }
-  // Writes a checkpoint after that epoch, if there is none after its last step.
-  absl::Status SaveIfUnsaved(int epoch);
+  // Called on each rank when the writing of a checkpoint has ended, between two steps. `goes_on`:
+  // an error does not end the run.
+  using OnSaved = std::function<void(const EndedCheckpoint& ended, bool goes_on)>;
+  void SetOnSaved(OnSaved on_saved) { on_saved_ = std::move(on_saved); }
+  // At the end of the run: waits for the checkpoint that is being written, and writes one if the
+  // last step has none. Its error is that of all ranks.
+  absl::Status FinishSaves();
   // Makes the ranks' buffers equal to those with which the next epoch would begin.
   absl::Status ShareBuffers();
   // Evaluates the test data, or its first `most` samples; each rank evaluates a part, in batches as
@@ -219,8 +226,13 @@ class TrainingRun {
   absl::StatusOr<Evaluation> TestWithoutSharing(int64_t most);
   // Returns the prompt and the text generated after it.
   absl::StatusOr<std::string> SampleText();
-  // Saves between two steps, and returns the checkpoint's path.
-  absl::StatusOr<std::string> Save(int epoch, int64_t steps, const StepAnswer& answer);
+  // Starts a checkpoint between two steps. `model_rank`: the rank with the buffers of the next
+  // step.
+  absl::Status Save(int epoch, int64_t steps, int model_rank);
+  // Waits for the checkpoint that is being written, and returns its path; empty: none.
+  absl::StatusOr<std::string> WaitForSave();
+  // Passes on that a checkpoint's writing has ended, if it has.
+  void NoteSaved(const std::optional<EndedCheckpoint>& ended, bool goes_on);
   void AskToStop();
 
   // Notes an error that is this rank's own.
@@ -264,6 +276,7 @@ class TrainingRun {
   std::unique_ptr<StepWatch> pause_;  // Evaluations, samples and checkpoints between two steps.
 
   RunCheckpoints* const checkpoints_;  // Null: none.
+  OnSaved on_saved_;                   // May be null.
   int first_epoch_ = 0;
   int64_t first_step_ = 0;
   bool asked_to_stop_ = false;
@@ -272,7 +285,7 @@ class TrainingRun {
   bool failed_together_ = false;
   int64_t steps_done_ = 0;       // By all ranks, at the last GoOn().
   int64_t step_ = 0;             // Steps of the group until now.
-  int64_t saved_step_ = -1;      // The step of the last checkpoint; -1: none.
+  int64_t saved_step_ = -1;      // The step of the last checkpoint that was started; -1: none.
   BestTest best_;                // Equal on all ranks.
   BestTest before_latest_;       // best_ before the latest evaluation.
   int latest_epoch_ = 0;         // The epoch of the latest evaluation.

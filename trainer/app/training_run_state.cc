@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -45,7 +46,7 @@ uint64_t HashOf(const void* data, int64_t bytes, uint64_t seed) {
 
 }  // namespace
 
-absl::StatusOr<std::string> TrainingRun::Save(int epoch, int64_t steps, const StepAnswer& answer) {
+absl::Status TrainingRun::Save(int epoch, int64_t steps, int model_rank) {
   const PhaseScope saving(*comm_, StepPhase::kSaving);
   EK_RETURN_IF_ERROR(ddp_->RebuildNow());  // As the next step would: its plan is saved.
   RunToSave run{.state = {.steps = steps,
@@ -55,8 +56,10 @@ absl::StatusOr<std::string> TrainingRun::Save(int epoch, int64_t steps, const St
                           .bucket_plan = ddp_->ExportPlan(),
                           .best = best_},
                 .model = setup_.model.get(),
-                .model_rank = options_.joins ? answer.highest_active : 0,
+                .model_rank = model_rank,
                 .trained = trained_[epoch],
+                .record = Record(),
+                .optimizer = optimizer_->Pieces(),
                 .optimizer_name = optimizer_->join_name(),
                 .optimizer_steps = optimizer_->steps_finished()};
   if (scaler_ != nullptr) {
@@ -64,26 +67,45 @@ absl::StatusOr<std::string> TrainingRun::Save(int epoch, int64_t steps, const St
     run.state.loss_scale = scaler_->state().Serialize();
     run.state.last_overflowed = check.has_value() ? !check->is_finite : last_overflowed_;
   }
-  EK_ASSIGN_OR_RETURN(run.optimizer, optimizer_->Pieces());
-  EK_ASSIGN_OR_RETURN(run.ranks, GatherRecords(*comm_, Record()));
-  absl::StatusOr<std::string> path = checkpoints_->Save(*comm_, std::move(run));
-  if (path.ok()) {
-    saved_step_ = steps;
-    NoteCheckpoint(*path);
-  } else if (comm_->status().ok()) {  // All ranks have this error.
+  NoteSaved(checkpoints_->Wait(comm_->timeout()), /*goes_on=*/true);
+  checkpoints_->Start(*comm_, std::move(run));
+  saved_step_ = steps;
+  return absl::OkStatus();
+}
+
+void TrainingRun::NoteSaved(const std::optional<EndedCheckpoint>& ended, bool goes_on) {
+  if (!ended.has_value()) return;
+  if (ended->status.ok()) {
+    NoteCheckpoint(ended->path);
+  } else if (saved_step_ == ended->step) {
+    saved_step_ = -1;
+  }
+  if (on_saved_ != nullptr) on_saved_(*ended, goes_on);
+}
+
+absl::StatusOr<std::string> TrainingRun::WaitForSave() {
+  if (checkpoints_ == nullptr) return "";
+  const std::optional<EndedCheckpoint> ended = checkpoints_->Wait(comm_->timeout());
+  NoteSaved(ended, /*goes_on=*/false);
+  if (!ended.has_value()) return "";
+  if (ended->status.ok()) return ended->path;
+  if (comm_->status().ok()) {  // All ranks have this error.
     failed_locally_ = failed_together_ = true;
     // A rank that leaves before all ranks have the error would be taken for lost. If a rank really
     // is lost, the group has the error by now.
     comm_->control().Exchange("no checkpoint", "", comm_->timeout()).status().IgnoreError();
   }
-  return path;
+  return Annotate(ended->status, absl::StrCat("the checkpoint of step ", ended->step, " failed"));
 }
 
-absl::Status TrainingRun::SaveIfUnsaved(int epoch) {
-  if (checkpoints_ == nullptr || !checkpoints_->has_folder() || saved_step_ == step_)
+absl::Status TrainingRun::FinishSaves() {
+  EK_RETURN_IF_ERROR(WaitForSave().status());
+  const bool is_last = has_converged() || step_ == plan().total_steps;
+  if (checkpoints_ == nullptr || !checkpoints_->has_folder() || !is_last || saved_step_ == step_)
     return absl::OkStatus();
   // All ranks have the same buffers.
-  return Save(epoch, step_, {.highest_active = comm_->world_size() - 1}).status();
+  EK_RETURN_IF_ERROR(Save(epoch_, step_, comm_->world_size() - 1));
+  return WaitForSave().status();
 }
 
 absl::Status TrainingRun::ShareBuffers() {
@@ -236,6 +258,10 @@ RankRecord TrainingRun::Record() const {
 void TrainingRun::NoteCheckpoint(absl::string_view path) { optimizer_->SetCheckpointHint(path); }
 
 absl::StatusOr<GoneOn> TrainingRun::GoOn(const absl::Status& why) {
+  std::optional<EndedCheckpoint> ended;
+  if (checkpoints_ != nullptr) ended = checkpoints_->Wait(comm_->timeout());
+  // It uses the group, with which it ends unless it is complete.
+  if (ended.has_value() && checkpoints_->is_writing()) return ended->status;
   const std::vector<int> members = comm_->members();
   std::vector<Joinable*> with_state = {ddp_.get(), optimizer_.get(), watch_.get()};
   if (scaler_ != nullptr) with_state.push_back(scaler_.get());
@@ -247,7 +273,8 @@ absl::StatusOr<GoneOn> TrainingRun::GoOn(const absl::Status& why) {
   }
   own_comm_ = std::move(recovered->comm);
   comm_ = own_comm_.get();
-  asked_to_stop_ = false;  // The new group was not asked yet.
+  NoteSaved(ended, /*goes_on=*/true);  // The new rank 0 reports it.
+  asked_to_stop_ = false;              // The new group was not asked yet.
   pause_ = std::make_unique<StepWatch>(comm_, "pause",
                                        JoinPhase::kOptimizer);  // It has no state to recover.
   if (recovered->lost.empty()) return why;

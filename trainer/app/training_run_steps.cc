@@ -280,6 +280,7 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(
     }
     step_ = ++facts.step;
     EK_RETURN_IF_ERROR(status);
+    if (checkpoints_ != nullptr) NoteSaved(checkpoints_->Poll(), /*goes_on=*/true);
     if ((answer.requests & StepRequests::kStop) != 0) result.stopped_after = facts.step;
     AskToStop();
     return absl::OkStatus();
@@ -310,7 +311,7 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(
       EK_RETURN_IF_ERROR(Own(pauses.on_sample(facts.step, text)));
     }
     if (is_save_due(answer)) {
-      EK_ASSIGN_OR_RETURN(result.checkpoint, Save(epoch, facts.step, answer));
+      EK_RETURN_IF_ERROR(Save(epoch, facts.step, options_.joins ? answer.highest_active : 0));
     }
     begin = absl::Now();
     return clock_ == nullptr ? absl::OkStatus() : Own(clock_->Start());
@@ -366,6 +367,9 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(
   if (result.stopped_early) EK_RETURN_IF_ERROR(ReportAll(on_step));
   unreported_.clear();  // Left by a failed loop.
   if (!result.stopped_early) EK_RETURN_IF_ERROR(status);
+  if (result.stopped_after.has_value()) {
+    EK_ASSIGN_OR_RETURN(result.checkpoint, WaitForSave());
+  }
 
   EK_ASSIGN_OR_RETURN(result.training, SumOverRanks(*comm_, mine));
   EK_ASSIGN_OR_RETURN(result.batches_done, CountsOfRanks(*comm_, done));

@@ -104,6 +104,10 @@ absl::StatusOr<std::vector<FoundCheckpoint>> FindCheckpoints(const std::string& 
   return found;
 }
 
+std::string CheckpointPath(const std::string& folder, int64_t step) {
+  return Below(folder, "", step);
+}
+
 absl::StatusOr<std::unique_ptr<CheckpointFolder>> CheckpointFolder::Open(
     const std::string& path, const CheckpointFolderOptions& options) {
   std::error_code error;
@@ -150,7 +154,7 @@ absl::StatusOr<std::string> CheckpointFolder::Begin(int64_t step) {
 }
 
 absl::StatusOr<std::string> CheckpointFolder::Publish(int keep) {
-  const std::string path = Below(path_, "", step_);
+  const std::string path = CheckpointPath(path_, step_);
   EK_RETURN_IF_ERROR(Flush(saving_));
   EK_RETURN_IF_ERROR(Rename(saving_, path));
   EK_RETURN_IF_ERROR(Flush(path_));
@@ -168,6 +172,13 @@ absl::Status CheckpointFolder::Prune(int keep) {
     EK_RETURN_IF_ERROR(Remove(removing));
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> CheckpointFolder::SetAside(int64_t step) {
+  const std::string path = Below(path_, "damaged-", step);
+  EK_RETURN_IF_ERROR(Remove(path));
+  EK_RETURN_IF_ERROR(Rename(CheckpointPath(path_, step), path));
+  return path;
 }
 
 void CheckpointFolder::Discard() {

@@ -8,7 +8,8 @@
 //
 // A checkpoint is complete or absent: it is written under another name (.saving-step-...) and
 // renamed, and it is renamed (.removing-...) before it is removed. The next Open() removes what a
-// killed process has left of either, or of a lock.
+// killed process has left of either, or of a lock. A checkpoint that does not load is kept under a
+// third name (damaged-step-...).
 //
 // One process of one job writes to the folder at a time (folder_lock.h).
 //
@@ -46,6 +47,9 @@ struct FoundCheckpoint {
 // Returns the checkpoints in `folder` by step; none if the folder does not exist.
 absl::StatusOr<std::vector<FoundCheckpoint>> FindCheckpoints(const std::string& folder);
 
+// Returns the path of the complete checkpoint of `step`.
+std::string CheckpointPath(const std::string& folder, int64_t step);
+
 struct CheckpointFolderOptions {
   // The job() of the process that this one succeeds. Empty: a new job, which gets a name.
   std::string job;
@@ -62,6 +66,8 @@ class CheckpointFolder {
 
   const std::string& path() const { return path_; }
   const std::string& job() const { return job_; }
+  // Returns the path that Begin() returned last.
+  const std::string& saving() const { return saving_; }
 
   // Returns the path of an empty folder for the checkpoint of `step`.
   absl::StatusOr<std::string> Begin(int64_t step);
@@ -70,6 +76,9 @@ class CheckpointFolder {
   absl::StatusOr<std::string> Publish(int keep);
   // Removes the folder of Begin() if it still exists.
   void Discard();
+  // Renames the checkpoint of `step`, which does not load, so that FindCheckpoints() does not
+  // return it; returns its new path. Replaces an earlier one of that step.
+  absl::StatusOr<std::string> SetAside(int64_t step);
 
  private:
   CheckpointFolder(std::string path, std::string job, std::unique_ptr<FolderLock> lock);

@@ -70,6 +70,23 @@ TEST(CheckpointFolderTest, KeepsTheNewest) {
   EXPECT_THAT(NamesIn(path), UnorderedElementsAre("step-1000000002", ".lock"));
 }
 
+TEST(CheckpointFolderTest, OneThatIsSetAsideIsKeptAndNotFound) {
+  const std::string path = Folder("aside");
+  auto folder = CheckpointFolder::Open(path);
+  ASSERT_TRUE(folder.ok()) << folder.status();
+  for (const char* const mark : {"/first", "/second"}) {  // The second replaces the first.
+    Save(**folder, 5, 0);
+    Write(CheckpointPath(path, 5) + mark);
+    const auto aside = (*folder)->SetAside(5);
+    ASSERT_TRUE(aside.ok()) << aside.status();
+    EXPECT_EQ(*aside, path + "/damaged-step-000000005");
+    EXPECT_THAT(StepsIn(path), IsEmpty());
+    EXPECT_TRUE(std::filesystem::exists(*aside + mark));
+    EXPECT_THAT(NamesIn(*aside), UnorderedElementsAre("file", mark + 1));
+  }
+  EXPECT_TRUE(absl::IsNotFound((*folder)->SetAside(6).status()));
+}
+
 TEST(CheckpointFolderTest, WhatIsUnfinishedIsNoCheckpointAndGoes) {
   const std::string path = Folder("leftovers");
   {

@@ -1,8 +1,11 @@
 #include "evenkeel/trainer/checkpoint/run_checkpoints.h"
 
+#include <array>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <span>
 #include <system_error>
 #include <utility>
 
@@ -10,10 +13,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/agree.h"
+#include "evenkeel/comm/arith/finite.h"
 #include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/steps/step_control.h"
 #include "evenkeel/trainer/models/model_file.h"
+#include "evenkeel/trainer/report/record_bytes.h"
 #include "evenkeel/zero_optim/checkpoint/checkpoint.h"
 #include "evenkeel/zero_optim/checkpoint/file_io.h"
 #include "evenkeel/zero_optim/checkpoint/safetensors.h"
@@ -26,6 +31,7 @@ using internal::ByteWriter;
 
 constexpr char kState[] = "state.json";
 constexpr char kHistory[] = "history";
+constexpr char kOptimizer[] = "optimizer";
 
 std::string In(const std::string& folder, absl::string_view file) {
   return absl::StrCat(folder, "/", file);
@@ -41,7 +47,8 @@ absl::StatusOr<std::vector<std::string>> Agree(Communicator& comm, absl::string_
   return Annotate(AgreeOn(comm, topic, own, value), topic);
 }
 
-std::string Serialize(const std::map<std::string, FileSums>& files, const Evaluation& trained) {
+std::string SerializePart(const std::map<std::string, FileSums>& files, const Evaluation& trained,
+                          const RankRecord& record) {
   ByteWriter writer;
   uint64_t loss = 0;
   static_assert(sizeof(loss) == sizeof(trained.loss_sum));
@@ -51,10 +58,10 @@ std::string Serialize(const std::map<std::string, FileSums>& files, const Evalua
       .U64(loss)
       .U32(static_cast<uint32_t>(files.size()));
   for (const auto& [name, sums] : files) writer.Bytes(name).I64(sums.bytes).Bytes(sums.Hex());
-  return writer.Take();
+  return writer.Bytes(Serialize(record)).Take();
 }
 
-absl::Status AddPart(absl::string_view bytes, RunState& state) {
+absl::Status AddPart(absl::string_view bytes, RunState& state, std::vector<RankRecord>& records) {
   ByteReader reader(bytes);
   Evaluation trained{.predictions = reader.I64(), .correct = reader.I64()};
   const uint64_t loss = reader.U64();
@@ -65,7 +72,28 @@ absl::Status AddPart(absl::string_view bytes, RunState& state) {
     const int64_t size = reader.I64();
     EK_ASSIGN_OR_RETURN(state.files[name], FileSums::FromHex(size, reader.Bytes()));
   }
-  return reader.Finish("a rank's part of a checkpoint");
+  const std::string record(reader.Bytes());
+  EK_RETURN_IF_ERROR(reader.Finish("a rank's part of a checkpoint"));
+  EK_ASSIGN_OR_RETURN(records.emplace_back(), ParseRankRecord(record));
+  return absl::OkStatus();
+}
+
+absl::Status CheckFinite(absl::string_view kind, std::span<const NamedTensor> tensors) {
+  for (const NamedTensor& tensor : tensors) {
+    const int64_t bad = internal::FirstNonfinite(tensor.value);
+    if (bad < 0) continue;
+    return absl::OutOfRangeError(absl::StrCat(kind, " \"", tensor.name,
+                                              "\" is not finite: its element ", bad, " of ",
+                                              tensor.value.count, " is infinite or not a number"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSums(const std::string& path, const FileSums& written) {
+  EK_ASSIGN_OR_RETURN(const FileSums sums, SumsOf(path));
+  if (sums == written) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(
+      "a file of the checkpoint is damaged or was replaced (its checksum differs): ", path));
 }
 
 // Checks that the file is the one that the checkpoint recorded.
@@ -74,14 +102,31 @@ absl::Status CheckFile(const std::string& folder, const std::string& name, const
   if (written == state.files.end())
     return absl::InvalidArgumentError(
         absl::StrCat("the checkpoint lists no file ", name, ": ", folder));
-  EK_ASSIGN_OR_RETURN(const FileSums sums, SumsOf(In(folder, name)));
-  if (sums == written->second) return absl::OkStatus();
-  return absl::DataLossError(
-      absl::StrCat("a file of the checkpoint is damaged or was replaced (its checksum differs): ",
-                   In(folder, name)));
+  return CheckSums(In(folder, name), written->second);
+}
+
+absl::StatusOr<RunState> ReadState(const std::string& path) {
+  EK_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  return Annotate(RunState::Parse(text), path);
 }
 
 }  // namespace
+
+// Everything that the thread needs. Its views refer to the writer's copies.
+struct RunCheckpoints::Writing {
+  RunState state;
+  ModelTensors model;
+  bool has_model = false;    // This rank writes the model's file,
+  bool has_buffers = false;  // or its own buffers.
+  Evaluation trained;
+  RankRecord record;
+  FinishHistory finish_history;  // Null: no history.
+  EndedCheckpoint ended;
+  absl::Time begin;
+
+  absl::StatusOr<std::string> WriteOwn(const std::string& folder, int rank, int world_size,
+                                       const std::map<std::string, std::string>& companions);
+};
 
 // ---- The beginning ----
 
@@ -89,33 +134,36 @@ absl::StatusOr<std::unique_ptr<RunCheckpoints>> RunCheckpoints::Open(
     Communicator& comm, const CheckpointOptions& options, const RunSettings& settings,
     Model& model) {
   std::unique_ptr<RunCheckpoints> opened(new RunCheckpoints(options, settings));
-  std::string path, text;
-  const auto find = [&]() -> absl::Status {
-    EK_RETURN_IF_ERROR(opened->OpenFolder());
-    EK_ASSIGN_OR_RETURN(path, opened->ChooseResume());
-    if (path.empty()) return absl::OkStatus();
-    opened->advice_ = opened->AdviceFor(path);
-    EK_ASSIGN_OR_RETURN(text, opened->ReadResumed(path, model));
-    return absl::OkStatus();
-  };
-  const absl::Status own = comm.rank() == 0 ? find() : absl::OkStatus();
+  opened->companions_ = model.companions();
   const bool is_named = options.resume != kResumeAuto && options.resume != kResumeNever;
   const std::string flag = is_named ? absl::StrCat("--resume=", options.resume)
                                     : absl::StrCat("--checkpoint_dir=", options.folder);
-  EK_ASSIGN_OR_RETURN(
-      const std::vector<std::string> parts,
-      Agree(
-          comm, flag, own,
-          ByteWriter().Bytes(path).Bytes(text).Bytes(opened->advice_).Bytes(opened->job_).Take()));
-  ByteReader reader(parts[0]);
-  opened->resumed_from_ = std::string(reader.Bytes());
-  const absl::string_view state = reader.Bytes();
-  opened->advice_ = std::string(reader.Bytes());
-  opened->job_ = std::string(reader.Bytes());
-  if (opened->resumed_from_.empty()) return opened;
-  // Rank 0 has done the same.
-  EK_ASSIGN_OR_RETURN(RunState parsed, RunState::Parse(state));
-  opened->resumed_ = std::make_unique<RunState>(std::move(parsed));
+  const bool leads = comm.rank() == 0;
+  absl::Status damage;  // Of the checkpoint that was chosen last.
+  do {
+    const absl::StatusOr<std::string> text = leads ? opened->Choose(damage, model) : "";
+    ByteWriter writer;
+    writer.Bytes(opened->resumed_from_).Bytes(text.ok() ? *text : "");
+    writer.Bytes(opened->advice_).Bytes(opened->job_);
+    EK_ASSIGN_OR_RETURN(const std::vector<std::string> parts,
+                        Agree(comm, flag, text.status(), writer.Take()));
+    ByteReader reader(parts[0]);
+    opened->resumed_from_ = std::string(reader.Bytes());
+    const absl::string_view state = reader.Bytes();
+    opened->advice_ = std::string(reader.Bytes());
+    opened->job_ = std::string(reader.Bytes());
+    if (opened->resumed_from_.empty()) return opened;
+    // Rank 0 has done the same.
+    EK_ASSIGN_OR_RETURN(RunState parsed, RunState::Parse(state));
+    opened->resumed_ = std::make_unique<RunState>(std::move(parsed));
+    if (!options.passes_over_damaged) break;
+    damage = Agree(comm, flag, opened->CheckShare(comm), "").status();
+    EK_RETURN_IF_ERROR(comm.status());
+  } while (!damage.ok());
+  if (options.passes_over_damaged) {
+    const absl::Status aside = leads ? opened->SetDamagedAside() : absl::OkStatus();
+    EK_RETURN_IF_ERROR(Agree(comm, flag, aside, "").status());
+  }
   EK_ASSIGN_OR_RETURN(opened->terms_, CompareSettings(opened->resumed_->settings, settings));
   // Rank 0 has checked it; a rank that cannot read it may become rank 0, and would report without
   // it.
@@ -135,7 +183,13 @@ absl::StatusOr<std::string> RunCheckpoints::ChooseResume() const {
   if (!options_.folder.empty()) {
     EK_ASSIGN_OR_RETURN(found, FindCheckpoints(options_.folder));
   }
-  if (options_.resume == kResumeAuto) return found.empty() ? "" : found.back().path;
+  if (options_.resume == kResumeAuto) {
+    if (found.size() > damaged_.size()) return found[found.size() - 1 - damaged_.size()].path;
+    if (damaged_.empty()) return "";
+    return absl::DataLossError(absl::StrCat("no checkpoint in ", options_.folder,
+                                            " loads; the newest: ", damaged_[0].why.message(),
+                                            "; remove or rename all of them to start a new run"));
+  }
   if (options_.resume == kResumeNever) {
     if (found.empty()) return "";
     return absl::FailedPreconditionError(absl::StrCat(
@@ -166,29 +220,73 @@ absl::Status RunCheckpoints::Explain(const absl::Status& status) const {
   return absl::Status(status.code(), absl::StrCat(status.message(), advice_));
 }
 
-absl::StatusOr<std::string> RunCheckpoints::ReadResumed(const std::string& path,
-                                                        Model& model) const {
-  const absl::StatusOr<std::string> text = ReadFile(In(path, kState));
-  if (!text.ok()) return Explain(text.status());
-  const absl::StatusOr<RunState> state = RunState::Parse(*text);
-  if (!state.ok()) return Explain(Annotate(state.status(), In(path, kState)));
-  const absl::StatusOr<ResumeTerms> terms = CompareSettings(state->settings, settings_);
-  if (!terms.ok()) return Annotate(terms.status(), path);
-  EK_RETURN_IF_ERROR(Explain(CheckFile(path, kModelFile, *state)));
-  if (state->files.contains(kHistory))
-    EK_RETURN_IF_ERROR(Explain(CheckFile(path, kHistory, *state)));
-  EK_RETURN_IF_ERROR(Explain(LoadModel(In(path, kModelFile), model)));
-  return text;
+absl::StatusOr<std::string> RunCheckpoints::Choose(const absl::Status& damage, Model& model) {
+  EK_RETURN_IF_ERROR(OpenFolder());
+  absl::Status why = damage;
+  while (true) {
+    if (!why.ok()) EK_RETURN_IF_ERROR(NoteDamaged(why));
+    EK_ASSIGN_OR_RETURN(resumed_from_, ChooseResume());
+    if (resumed_from_.empty()) return "";
+    advice_ = options_.passes_over_damaged ? "" : AdviceFor(resumed_from_);
+    const std::string path = In(resumed_from_, kState);
+    absl::StatusOr<RunState> state = ReadState(path);
+    if (state.ok()) {
+      const absl::StatusOr<ResumeTerms> terms = CompareSettings(state->settings, settings_);
+      if (!terms.ok()) return Annotate(terms.status(), resumed_from_);
+      why = LoadWeights(resumed_from_, *state, model);
+      if (why.ok()) return state->Serialize();
+    } else {
+      why = state.status();
+    }
+    if (!options_.passes_over_damaged) return Explain(why);
+  }
+}
+
+absl::Status RunCheckpoints::NoteDamaged(const absl::Status& why) {
+  EK_ASSIGN_OR_RETURN(const auto found, FindCheckpoints(options_.folder));
+  if (found.size() > damaged_.size())
+    damaged_.push_back({.step = found[found.size() - 1 - damaged_.size()].step, .why = why});
+  return absl::OkStatus();
+}
+
+absl::Status RunCheckpoints::SetDamagedAside() {
+  for (const auto& [step, why] : damaged_) {
+    EK_ASSIGN_OR_RETURN(const std::string path, folder_->SetAside(step));
+    passed_over_.push_back(absl::StrCat("the checkpoint of step ", step, " is passed over (",
+                                        why.message(), "); it is ", path, " now"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunCheckpoints::LoadWeights(const std::string& path, const RunState& state,
+                                         Model& model) const {
+  EK_RETURN_IF_ERROR(CheckFile(path, kModelFile, state));
+  if (state.files.contains(kHistory)) EK_RETURN_IF_ERROR(CheckFile(path, kHistory, state));
+  return LoadModel(In(path, kModelFile), model);
+}
+
+absl::Status RunCheckpoints::CheckShare(const Communicator& comm) const {
+  EK_ASSIGN_OR_RETURN(const std::string json,
+                      ReadFile(In(OptimizerFolder(), CheckpointManifest::kFile)));
+  const auto manifest = CheckpointManifest::Parse(json);
+  if (!manifest.ok()) return Annotate(manifest.status(), OptimizerFolder());
+  std::vector<std::pair<std::string, FileSums>> files;
+  for (const auto& [name, sums] : resumed_->files)
+    files.emplace_back(In(resumed_from_, name), sums);
+  for (const CheckpointManifest::File& file : manifest->files)
+    files.emplace_back(In(OptimizerFolder(), file.name), file.sums);
+  for (size_t i = comm.rank(); i < files.size(); i += comm.world_size())
+    EK_RETURN_IF_ERROR(CheckSums(files[i].first, files[i].second));
+  return absl::OkStatus();
 }
 
 absl::Status RunCheckpoints::LoadBuffers(int rank, Model& model) const {
   if (model.buffers().empty() || resumed_->world_size == 1) return absl::OkStatus();
-  EK_ASSIGN_OR_RETURN(const HostTensors host, model.ToHost());
-  const std::vector<NamedTensor> buffers = BuffersOf(model, host);
+  EK_ASSIGN_OR_RETURN(ModelTensors own, TensorsOf(model));
   const std::string name = BuffersFile(rank, resumed_->world_size);
   EK_RETURN_IF_ERROR(CheckFile(resumed_from_, name, *resumed_));
   EK_ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::Read(In(resumed_from_, name)));
-  for (const NamedTensor& buffer : buffers) {
+  for (const NamedTensor& buffer : own.buffers()) {
     const SafetensorsFile::Tensor* const stored = file.Find(buffer.name);
     if (stored == nullptr || stored->dtype != buffer.value.dtype || stored->shape != buffer.shape) {
       return absl::InvalidArgumentError(
@@ -197,7 +295,7 @@ absl::Status RunCheckpoints::LoadBuffers(int rank, Model& model) const {
     if (buffer.value.count > 0)
       std::memcpy(buffer.value.data, stored->bytes.data(), stored->bytes.size());
   }
-  return model.FromHost(host);
+  return model.FromHost(own.host);
 }
 
 // ---- Saving ----
@@ -211,73 +309,125 @@ bool RunCheckpoints::IsDue(int64_t steps, int64_t total_steps, uint32_t requests
 
 absl::StatusOr<std::string> RunCheckpoints::Begin(int64_t step) {
   EK_RETURN_IF_ERROR(OpenFolder());  // Another rank was rank 0 when the run began.
-  return folder_->Begin(step);
+  EK_ASSIGN_OR_RETURN(const std::string path, folder_->Begin(step));
+  return In(path, kOptimizer);
 }
 
-absl::StatusOr<std::string> RunCheckpoints::Save(Communicator& comm, RunToSave run) {
-  run.state.settings = settings_;
-  run.state.settings.dealing[kRanksSetting] =
-      absl::StrCat(comm.world_size());  // Some may have been lost.
-  const bool leads = comm.rank() == 0;
-  absl::StatusOr<std::string> begun = leads ? Begin(run.state.steps) : "";
-  absl::StatusOr<std::vector<std::string>> said =
-      Agree(comm, "checkpoint", begun.status(), begun.ok() ? *begun : "");
-  absl::Status status = said.status();
-  if (status.ok()) status = WriteParts(comm, (*said)[0], run);
-  if (status.ok()) {
-    const absl::StatusOr<std::string> path = leads ? Finish((*said)[0], run) : "";
-    said = Agree(comm, "checkpoint", path.status(), path.ok() ? *path : "");
-    if (said.ok()) return (*said)[0];
-    status = said.status();
-  }
-  if (leads && folder_ != nullptr) folder_->Discard();
-  return status;
-}
-
-absl::Status RunCheckpoints::WriteParts(Communicator& comm, const std::string& path,
-                                        RunToSave& run) const {
-  EK_RETURN_IF_ERROR(WriteCheckpoint(In(path, "optimizer"), run.optimizer_name, comm,
-                                     run.model->parameters(), run.optimizer, run.optimizer_steps));
-  std::map<std::string, FileSums> files;
-  const absl::Status own = WriteOwn(comm, path, run, files);
-  EK_ASSIGN_OR_RETURN(const std::vector<std::string> parts,
-                      Agree(comm, "checkpoint", own, Serialize(files, run.trained)));
-  run.state.trained.clear();
-  run.state.files.clear();
-  for (const std::string& part : parts) EK_RETURN_IF_ERROR(AddPart(part, run.state));
-  return absl::OkStatus();
-}
-
-absl::Status RunCheckpoints::WriteOwn(Communicator& comm, const std::string& path,
-                                      const RunToSave& run,
-                                      std::map<std::string, FileSums>& files) const {
-  if (comm.rank() == run.model_rank) {
-    EK_RETURN_IF_ERROR(
-        SaveModelFolder(*run.model, path, {{"steps", absl::StrCat(run.state.steps)}}));
-    EK_ASSIGN_OR_RETURN(files[kModelFile], SumsOf(In(path, kModelFile)));
-    for (const auto& [name, text] : run.model->companions()) {
-      EK_ASSIGN_OR_RETURN(files[name], SumsOf(In(path, name)));
+void RunCheckpoints::Start(Communicator& comm, RunToSave run) {
+  const int rank = comm.rank(), world_size = comm.world_size();
+  auto writing = std::make_shared<Writing>(
+      Writing{.state = std::move(run.state),
+              .has_model = rank == run.model_rank,
+              .has_buffers = !run.model->buffers().empty() && world_size > 1,
+              .trained = run.trained,
+              .record = std::move(run.record),
+              .begin = run.begin});
+  writing->state.settings = settings_;
+  writing->state.settings.dealing[kRanksSetting] =
+      absl::StrCat(world_size);  // Some may have been lost.
+  writing->ended.step = writing->state.steps;
+  writing->ended.path = CheckpointPath(options_.folder, writing->state.steps);
+  if (rank == 0 && make_history_ != nullptr) writing->finish_history = make_history_();
+  std::vector<TensorView*> copied;
+  if (writing->has_model || writing->has_buffers) {
+    absl::StatusOr<ModelTensors> tensors = TensorsOf(*run.model);
+    if (tensors.ok()) {
+      writing->model = *std::move(tensors);
+    } else if (run.optimizer.ok()) {
+      run.optimizer = tensors.status();  // Fails the save on all ranks.
+    }
+    const bool is_copy = writing->model.host.copies.data != nullptr;
+    for (NamedTensor& tensor :
+         writing->has_model ? std::span(writing->model.all) : writing->model.buffers()) {
+      if (!is_copy) copied.push_back(&tensor.value);
     }
   }
-  if (run.model->buffers().empty() || comm.world_size() == 1) return absl::OkStatus();
-  EK_ASSIGN_OR_RETURN(const HostTensors host, run.model->ToHost());
-  const std::string name = BuffersFile(comm.rank(), comm.world_size());
-  EK_RETURN_IF_ERROR(WriteSafetensors(In(path, name), BuffersOf(*run.model, host)));
-  EK_ASSIGN_OR_RETURN(files[name], SumsOf(In(path, name)));
-  return absl::OkStatus();
+  SaveHooks hooks;
+  hooks.begin = [this, step = writing->state.steps] { return Begin(step); };
+  hooks.write = [this, writing, rank, world_size](const std::string& folder) {
+    return writing->WriteOwn(std::filesystem::path(folder).parent_path(), rank, world_size,
+                             companions_);
+  };
+  hooks.finish = [this, writing](const std::vector<std::string>& parts) {
+    return Publish(*writing, parts);
+  };
+  hooks.end = [this, writing, rank](const absl::Status& result) {
+    EndedCheckpoint& ended = writing->ended;
+    ended.took = absl::Now() - writing->begin;
+    ended.status = result;
+    if (result.ok()) return;
+    if (rank == 0 && folder_ != nullptr) folder_->Discard();
+    const auto found = FindCheckpoints(options_.folder);
+    if (found.ok() && !found->empty()) ended.newest = found->back().step;
+    // Rank 0 has published it, and was lost before the other ranks got its result.
+    if (rank != 0 && ended.newest == ended.step) ended.status = absl::OkStatus();
+  };
+  writer_.Start(comm, run.model->parameters(),
+                {.name = std::move(run.optimizer_name),
+                 .state = std::move(run.optimizer),
+                 .steps_finished = run.optimizer_steps,
+                 .hooks = std::move(hooks)},
+                copied);
+  writing->ended.copied_bytes = writer_.copy_bytes();
+  writing->ended.stall = absl::Now() - writing->begin;
+  writing_ = std::move(writing);
 }
 
-absl::StatusOr<std::string> RunCheckpoints::Finish(const std::string& path, RunToSave& run) {
-  if (make_history_ != nullptr) {
-    const std::string history = make_history_(std::move(run.ranks));
-    const absl::string_view pieces[] = {history};
-    EK_RETURN_IF_ERROR(WriteFileAtomically(In(path, kHistory), pieces));
-    EK_ASSIGN_OR_RETURN(run.state.files[kHistory], SumsOf(In(path, kHistory)));
+std::optional<EndedCheckpoint> RunCheckpoints::Poll() {
+  if (writing_ == nullptr || !writer_.last().IsDone()) return std::nullopt;
+  return Wait(absl::ZeroDuration());
+}
+
+std::optional<EndedCheckpoint> RunCheckpoints::Wait(absl::Duration timeout) {
+  if (writing_ == nullptr) return std::nullopt;
+  const absl::Status status = writer_.last().Wait(timeout);
+  if (!writer_.last().IsDone())
+    return EndedCheckpoint{.step = writing_->state.steps, .status = status};
+  return std::exchange(writing_, nullptr)->ended;
+}
+
+absl::StatusOr<std::string> RunCheckpoints::Writing::WriteOwn(
+    const std::string& folder, int rank, int world_size,
+    const std::map<std::string, std::string>& companions) {
+  if (!std::isfinite(trained.loss_sum))
+    return absl::OutOfRangeError(absl::StrCat("the training loss is ", trained.loss_sum));
+  std::map<std::string, FileSums> files;
+  if (has_model) {
+    const size_t values = model.host.values.size();
+    EK_RETURN_IF_ERROR(CheckFinite("parameter", std::span(model.all).first(values)));
+    for (const auto& [name, text] : companions) {
+      const absl::string_view pieces[] = {text};
+      EK_RETURN_IF_ERROR(WriteFileAtomically(In(folder, name), pieces));
+      EK_ASSIGN_OR_RETURN(files[name], SumsOf(In(folder, name)));
+    }
+    EK_RETURN_IF_ERROR(
+        SaveTensors(model, In(folder, kModelFile), {{"steps", absl::StrCat(state.steps)}}));
+    EK_ASSIGN_OR_RETURN(files[kModelFile], SumsOf(In(folder, kModelFile)));
   }
-  const std::string text = run.state.Serialize();
-  const absl::string_view pieces[] = {text};
-  EK_RETURN_IF_ERROR(WriteFileAtomically(In(path, kState), pieces));
-  return folder_->Publish(options_.keep);
+  if (has_model || has_buffers) EK_RETURN_IF_ERROR(CheckFinite("buffer", model.buffers()));
+  if (has_buffers) {
+    const std::string name = BuffersFile(rank, world_size);
+    EK_RETURN_IF_ERROR(WriteSafetensors(In(folder, name), model.buffers()));
+    EK_ASSIGN_OR_RETURN(files[name], SumsOf(In(folder, name)));
+  }
+  return SerializePart(files, trained, record);
+}
+
+absl::Status RunCheckpoints::Publish(Writing& writing, const std::vector<std::string>& parts) {
+  RunState& state = writing.state;
+  std::vector<RankRecord> records;
+  for (const std::string& part : parts) EK_RETURN_IF_ERROR(AddPart(part, state, records));
+  const std::string folder = folder_->saving();
+  const auto write = [&](const std::string& path, const std::string& text) {
+    return WriteFileAtomically(path, std::array<absl::string_view, 1>{text});
+  };
+  if (writing.finish_history != nullptr) {
+    const std::string path = In(folder, kHistory);
+    EK_RETURN_IF_ERROR(write(path, writing.finish_history(std::move(records))));
+    EK_ASSIGN_OR_RETURN(state.files[kHistory], SumsOf(path));
+  }
+  EK_RETURN_IF_ERROR(write(In(folder, kState), state.Serialize()));
+  return folder_->Publish(options_.keep).status();
 }
 
 }  // namespace evenkeel

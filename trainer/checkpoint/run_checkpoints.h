@@ -3,10 +3,10 @@
 //   EK_ASSIGN_OR_RETURN(auto checkpoints,
 //                       RunCheckpoints::Open(comm, options.checkpoints, settings, *model));
 //   if (const RunState* state = checkpoints->resumed(); state != nullptr) ...  // resume
-//   if (checkpoints->IsDue(steps, total_steps, answer.requests)) {
-//     // on all ranks, after that step
-//     EK_ASSIGN_OR_RETURN(const std::string path, checkpoints->Save(comm, run));
-//   }
+//   // on all ranks, between two steps; returns when the state is copied
+//   if (checkpoints->IsDue(steps, total_steps, requests)) checkpoints->Start(comm, run);
+//   // between any two steps: the checkpoint that has ended since, if any
+//   if (const auto ended = checkpoints->Poll(); ended.has_value()) ...
 //
 // A checkpoint is a folder (checkpoint_folder.h):
 //
@@ -19,15 +19,21 @@
 //   state.json                   run_state.h; with checksums of the files above except the
 //                                optimizer's, which has its own
 //
-// Each rank writes its part. Rank 0 creates the checkpoint, and publishes it when everything is on
-// the disk. If a rank fails to write, all ranks get its error, the unfinished checkpoint is
-// removed, and older ones stay. When rank 0 is lost, the rank 0 of the remaining group takes the
-// folder over, also from a process that still runs.
+// Each rank copies its part and writes it beside the next steps, by a CheckpointWriter
+// (zero_optim/checkpoint/checkpoint_writer.h). Rank 0 creates the checkpoint, and publishes it when
+// everything is on the disk. If a rank fails to write, or has a loss, a weight or a buffer that is
+// not finite, all ranks get its error, the unfinished checkpoint is removed, and older ones stay.
+// When rank 0 is lost, the rank 0 of the remaining group takes the folder over, also from a process
+// that still runs.
 //
 // Resuming:  `auto` uses the newest. A damaged one is an error, which names it and the remedy: no
-//            checkpoint is skipped silently.
-// Order:     all ranks call Open() and Save() together.
-// Threads:   thread-compatible.
+//            checkpoint is skipped silently. With CheckpointOptions::passes_over_damaged a damaged
+//            one is renamed, and the one before it is used: all ranks then first compare the
+//            checksums of all files, each of a share of them.
+// Memory:    one copy of the rank's part, kept for the next checkpoint: its optimizer state and
+//            buffers, and on one rank the parameters.
+// Order:     all ranks call Open() and Start() together.
+// Threads:   thread-compatible. What Start() got may change when it returns.
 // Errors:    the same one on all ranks; the group still works.
 
 #ifndef EVENKEEL_TRAINER_CHECKPOINT_RUN_CHECKPOINTS_H_
@@ -37,12 +43,15 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/trainer/checkpoint/checkpoint_folder.h"
 #include "evenkeel/trainer/checkpoint/checkpoint_options.h"
@@ -51,27 +60,42 @@
 #include "evenkeel/trainer/models/evaluate.h"
 #include "evenkeel/trainer/models/model.h"
 #include "evenkeel/trainer/report/run_record.h"
+#include "evenkeel/zero_optim/checkpoint/checkpoint_writer.h"
 #include "evenkeel/zero_optim/optimizer_state.h"
 
 namespace evenkeel {
 
-// The data of a run for a checkpoint. `state` is equal on all ranks; Save() fills in its settings,
+// The data of a run for a checkpoint. `state` is equal on all ranks; Start() fills in its settings,
 // files and `trained`.
 struct RunToSave {
   RunState state;
   const Model* model = nullptr;
-  int model_rank = 0;             // The rank whose buffers are used in the next step.
-  Evaluation trained;             // This rank's, in this epoch.
-  std::vector<RankRecord> ranks;  // On rank 0, for the history.
-  StatePieces optimizer;
+  int model_rank = 0;  // The rank whose buffers are used in the next step.
+  Evaluation trained;  // This rank's, in this epoch.
+  RankRecord record;   // This rank's, for the history.
+  absl::StatusOr<StatePieces> optimizer;
   std::string optimizer_name;
   int64_t optimizer_steps = 0;
+  absl::Time begin = absl::Now();
+};
+
+// A checkpoint whose writing has ended.
+struct EndedCheckpoint {
+  int64_t step = 0;
+  absl::Status status;       // OK: it is complete.
+  std::string path;          // Where it is then.
+  int64_t newest = -1;       // After an error: the newest complete one; -1: none.
+  int64_t copied_bytes = 0;  // By this rank.
+  absl::Duration stall;      // Of this rank's steps.
+  absl::Duration took;       // Until the end of its writing.
 };
 
 class RunCheckpoints {
  public:
-  // Called on rank 0 with RunToSave::ranks.
-  using MakeHistory = std::function<std::string(std::vector<RankRecord> ranks)>;
+  // Called on rank 0 in Start(); its result is called beside later steps with the records of all
+  // ranks.
+  using FinishHistory = std::function<std::string(std::vector<RankRecord> ranks)>;
+  using MakeHistory = std::function<FinishHistory()>;
 
   // On rank 0 `model` gets the weights of the checkpoint, if any; it is unchanged on other ranks.
   static absl::StatusOr<std::unique_ptr<RunCheckpoints>> Open(Communicator& comm,
@@ -83,6 +107,8 @@ class RunCheckpoints {
   const RunState* resumed() const { return resumed_.get(); }
   const std::string& resumed_from() const { return resumed_from_; }
   const ResumeTerms& terms() const { return terms_; }
+  // On rank 0: a line about each checkpoint that was passed over.
+  const std::vector<std::string>& passed_over() const { return passed_over_; }
   // Returns true if checkpoints are written.
   bool has_folder() const { return !options_.folder.empty(); }
   const RunSettings& settings() const { return settings_; }
@@ -100,24 +126,42 @@ class RunCheckpoints {
   // Returns true if a checkpoint is due after `steps` steps, in the last of which the ranks asked
   // for `requests`.
   bool IsDue(int64_t steps, int64_t total_steps, uint32_t requests) const;
-  // Writes a checkpoint and returns its path.
-  absl::StatusOr<std::string> Save(Communicator& comm, RunToSave run);
+  // Copies what this rank has to write, and lets a thread write it. First waits for the checkpoint
+  // before it.
+  void Start(Communicator& comm, RunToSave run);
+  // Returns the checkpoint that Start() began, once, when its writing has ended. Poll() does not
+  // wait for that; Wait() does, and returns DeadlineExceeded in it if the writing goes on after
+  // `timeout`. Null: there is none.
+  bool is_writing() const { return writing_ != nullptr; }
+  std::optional<EndedCheckpoint> Poll();
+  std::optional<EndedCheckpoint> Wait(absl::Duration timeout);
 
  private:
   RunCheckpoints(const CheckpointOptions& options, const RunSettings& settings)
       : options_(options), settings_(settings) {}
 
+  // What the thread of a checkpoint uses.
+  struct Writing;
+  struct Damaged {
+    int64_t step = 0;
+    absl::Status why;
+  };
+
   // On rank 0.
   absl::Status OpenFolder();
+  // Returns the state of the checkpoint to begin with, and loads its weights; sets resumed_from_.
+  // Empty: none. `damage`: of the one that was chosen before.
+  absl::StatusOr<std::string> Choose(const absl::Status& damage, Model& model);
   absl::StatusOr<std::string> ChooseResume() const;  // Empty: none.
+  absl::Status NoteDamaged(const absl::Status& why);
+  absl::Status SetDamagedAside();
   std::string AdviceFor(const std::string& path) const;
-  absl::StatusOr<std::string> ReadResumed(const std::string& path, Model& model) const;
-  absl::StatusOr<std::string> Begin(int64_t step);
-  absl::StatusOr<std::string> Finish(const std::string& path, RunToSave& run);
+  absl::Status LoadWeights(const std::string& path, const RunState& state, Model& model) const;
+  // Reads this rank's share of the checkpoint's files.
+  absl::Status CheckShare(const Communicator& comm) const;
 
-  absl::Status WriteParts(Communicator& comm, const std::string& path, RunToSave& run) const;
-  absl::Status WriteOwn(Communicator& comm, const std::string& path, const RunToSave& run,
-                        std::map<std::string, FileSums>& files) const;
+  absl::StatusOr<std::string> Begin(int64_t step);
+  absl::Status Publish(Writing& writing, const std::vector<std::string>& parts);
 
   const CheckpointOptions options_;
   const RunSettings settings_;
@@ -129,7 +173,12 @@ class RunCheckpoints {
   std::string advice_;  // How to continue without a checkpoint that cannot be read.
   ResumeTerms terms_;
   std::string history_;
-  MakeHistory make_history_;  // Null: no history.
+  MakeHistory make_history_;      // Null: no history.
+  std::vector<Damaged> damaged_;  // On rank 0: newest first.
+  std::vector<std::string> passed_over_;
+  std::map<std::string, std::string> companions_;  // The model's.
+  std::shared_ptr<Writing> writing_;               // Null: it was returned.
+  CheckpointWriter writer_;                        // Last: its thread uses the rest.
 };
 
 }  // namespace evenkeel

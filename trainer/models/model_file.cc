@@ -19,8 +19,6 @@ const SafetensorsFile::Tensor* FindWeight(const SafetensorsFile& file, const std
   return weight != nullptr && weight->shape.size() == dimensions ? weight : nullptr;
 }
 
-}  // namespace
-
 std::vector<NamedTensor> BuffersOf(const Model& model, const HostTensors& host) {
   std::vector<NamedTensor> tensors;
   for (size_t i = 0; i < host.buffers.size(); ++i) {
@@ -30,14 +28,28 @@ std::vector<NamedTensor> BuffersOf(const Model& model, const HostTensors& host) 
   return tensors;
 }
 
+}  // namespace
+
+absl::StatusOr<ModelTensors> TensorsOf(const Model& model) {
+  ModelTensors tensors{.metadata = model.metadata()};
+  EK_ASSIGN_OR_RETURN(tensors.host, model.ToHost());
+  const std::vector<NamedTensor> buffers = BuffersOf(model, tensors.host);
+  tensors.all = TensorsOf(model.parameters(), {.buffers = buffers, .values = tensors.host.values});
+  return tensors;
+}
+
+absl::Status SaveTensors(const ModelTensors& tensors, const std::string& path,
+                         const std::map<std::string, std::string>& metadata) {
+  std::map<std::string, std::string> all = metadata;
+  all.insert(tensors.metadata.begin(), tensors.metadata.end());
+  all.insert({"format", "pt"});
+  return WriteSafetensors(path, tensors.all, all);
+}
+
 absl::Status SaveModel(const Model& model, const std::string& path,
                        const std::map<std::string, std::string>& metadata) {
-  std::map<std::string, std::string> all = metadata;
-  all.merge(model.metadata());
-  EK_ASSIGN_OR_RETURN(const HostTensors host, model.ToHost());
-  const std::vector<NamedTensor> buffers = BuffersOf(model, host);
-  return SaveParameters(model.parameters(), path,
-                        {.buffers = buffers, .metadata = all, .values = host.values});
+  EK_ASSIGN_OR_RETURN(const ModelTensors tensors, TensorsOf(model));
+  return SaveTensors(tensors, path, metadata);
 }
 
 absl::Status SaveModelFolder(const Model& model, const std::string& folder,
@@ -55,11 +67,9 @@ absl::Status LoadModel(const std::string& path, Model& model) {
 }
 
 absl::Status LoadModel(std::span<const SafetensorsFile::Tensor> tensors, Model& model) {
-  EK_ASSIGN_OR_RETURN(const HostTensors host, model.ToHost());
-  const std::vector<NamedTensor> buffers = BuffersOf(model, host);
-  EK_RETURN_IF_ERROR(CopyTensors(
-      tensors, TensorsOf(model.parameters(), {.buffers = buffers, .values = host.values})));
-  return model.FromHost(host);
+  EK_ASSIGN_OR_RETURN(const ModelTensors own, TensorsOf(model));
+  EK_RETURN_IF_ERROR(CopyTensors(tensors, own.all));
+  return model.FromHost(own.host);
 }
 
 absl::StatusOr<std::vector<int>> HiddenUnitsOf(const SafetensorsFile& file) {

@@ -29,6 +29,19 @@ namespace evenkeel {
 
 inline constexpr char kModelFile[] = "model.safetensors";  // In a folder.
 
+// The tensors of a model's file, on the host, and its metadata: enough to write the file later,
+// without the model, from a copy of the tensors.
+struct ModelTensors {
+  HostTensors host;
+  std::vector<NamedTensor> all;  // The same: values, then buffers.
+  std::map<std::string, std::string> metadata;
+
+  std::span<NamedTensor> buffers() { return std::span(all).subspan(host.values.size()); }
+};
+absl::StatusOr<ModelTensors> TensorsOf(const Model& model);
+
+absl::Status SaveTensors(const ModelTensors& tensors, const std::string& path,
+                         const std::map<std::string, std::string>& metadata = {});
 absl::Status SaveModel(const Model& model, const std::string& path,
                        const std::map<std::string, std::string>& metadata = {});
 // Each file is complete or absent, and the weights are written last.
@@ -37,9 +50,6 @@ absl::Status SaveModelFolder(const Model& model, const std::string& folder,
 absl::Status LoadModel(const std::string& path, Model& model);
 // Loads tensors that have been read already and have the model's names.
 absl::Status LoadModel(std::span<const SafetensorsFile::Tensor> tensors, Model& model);
-
-// Returns the model's buffers as they lie on the host.
-std::vector<NamedTensor> BuffersOf(const Model& model, const HostTensors& host);
 
 // Return sizes by the shapes in a file: the units of an mlp's hidden layers; a cnn's widths and
 // blocks per stage. InvalidArgument for a file of another kind of model.

@@ -1,37 +1,24 @@
 #include "evenkeel/zero_optim/checkpoint/checkpoint.h"
 
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstddef>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "evenkeel/comm/agree.h"
-#include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/comm/step_ledger.h"
-#include "evenkeel/join/phase.h"
 #include "evenkeel/zero_optim/checkpoint/file_io.h"
 #include "evenkeel/zero_optim/checkpoint/file_sums.h"
-#include "evenkeel/zero_optim/checkpoint/safetensors.h"
 #include "evenkeel/zero_optim/checkpoint/strict_json.h"
 
 namespace evenkeel {
 namespace {
 
-using internal::ByteReader;
-using internal::ByteWriter;
 using Json = nlohmann::json;
 
 constexpr char kFormat[] = "evenkeel optimizer state";
-constexpr char kManifest[] = "manifest.json";
 constexpr int kVersion = 2;
 constexpr int kMaxDepth =
     6;  // The manifest, its parameters, one, its tensors, the pieces of one, a piece.
@@ -42,11 +29,6 @@ absl::Status Malformed(absl::string_view how) {
 
 std::string PathOf(const std::string& folder, absl::string_view file) {
   return absl::StrCat(folder, "/", file);
-}
-
-// Returns the key of a piece in its file.
-std::string KeyOf(absl::string_view param, absl::string_view tensor, int64_t begin) {
-  return absl::StrCat(param, "/", tensor, "@", begin);
 }
 
 // A natural number of that name; -1 if there is none.
@@ -147,129 +129,6 @@ absl::StatusOr<CheckpointManifest::Param> ReadParam(
   return param;
 }
 
-// AgreeOn() with the topic in front of an error.
-absl::StatusOr<std::vector<std::string>> Agree(Communicator& comm, absl::string_view topic,
-                                               const absl::Status& own,
-                                               absl::string_view value = "") {
-  return Annotate(AgreeOn(comm, topic, own, value), topic);
-}
-
-// ---- Writing ----
-
-absl::Status MakeFolder(const std::string& folder) {
-  for (size_t slash = folder.find('/', 1);; slash = folder.find('/', slash + 1)) {
-    const std::string part = folder.substr(0, slash);
-    if (mkdir(part.c_str(), 0777) != 0 && errno != EEXIST) {
-      return absl::ErrnoToStatus(errno, absl::StrCat("cannot make the folder ", part));
-    }
-    if (slash == std::string::npos) return absl::OkStatus();
-  }
-}
-
-// The written data, for the manifest.
-struct Written {
-  std::vector<int64_t> offsets;  // By piece.
-  FileSums sums;
-};
-
-absl::StatusOr<Written> WritePieces(const std::string& path, const ParameterSet& params,
-                                    const StatePieces& mine) {
-  std::vector<NamedTensor> tensors;
-  for (const StatePiece& piece : mine.pieces) {
-    tensors.push_back({KeyOf(params[piece.param].name, piece.tensor, piece.begin),
-                       {piece.data.count},
-                       piece.data});
-  }
-  Written written;
-  EK_RETURN_IF_ERROR(WriteSafetensors(path, tensors, {}, &written.offsets));
-  EK_ASSIGN_OR_RETURN(written.sums, SumsOf(path));
-  return written;
-}
-
-std::string Describe(const StatePieces& mine, const Written& written) {
-  ByteWriter writer;
-  writer.I64(written.sums.bytes).Bytes(written.sums.Hex());
-  writer.U32(static_cast<uint32_t>(mine.steps.size()));
-  for (const auto& [param, step] : mine.steps) writer.I32(param).I64(step);
-  writer.U32(static_cast<uint32_t>(mine.pieces.size()));
-  for (size_t i = 0; i < mine.pieces.size(); ++i) {
-    const StatePiece& piece = mine.pieces[i];
-    writer.I32(piece.param)
-        .Bytes(piece.tensor)
-        .I64(piece.begin)
-        .I64(piece.data.count)
-        .I64(written.offsets[i]);
-  }
-  return writer.Take();
-}
-
-absl::Status AddDescribed(absl::string_view description, int file, const ParameterSet& params,
-                          CheckpointManifest& manifest) {
-  ByteReader reader(description);
-  const int64_t bytes = reader.I64();
-  EK_ASSIGN_OR_RETURN(manifest.files[file].sums, FileSums::FromHex(bytes, reader.Bytes()));
-  const auto param_of = [&](int index) -> CheckpointManifest::Param* {
-    if (index < 0 || index >= params.size()) return nullptr;
-    CheckpointManifest::Param& param = manifest.params[params[index].name];
-    param.dtype = StateDType(params[index].value.dtype);
-    param.count = params[index].value.count;
-    return &param;
-  };
-  for (uint32_t left = reader.U32(); left > 0 && reader.ok(); --left) {
-    CheckpointManifest::Param* const param = param_of(reader.I32());
-    const int64_t step = reader.I64();
-    if (param == nullptr) return absl::InternalError("a rank's pieces are of an unknown parameter");
-    param->step = std::max(param->step, step);
-  }
-  for (uint32_t left = reader.U32(); left > 0 && reader.ok(); --left) {
-    CheckpointManifest::Param* const param = param_of(reader.I32());
-    const std::string tensor(reader.Bytes());
-    const int64_t begin = reader.I64(), count = reader.I64(), offset = reader.I64();
-    if (param == nullptr) return absl::InternalError("a rank's pieces are of an unknown parameter");
-    param->tensors[tensor].push_back({begin, count, file, offset});
-  }
-  return reader.Finish("a rank's pieces");
-}
-
-absl::StatusOr<CheckpointManifest> ManifestOf(const std::vector<std::string>& files,
-                                              const std::vector<std::string>& descriptions,
-                                              const ParameterSet& params, int64_t steps_finished) {
-  CheckpointManifest manifest{.steps_finished = steps_finished};
-  for (const std::string& file : files) manifest.files.push_back({.name = file});
-  for (size_t rank = 0; rank < descriptions.size(); ++rank) {
-    EK_RETURN_IF_ERROR(AddDescribed(descriptions[rank], static_cast<int>(rank), params, manifest));
-  }
-  for (auto& [name, param] : manifest.params) {
-    for (auto& [tensor, pieces] : param.tensors) {
-      std::ranges::sort(pieces, {}, [](const CheckpointManifest::Piece& piece) {
-        return std::pair(piece.begin, piece.count);
-      });
-    }
-  }
-  // Whoever reads it will ask the same.
-  return CheckpointManifest::Parse(manifest.Serialize());
-}
-
-// Those of an older checkpoint in this folder.
-std::vector<std::string> FilesBefore(const std::string& folder) {
-  const absl::StatusOr<std::string> json = ReadFile(PathOf(folder, kManifest));
-  if (!json.ok()) return {};
-  const absl::StatusOr<CheckpointManifest> manifest = CheckpointManifest::Parse(*json);
-  if (!manifest.ok()) return {};
-  std::vector<std::string> names;
-  for (const CheckpointManifest::File& file : manifest->files) names.push_back(file.name);
-  return names;
-}
-
-absl::Status WriteManifest(const std::string& folder, const CheckpointManifest& manifest) {
-  const std::vector<std::string> old = FilesBefore(folder);
-  const std::string json = manifest.Serialize();
-  const absl::string_view pieces[] = {json};
-  EK_RETURN_IF_ERROR(WriteFileAtomically(PathOf(folder, kManifest), pieces));
-  for (const std::string& file : old) unlink(PathOf(folder, file).c_str());
-  return absl::OkStatus();
-}
-
 Json ToJson(const CheckpointManifest& manifest) {
   Json json = {
       {"format", kFormat}, {"version", kVersion}, {"steps_finished", manifest.steps_finished}};
@@ -339,55 +198,8 @@ absl::StatusOr<CheckpointManifest> CheckpointManifest::Parse(absl::string_view j
   return manifest;
 }
 
-absl::Status WriteCheckpoint(const std::string& folder, absl::string_view name, Communicator& comm,
-                             const ParameterSet& params, const StatePieces& mine,
-                             int64_t steps_finished) {
-  const PhaseScope phase(comm, StepPhase::kSaving);
-  const std::string topic = absl::StrCat("save/", name);
-  // Files have names of their own each time: those of the checkpoint before are needed until this
-  // one is complete.
-  const std::string id = absl::StrCat(steps_finished, "-", absl::ToUnixNanos(absl::Now()));
-  const std::string opening =
-      absl::StrCat(id, "\n", comm.ledger().Serialize(StepLedger::Plans::kWithout));
-  EK_ASSIGN_OR_RETURN(const std::vector<std::string> openings,
-                      Agree(comm, topic, MakeFolder(folder), opening));
-  std::vector<std::string> ids, ledgers;
-  for (const std::string& theirs : openings) {
-    const size_t line_end = theirs.find('\n');
-    ids.push_back(theirs.substr(0, line_end));
-    ledgers.push_back(line_end == std::string::npos ? "" : theirs.substr(line_end + 1));
-  }
-  // Ranks that stepped unequally have no common state: nothing is written.
-  EK_RETURN_IF_ERROR(Annotate(StepLedger::Compare(ledgers), topic));
-  std::vector<std::string> files;
-  for (int rank = 0; rank < comm.world_size(); ++rank) {
-    files.push_back(
-        absl::StrCat("state-", ids[0], ".", rank, "-of-", comm.world_size(), ".safetensors"));
-  }
-  const std::string own_path = PathOf(folder, files[comm.rank()]);
-  bool may_be_complete = false;
-  const auto write = [&]() -> absl::Status {
-    const absl::StatusOr<Written> written = WritePieces(own_path, params, mine);
-    EK_ASSIGN_OR_RETURN(
-        const std::vector<std::string> descriptions,
-        Agree(comm, topic, written.status(), written.ok() ? Describe(mine, *written) : ""));
-    absl::Status status;
-    if (comm.rank() == 0) {
-      const auto manifest = ManifestOf(files, descriptions, params, steps_finished);
-      status = manifest.ok() ? WriteManifest(folder, *manifest) : manifest.status();
-    }
-    may_be_complete = true;
-    return Agree(comm, topic, status).status();
-  };
-  const absl::Status status = write();
-  // If the group has ended meanwhile nobody can tell whether the manifest was written, which needs
-  // this file.
-  if (!status.ok() && (!may_be_complete || comm.status().ok())) unlink(own_path.c_str());
-  return status;
-}
-
 absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& folder, const ParameterSet& params) {
-  EK_ASSIGN_OR_RETURN(const std::string json, ReadFile(PathOf(folder, kManifest)));
+  EK_ASSIGN_OR_RETURN(const std::string json, ReadFile(PathOf(folder, CheckpointManifest::kFile)));
   auto manifest = CheckpointManifest::Parse(json);
   if (!manifest.ok()) return Annotate(manifest.status(), folder);
   Checkpoint opened;
@@ -485,8 +297,9 @@ absl::StatusOr<LoadedCheckpoint> ReadCheckpoint(const std::string& folder, absl:
     return absl::OkStatus();
   };
   const absl::Status own = read();
+  const std::string topic = absl::StrCat("load/", name);
   EK_ASSIGN_OR_RETURN(const std::vector<std::string> hashes,
-                      Agree(comm, absl::StrCat("load/", name), own, absl::StrCat(hash)));
+                      Annotate(AgreeOn(comm, topic, own, absl::StrCat(hash)), topic));
   for (size_t rank = 1; rank < hashes.size(); ++rank) {
     if (hashes[rank] == hashes[0]) continue;
     return absl::InvalidArgumentError(

@@ -1,6 +1,8 @@
 // Checkpoints of an optimizer's state: each rank writes its part, and any number of ranks reads it.
 //
 //   EK_RETURN_IF_ERROR(optimizer->Save("checkpoints/step_1000"));       // a collective
+//   // the same beside the next steps (pending_save.h)
+//   EK_ASSIGN_OR_RETURN(const PendingSave save, optimizer->SaveAsync("checkpoints/step_2000"));
 //   ...
 //   // at any world size, with any placement
 //   EK_RETURN_IF_ERROR(optimizer->Load("checkpoints/step_1000"));
@@ -19,9 +21,9 @@
 // blocks of the files that contain its elements, and verifies their checksums; no rank holds more
 // than its own part twice.
 //
-// For other kinds of state, or your own hooks, use the functions below and Optimizer::Pieces().
+// For other kinds of state, or your own hooks, use checkpoint_writer.h, the functions below and
+// Optimizer::Pieces().
 //
-// Order:   writing is a collective, with equal folders on all ranks.
 // Threads: Checkpoint is immutable; several may read.
 // Errors:  InvalidArgument for a folder whose files contradict each other or the parameters;
 //          DataLoss for damaged files or files of another checkpoint; errors of the file system. If
@@ -53,6 +55,8 @@ namespace evenkeel {
 
 // The contents of manifest.json, as a value that can be read without any tensor.
 struct CheckpointManifest {
+  static constexpr char kFile[] = "manifest.json";
+
   struct Piece {
     int64_t begin = 0, count = 0;  // Elements of the tensor.
     int file = 0;
@@ -82,12 +86,6 @@ struct CheckpointManifest {
 
   friend bool operator==(const CheckpointManifest&, const CheckpointManifest&) = default;
 };
-
-// Writes a checkpoint. A collective. `mine`: the pieces of this rank; those of all ranks must cover
-// each tensor exactly once. `name`: the object's name, equal on all ranks.
-absl::Status WriteCheckpoint(const std::string& folder, absl::string_view name, Communicator& comm,
-                             const ParameterSet& params, const StatePieces& mine,
-                             int64_t steps_finished);
 
 class Checkpoint {
  public:

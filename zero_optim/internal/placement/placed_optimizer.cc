@@ -11,6 +11,7 @@
 #include "evenkeel/comm/work.h"
 #include "evenkeel/join/steps/step_control.h"
 #include "evenkeel/zero_optim/checkpoint/checkpoint.h"
+#include "evenkeel/zero_optim/checkpoint/checkpoint_writer.h"
 #include "evenkeel/zero_optim/internal/action_hook.h"
 #include "evenkeel/zero_optim/internal/agree.h"
 
@@ -93,6 +94,8 @@ Communicator* PlacedOptimizer::Detach() {
 // Another group -----------------------------------------------------------------------------------
 
 void PlacedOptimizer::LeaveGroup(Communicator* old, const GroupChange& /*change*/) {
+  // It uses the old group, which has ended, so that only this rank's files are waited for.
+  if (old != nullptr) FinishSave(old->timeout());
   Unregister(old);
   last_step_.reset();
 }
@@ -177,6 +180,9 @@ absl::Status PlacedOptimizer::OnAction(const StepAnswer& answer, absl::string_vi
       return payload.empty() ? RebalanceNow() : UnknownAction();
     case Action::kSave:
       return SaveNow(std::string(payload));
+    case Action::kSaveAsync:
+      StartSave(std::string(payload));  // The active ranks get its result.
+      return absl::OkStatus();
     case Action::kVisit: {
       ByteReader reader(payload);
       const int to = reader.I32();
@@ -318,12 +324,34 @@ absl::Status PlacedOptimizer::Save(const std::string& folder) {
   return SaveNow(folder);
 }
 
+absl::StatusOr<PendingSave> PlacedOptimizer::SaveAsync(const std::string& folder) {
+  if (!is_split() && join_config().enable) return InsideJoinError(join_name(), "SaveAsync");
+  EK_RETURN_IF_ERROR(AnnounceAfterStep("SaveAsync", Action::kSaveAsync, folder));
+  return StartSave(folder);
+}
+
+CheckpointToWrite PlacedOptimizer::ToSave(const std::string& folder) {
+  return {
+      .folder = folder, .name = join_name(), .state = Pieces(), .steps_finished = steps_finished()};
+}
+
 absl::Status PlacedOptimizer::SaveNow(const std::string& folder) {
-  EK_ASSIGN_OR_RETURN(const StatePieces mine, Pieces());
-  EK_RETURN_IF_ERROR(
-      WriteCheckpoint(folder, join_name(), communicator(), *params_, mine, steps_finished()));
+  FinishSave(communicator().timeout());
+  EK_RETURN_IF_ERROR(WriteCheckpoint(communicator(), *params_, ToSave(folder)));
   SetCheckpointHint(folder);
   return absl::OkStatus();
+}
+
+PendingSave PlacedOptimizer::StartSave(const std::string& folder) {
+  FinishSave(communicator().timeout());
+  saving_ = folder;
+  return writer_.Start(communicator(), *params_, ToSave(folder));
+}
+
+void PlacedOptimizer::FinishSave(absl::Duration timeout) {
+  if (saving_.empty()) return;
+  if (writer_.last().Wait(timeout).ok()) SetCheckpointHint(saving_);
+  saving_.clear();
 }
 
 absl::Status PlacedOptimizer::Load(const std::string& folder) {

@@ -19,10 +19,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/join/joinable.h"
 #include "evenkeel/join/steps/step_control.h"
+#include "evenkeel/zero_optim/checkpoint/checkpoint_writer.h"
 #include "evenkeel/zero_optim/internal/device_agreement.h"
 #include "evenkeel/zero_optim/internal/last_checks.h"
 #include "evenkeel/zero_optim/internal/parameter_updater.h"
@@ -57,6 +59,7 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   absl::Status VisitState(int to, StateSink sink, Bytes chunk) override;
   absl::Status LoadState(const OptimizerState& state) override;
   absl::Status Save(const std::string& folder) override;
+  absl::StatusOr<PendingSave> SaveAsync(const std::string& folder) override;
   absl::Status Load(const std::string& folder) override;
   void SetCheckpointHint(absl::string_view hint) override {
     options_.checkpoint_hint = std::string(hint);
@@ -72,6 +75,7 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
     kCheck = 'g',
     kRebalance = 'b',
     kSave = 'v',
+    kSaveAsync = 'a',
     kVisit = 't',
   };
 
@@ -151,10 +155,16 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   absl::Status CheckReceiver(absl::string_view call, int to) const;
   absl::Status Visit(absl::string_view call, int to, StateSink sink, Bytes chunk);
   absl::Status Stream(int to, StateSink sink, Bytes chunk);
+  CheckpointToWrite ToSave(const std::string& folder);
   absl::Status SaveNow(const std::string& folder);
+  PendingSave StartSave(const std::string& folder);
+  // Waits for the last SaveAsync().
+  void FinishSave(absl::Duration timeout);
   void Unregister(Communicator* comm);
 
   bool is_registered_ = false;
+  std::string saving_;  // The folder of the last SaveAsync(); empty: FinishSave() has seen its end.
+  CheckpointWriter writer_;
 };
 
 }  // namespace evenkeel::internal

@@ -1,5 +1,3 @@
-#include "evenkeel/trainer/device/device_cnn.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <optional>
@@ -13,6 +11,7 @@
 #include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/data/batch.h"
 #include "evenkeel/trainer/data/image_shape.h"
+#include "evenkeel/trainer/device/device_models.h"
 #include "evenkeel/trainer/device/device_work.h"
 #include "evenkeel/trainer/device/layers.h"
 #include "evenkeel/trainer/device/math.h"

@@ -1,5 +1,3 @@
-#include "evenkeel/trainer/device/device_gpt.h"
-
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -17,6 +15,7 @@
 #include "evenkeel/trainer/data/batch.h"
 #include "evenkeel/trainer/device/device_attention.h"
 #include "evenkeel/trainer/device/device_gpt_memory.h"
+#include "evenkeel/trainer/device/device_models.h"
 #include "evenkeel/trainer/device/device_work.h"
 #include "evenkeel/trainer/device/gpt_layers.h"
 #include "evenkeel/trainer/device/loss.h"

@@ -1,5 +1,3 @@
-#include "evenkeel/trainer/device/device_mlp.h"
-
 #include <cstdint>
 #include <optional>
 #include <utility>
@@ -11,6 +9,7 @@
 #include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/data/batch.h"
 #include "evenkeel/trainer/data/image_shape.h"
+#include "evenkeel/trainer/device/device_models.h"
 #include "evenkeel/trainer/device/device_work.h"
 #include "evenkeel/trainer/device/layers.h"
 #include "evenkeel/trainer/device/math.h"

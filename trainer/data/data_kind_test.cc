@@ -1,5 +1,3 @@
-#include "evenkeel/trainer/data/data_kind.h"
-
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -11,6 +9,7 @@
 #include "absl/strings/string_view.h"
 #include "evenkeel/trainer/data/idx_dataset.h"
 #include "evenkeel/trainer/data/text_dataset.h"
+#include "evenkeel/trainer/data/training_data.h"
 
 namespace evenkeel {
 namespace {

@@ -10,6 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/data/cifar_dataset.h"
+#include "evenkeel/trainer/data/mapped_file.h"
 #include "evenkeel/trainer/data/text_dataset.h"
 #include "evenkeel/trainer/tokenizer/learn_tokenizer.h"
 #include "evenkeel/trainer/tokenizer/tokenizer_file.h"
@@ -136,6 +137,27 @@ absl::StatusOr<TrainingData> Load(const DataOptions& options, DataKind kind) {
 }
 
 }  // namespace
+
+absl::StatusOr<DataKind> GuessDataKind(const std::string& path) {
+  // For a missing default path, the reader of the data reports the package that installs it.
+  if (path == kFashionMnistFolder || IdxDataset::IsIn(path)) return DataKind::kIdx;
+  if (path == kJargonFile) return DataKind::kText;
+  if (CifarDataset::IsIn(path)) return DataKind::kCifar;
+  const absl::StatusOr<std::vector<std::string>> files = TextFiles(path);
+  if (absl::IsNotFound(files.status())) {
+    return absl::NotFoundError(
+        absl::StrCat(files.status().message(), "; pass a folder with MNIST's ",
+                     "train-images-idx3-ubyte or CIFAR-10's data_batch_1.bin, or a file, a ",
+                     "folder or a pattern of token shards or of any text"));
+  }
+  EK_RETURN_IF_ERROR(files.status());
+  for (const std::string& name : *files) {
+    EK_ASSIGN_OR_RETURN(const MappedFile file, MapFile(name));
+    if (BeginsAsTokenShard(*file)) return DataKind::kTokens;
+    EK_RETURN_IF_ERROR(Annotate(CheckIsNoOtherShard(*file), name));
+  }
+  return DataKind::kText;
+}
 
 absl::StatusOr<std::shared_ptr<const TrainingData>> LoadTrainingData(const DataOptions& options) {
   const absl::StatusOr<DataKind> kind =

@@ -11,9 +11,10 @@
 //   data->tokenizer;       // Learned from the text's training part.
 //
 // Threads: immutable.
-// Errors:  those of GuessDataKind, of the data set's kind and of the tokenizer, with the path;
-//          InvalidArgument for a data set without samples, and for token shards without
-//          recognizable test shards.
+// Errors:  NotFound, which lists the kinds of data, for a path that does not exist; InvalidArgument
+//          with the path for other files of llm.c than token shards, for a data set without
+//          samples, and for token shards without recognizable test shards; else those of the data
+//          set's kind, of the tokenizer and of the system, with the path.
 
 #ifndef EVENKEEL_TRAINER_DATA_TRAINING_DATA_H_
 #define EVENKEEL_TRAINER_DATA_TRAINING_DATA_H_
@@ -24,7 +25,6 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "evenkeel/trainer/data/data_kind.h"
 #include "evenkeel/trainer/data/dataset.h"
 #include "evenkeel/trainer/data/idx_dataset.h"
 #include "evenkeel/trainer/data/image_shape.h"
@@ -32,6 +32,14 @@
 #include "evenkeel/trainer/tokenizer/tokenizer.h"
 
 namespace evenkeel {
+
+enum class DataKind { kIdx, kCifar, kText, kTokens };
+
+// A folder with one of MNIST's four files is kIdx (idx_dataset.h); one with data_batch_1.bin is
+// kCifar (cifar_dataset.h); a file, a folder or a pattern with a file that begins as a token shard
+// is kTokens (token_shards.h); any other file, folder with files, or pattern that files match is
+// kText (text_dataset.h).
+absl::StatusOr<DataKind> GuessDataKind(const std::string& path);
 
 struct TrainingData {
   std::unique_ptr<const Dataset> train;
@@ -44,7 +52,7 @@ struct TrainingData {
 
 struct DataOptions {
   std::string path = kFashionMnistFolder;
-  std::optional<DataKind> kind;  // None: what GuessDataKind says.
+  std::optional<DataKind> kind;  // None: the one that GuessDataKind returns.
 
   // For text and token shards.
   int64_t context = 128;

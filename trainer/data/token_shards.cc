@@ -101,10 +101,8 @@ absl::StatusOr<TokenShards> TokenShards::Open(const std::string& path,
   for (const std::string& name : names) {
     EK_ASSIGN_OR_RETURN(MappedFile file, MapFile(name));
     EK_RETURN_IF_ERROR(Annotate(CheckShard(*file, options), name));
-    const int64_t tokens = TokenCount(file->substr(kHeaderBytes));
+    shards.plan_.AddRun({.begin = 0, .tokens = TokenCount(file->substr(kHeaderBytes))});
     shards.files_.push_back(std::move(file));
-    shards.plan_.AddRun({.begin = 0, .tokens = tokens});
-    shards.tokens_ += tokens;
   }
   EK_RETURN_IF_ERROR(Annotate(shards.plan_.Check(), path));
   return shards;

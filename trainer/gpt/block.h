@@ -96,7 +96,7 @@ absl::Status NormBackward(BlockTools<T, O>& tools, int64_t rows, int64_t width,
                     sink.AnyTrainedBefore(norm.weight) ? diff_input : nullptr);
   const auto write = [&](int index, const T* sum) {
     return sink.Write<T>(index, [&](GradTarget<T> target) {
-      WriteGradient(width, sum, target);
+      SumRows(1, width, sum, target);
       return absl::OkStatus();
     });
   };

@@ -21,6 +21,7 @@
 #include "evenkeel/trainer/gpt/gpt_options.h"
 #include "evenkeel/trainer/gpt/gpt_pass.h"
 #include "evenkeel/trainer/gpt/layer_norm.h"
+#include "evenkeel/trainer/gpt/rows.h"
 #include "evenkeel/trainer/gpt/token_loss.h"
 #include "evenkeel/trainer/layers/gradient_sink.h"
 #include "evenkeel/trainer/layers/if_memory_allows.h"
@@ -234,7 +235,12 @@ class GptModel : public Gpt {
             "gpt: wte.weight became trainable between Forward and Backward; change it before "
             "Forward");
       }
-      WriteGradient(options_.vocabulary * options_.width, head_gradient_.data(), token_gradient);
+      const int64_t elements = options_.vocabulary * options_.width;
+      if (token_gradient.add) {
+        SumRows(/*rows=*/1, elements, head_gradient_.data(), token_gradient);
+      } else {
+        std::copy_n(head_gradient_.data(), elements, token_gradient.data);
+      }
     }
     T* diff = diff_.Resize(size);
     std::fill(diff, diff + size, T{0});

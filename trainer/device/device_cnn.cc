@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
@@ -8,7 +7,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/data/batch.h"
 #include "evenkeel/trainer/data/image_shape.h"
 #include "evenkeel/trainer/device/device_models.h"

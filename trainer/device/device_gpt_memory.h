@@ -12,7 +12,6 @@
 #ifndef EVENKEEL_TRAINER_DEVICE_DEVICE_GPT_MEMORY_H_
 #define EVENKEEL_TRAINER_DEVICE_DEVICE_GPT_MEMORY_H_
 
-#include <cstddef>
 #include <cstdint>
 #include <vector>
 

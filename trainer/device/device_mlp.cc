@@ -1,4 +1,3 @@
-#include <cstdint>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -6,7 +5,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/data/batch.h"
 #include "evenkeel/trainer/data/image_shape.h"
 #include "evenkeel/trainer/device/device_models.h"

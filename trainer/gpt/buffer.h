@@ -17,7 +17,6 @@
 #include <memory>
 #include <new>
 #include <type_traits>
-#include <utility>
 
 namespace evenkeel {
 

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <type_traits>
 #include <variant>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -18,7 +17,6 @@
 #include "evenkeel/trainer/gpt/buffer.h"
 #include "evenkeel/trainer/gpt/dropout.h"
 #include "evenkeel/trainer/gpt/embedding.h"
-#include "evenkeel/trainer/gpt/gpt_options.h"
 #include "evenkeel/trainer/gpt/gpt_pass.h"
 #include "evenkeel/trainer/gpt/layer_norm.h"
 #include "evenkeel/trainer/gpt/rows.h"

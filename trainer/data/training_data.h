@@ -46,8 +46,8 @@ struct TrainingData {
   std::unique_ptr<const Dataset> test;
   std::optional<ImageShape> image;  // For images.
   int64_t vocabulary = 0;           // Tokens are below it; 0 for images.
-  std::shared_ptr<const Tokenizer>
-      tokenizer;  // Always set for text; for shards only if one is given.
+  // Always set for text; for shards only if one is given.
+  std::shared_ptr<const Tokenizer> tokenizer;
 };
 
 struct DataOptions {

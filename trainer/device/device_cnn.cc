@@ -303,8 +303,8 @@ class DeviceCnn : public Model {
   DeviceBuffer diffs_[3];  // Gradients of images, on their way down.
   int64_t batch_ = 0;
   const void* images_ = nullptr;  // From the last Forward.
-  std::unique_ptr<DeviceWork>
-      work_;  // Goes first, when the device is done with what lies in the others.
+  // Goes first, when the device is done with what lies in the others.
+  std::unique_ptr<DeviceWork> work_;
 };
 
 }  // namespace

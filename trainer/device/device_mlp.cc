@@ -44,10 +44,10 @@ class DeviceMlp : public Model {
     int64_t outputs = 0;
     int weight = -1;
     int bias = -1;
-    DeviceBuffer output =
-        {};  // [batch, outputs], after the rectifier; of the last layer float32 scores.
-    DeviceBuffer diff =
-        {};  // Its gradient, before the rectifier; in float32 the last layer's scores become it.
+    // [batch, outputs], after the rectifier; of the last layer float32 scores.
+    DeviceBuffer output;
+    // Its gradient, before the rectifier; in float32 the last layer's scores become it.
+    DeviceBuffer diff;
   };
 
   const float* Bias(const Layer& layer) const {
@@ -116,8 +116,8 @@ class DeviceMlp : public Model {
   std::vector<Layer> layers_;
   RoundedMatrices matrices_;
   DeviceBuffer rounded_images_;
-  std::unique_ptr<DeviceWork>
-      work_;  // Goes first, when the device is done with what lies in the layers.
+  // Goes first, when the device is done with what lies in the layers.
+  std::unique_ptr<DeviceWork> work_;
 
   int64_t batch_ = 0;
   const void* images_ = nullptr;  // [batch, pixels]

@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
-#include "evenkeel/trainer/data/idx_dataset.h"
+#include "evenkeel/trainer/data/image_dataset.h"
 #include "evenkeel/trainer/data/text_dataset.h"
 #include "evenkeel/trainer/data/training_data.h"
 

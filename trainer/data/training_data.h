@@ -26,8 +26,7 @@
 
 #include "absl/status/statusor.h"
 #include "evenkeel/trainer/data/dataset.h"
-#include "evenkeel/trainer/data/idx_dataset.h"
-#include "evenkeel/trainer/data/image_shape.h"
+#include "evenkeel/trainer/data/image_dataset.h"
 #include "evenkeel/trainer/data/token_shards.h"
 #include "evenkeel/trainer/tokenizer/tokenizer.h"
 
@@ -35,10 +34,9 @@ namespace evenkeel {
 
 enum class DataKind { kIdx, kCifar, kText, kTokens };
 
-// A folder with one of MNIST's four files is kIdx (idx_dataset.h); one with data_batch_1.bin is
-// kCifar (cifar_dataset.h); a file, a folder or a pattern with a file that begins as a token shard
-// is kTokens (token_shards.h); any other file, folder with files, or pattern that files match is
-// kText (text_dataset.h).
+// A folder with one of MNIST's four files is kIdx; one with data_batch_1.bin is kCifar; a file, a
+// folder or a pattern with a file that begins as a token shard is kTokens; any other file, folder
+// with files, or pattern that files match is kText.
 absl::StatusOr<DataKind> GuessDataKind(const std::string& path);
 
 struct TrainingData {

@@ -13,7 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "evenkeel/trainer/data/idx_dataset.h"
+#include "evenkeel/trainer/data/image_dataset.h"
 #include "evenkeel/zero_optim/checkpoint/safetensors.h"
 #include "gtest/gtest.h"
 
@@ -74,7 +74,7 @@ TEST(TrainerFuzzTest, IdxDataset) {
   const std::string labels = absl::StrCat(BigEndian(0x801), BigEndian(2), std::string("\3\4"));
   const auto parse = [](const std::string& images,
                         const std::string& labels) -> absl::StatusOr<std::string> {
-    const absl::StatusOr<IdxDataset> data = IdxDataset::Parse(images, labels);
+    const absl::StatusOr<ImageDataset> data = ParseIdx(images, labels);
     // A damaged file may also be called that.
     if (absl::IsDataLoss(data.status())) return absl::InvalidArgumentError(data.status().message());
     if (!data.ok()) return data.status();

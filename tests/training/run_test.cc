@@ -31,7 +31,7 @@
 #include "evenkeel/tests/training/small_data.h"
 #include "evenkeel/tests/training/train_program.h"
 #include "evenkeel/trainer/data/batch.h"
-#include "evenkeel/trainer/data/idx_dataset.h"
+#include "evenkeel/trainer/data/image_dataset.h"
 #include "evenkeel/trainer/data/sampler.h"
 #include "evenkeel/trainer/layers/tensor_memory.h"
 #include "evenkeel/trainer/models/cnn.h"
@@ -88,7 +88,7 @@ class PlainRun {
  public:
   PlainRun(const std::string& data, const std::string& init, const UpdateRule& rule,
            std::unique_ptr<Model> model = Mlp())
-      : data_(*IdxDataset::Load(data, Split::kTrain)), model_(std::move(model)), rule_(rule) {
+      : data_(*LoadIdx(data, Split::kTrain)), model_(std::move(model)), rule_(rule) {
     EXPECT_TRUE(LoadModel(init, *model_).ok());
     state_.resize(parameters().size());
     steps_.resize(parameters().size());
@@ -176,7 +176,7 @@ class PlainRun {
     }
   }
 
-  const IdxDataset data_;
+  const ImageDataset data_;
   const std::unique_ptr<Model> model_;
   const UpdateRule rule_;
   TensorMemory memory_;

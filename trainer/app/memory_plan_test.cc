@@ -21,7 +21,7 @@
 #include "evenkeel/trainer/app/rank_setup.h"
 #include "evenkeel/trainer/app/train_options.h"
 #include "evenkeel/trainer/app/training_run.h"
-#include "evenkeel/trainer/data/idx_dataset.h"
+#include "evenkeel/trainer/data/image_dataset.h"
 #include "evenkeel/trainer/data/image_shape.h"
 #include "evenkeel/trainer/data/text_dataset.h"
 #include "evenkeel/trainer/data/training_data.h"
@@ -33,12 +33,12 @@ namespace {
 using testing::HasSubstr;
 
 // `count` black images, all of class 0.
-std::unique_ptr<const IdxDataset> Black(uint8_t count) {
+std::unique_ptr<const ImageDataset> Black(uint8_t count) {
   const char low = static_cast<char>(count);
   std::string images = {0, 0, 8, 3, 0, 0, 0, low, 0, 0, 0, 28, 0, 0, 0, 28};
   std::string labels = {0, 0, 8, 1, 0, 0, 0, low};
-  return std::make_unique<const IdxDataset>(*IdxDataset::Parse(
-      images + std::string(size_t{count} * 784, 0), labels + std::string(count, 0)));
+  return std::make_unique<const ImageDataset>(
+      *ParseIdx(images + std::string(size_t{count} * 784, 0), labels + std::string(count, 0)));
 }
 
 std::shared_ptr<const TrainingData> Images() {

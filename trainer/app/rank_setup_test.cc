@@ -14,7 +14,7 @@
 #include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/app/train_options.h"
-#include "evenkeel/trainer/data/idx_dataset.h"
+#include "evenkeel/trainer/data/image_dataset.h"
 #include "evenkeel/trainer/data/image_shape.h"
 #include "evenkeel/trainer/data/training_data.h"
 #include "evenkeel/trainer/models/cnn.h"
@@ -27,11 +27,11 @@ namespace {
 using testing::HasSubstr;
 
 // `count` black images, all of class 0.
-std::unique_ptr<const IdxDataset> Black(int count) {
+std::unique_ptr<const ImageDataset> Black(int count) {
   std::string images = {0, 0, 8, 3, 0, 0, 0, static_cast<char>(count), 0, 0, 0, 28, 0, 0, 0, 28};
   std::string labels = {0, 0, 8, 1, 0, 0, 0, static_cast<char>(count)};
-  return std::make_unique<const IdxDataset>(
-      *IdxDataset::Parse(images + std::string(count * 784, 0), labels + std::string(count, 0)));
+  return std::make_unique<const ImageDataset>(
+      *ParseIdx(images + std::string(count * 784, 0), labels + std::string(count, 0)));
 }
 
 absl::StatusOr<std::shared_ptr<const TrainingData>> Data() {

@@ -27,7 +27,7 @@
 #include "evenkeel/trainer/app/train_rank.h"
 #include "evenkeel/trainer/data/batch.h"
 #include "evenkeel/trainer/data/dataset.h"
-#include "evenkeel/trainer/data/idx_dataset.h"
+#include "evenkeel/trainer/data/image_dataset.h"
 #include "evenkeel/trainer/data/image_shape.h"
 #include "evenkeel/trainer/data/training_data.h"
 #include "evenkeel/trainer/report/testing/page_check.h"
@@ -40,12 +40,12 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-std::unique_ptr<const IdxDataset> Grey(int count) {
+std::unique_ptr<const ImageDataset> Grey(int count) {
   const std::string images = {0, 0, 8, 3,  0, 0, 0, static_cast<char>(count),
                               0, 0, 0, 28, 0, 0, 0, 28};
   const std::string labels = {0, 0, 8, 1, 0, 0, 0, static_cast<char>(count)};
-  return std::make_unique<const IdxDataset>(
-      *IdxDataset::Parse(images + std::string(count * 784, 100), labels + std::string(count, 3)));
+  return std::make_unique<const ImageDataset>(
+      *ParseIdx(images + std::string(count * 784, 100), labels + std::string(count, 3)));
 }
 
 struct Written {
@@ -202,7 +202,7 @@ TEST(RunRecorderTest, ARunThatGoesOnHasOneReport) {
 // Images whose labels are none from a certain batch on.
 class BreaksOff : public Dataset {
  public:
-  BreaksOff(std::unique_ptr<const IdxDataset> whole, int batches)
+  BreaksOff(std::unique_ptr<const ImageDataset> whole, int batches)
       : whole_(std::move(whole)), left_(batches) {}
   int64_t size() const override { return whole_->size(); }
   Batch Gather(std::span<const int32_t> samples, BatchMemory& memory) const override {
@@ -212,7 +212,7 @@ class BreaksOff : public Dataset {
   }
 
  private:
-  const std::unique_ptr<const IdxDataset> whole_;
+  const std::unique_ptr<const ImageDataset> whole_;
   mutable int left_;
 };
 

@@ -13,7 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/trainer/data/idx_dataset.h"
+#include "evenkeel/trainer/data/image_dataset.h"
 #include "evenkeel/trainer/data/text_dataset.h"
 #include "evenkeel/trainer/gpt/find_weights.h"
 #include "evenkeel/trainer/gpt/gpt_file.h"

@@ -26,7 +26,7 @@
 #include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/trainer/app/rank_setup.h"
 #include "evenkeel/trainer/app/train_options.h"
-#include "evenkeel/trainer/data/idx_dataset.h"
+#include "evenkeel/trainer/data/image_dataset.h"
 #include "evenkeel/trainer/data/image_shape.h"
 #include "evenkeel/trainer/data/stable_random.h"
 #include "evenkeel/trainer/data/step_plan.h"
@@ -42,7 +42,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 // Noise with a bright stripe whose row tells the label.
-std::unique_ptr<const IdxDataset> Striped(int count, uint64_t seed) {
+std::unique_ptr<const ImageDataset> Striped(int count, uint64_t seed) {
   StableRandom random(seed);
   std::string images = {0, 0, 8, 3, 0, 0, 0, static_cast<char>(count), 0, 0, 0, 28, 0, 0, 0, 28};
   std::string labels = {0, 0, 8, 1, 0, 0, 0, static_cast<char>(count)};
@@ -54,7 +54,7 @@ std::unique_ptr<const IdxDataset> Striped(int count, uint64_t seed) {
           static_cast<char>(random.Below(128) + (pixel / kImageSide / 2 == label + 2 ? 127 : 0));
     }
   }
-  return std::make_unique<const IdxDataset>(*IdxDataset::Parse(images, labels));
+  return std::make_unique<const ImageDataset>(*ParseIdx(images, labels));
 }
 
 const std::shared_ptr<const TrainingData>& Data() {

@@ -1,5 +1,3 @@
-#include "evenkeel/trainer/data/cifar_dataset.h"
-
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -14,6 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/testing/fuzz.h"
 #include "evenkeel/trainer/data/batch.h"
+#include "evenkeel/trainer/data/image_dataset.h"
 
 namespace evenkeel {
 namespace {
@@ -49,21 +48,21 @@ class CifarDatasetTest : public testing::Test {
 };
 
 TEST_F(CifarDatasetTest, LoadsTheTrainingFilesInOrderAndTheTestFile) {
-  EXPECT_FALSE(CifarDataset::IsIn(folder_));
+  EXPECT_FALSE(HasCifar(folder_));
   PutAll();
-  EXPECT_TRUE(CifarDataset::IsIn(folder_));
-  const auto train = CifarDataset::Load(folder_, Split::kTrain);
+  EXPECT_TRUE(HasCifar(folder_));
+  const auto train = LoadCifar(folder_, Split::kTrain);
   ASSERT_TRUE(train.ok()) << train.status();
   ASSERT_EQ(train->size(), 15);
   for (int i = 0; i < 15; ++i) EXPECT_EQ(train->label(i), i % 10);
   EXPECT_EQ(train->pixels(14)[2], 16);
-  const auto test = CifarDataset::Load(folder_, Split::kTest);
+  const auto test = LoadCifar(folder_, Split::kTest);
   ASSERT_TRUE(test.ok()) << test.status();
   EXPECT_EQ(test->size(), 2);
 }
 
 TEST_F(CifarDatasetTest, GathersPlanesAsValueOver255) {
-  const CifarDataset data = *CifarDataset::Parse(Records(0, 4));
+  const ImageDataset data = *ParseCifar(Records(0, 4));
   const std::vector<int32_t> samples = {3, 0};
   BatchMemory memory;
   const auto batch = std::get<ImageBatch>(data.Gather(samples, memory));
@@ -73,7 +72,7 @@ TEST_F(CifarDatasetTest, GathersPlanesAsValueOver255) {
     ASSERT_EQ(batch.images[p], static_cast<float>((3 + p + p / 1024) % 256) / 255.0f);
     ASSERT_EQ(batch.images[3072 + p], static_cast<float>((p + p / 1024) % 256) / 255.0f);
   }
-  EXPECT_TRUE(CheckImages(batch, CifarDataset::kShape.pixels(), kClasses).ok());
+  EXPECT_TRUE(CheckImages(batch, data.shape().pixels(), kClasses).ok());
 }
 
 TEST_F(CifarDatasetTest, SaysWhichFileIsMissingOrDamaged) {
@@ -94,42 +93,39 @@ TEST_F(CifarDatasetTest, SaysWhichFileIsMissingOrDamaged) {
   };
   for (const auto& c : cases) {
     const std::string path = Put("data_batch_4.bin", c.contents);
-    EXPECT_EQ(CifarDataset::Load(folder_, Split::kTrain).status(),
+    EXPECT_EQ(LoadCifar(folder_, Split::kTrain).status(),
               absl::InvalidArgumentError(absl::StrCat(path, ": ", c.message)));
-    EXPECT_EQ(CifarDataset::Parse(c.contents).status(),
-              absl::InvalidArgumentError("records: " + c.message));
+    EXPECT_EQ(ParseCifar(c.contents).status(), absl::InvalidArgumentError("records: " + c.message));
   }
   std::filesystem::remove(folder_ + "/data_batch_4.bin");
-  EXPECT_EQ(CifarDataset::Load(folder_, Split::kTrain).status(),
+  EXPECT_EQ(LoadCifar(folder_, Split::kTrain).status(),
             absl::NotFoundError(
                 "no file data_batch_4.bin in the folder " + folder_ +
                 "; CIFAR-10's binary version has data_batch_1.bin to data_batch_5.bin and "
                 "test_batch.bin"));
   std::filesystem::create_directories(folder_ + "/data_batch_4.bin");
-  EXPECT_EQ(CifarDataset::Load(folder_, Split::kTrain).status(),
+  EXPECT_EQ(LoadCifar(folder_, Split::kTrain).status(),
             absl::InvalidArgumentError(folder_ + "/data_batch_4.bin is not a regular file"));
 }
 
-TEST_F(CifarDatasetTest, NoRecordsAreASmallDataSet) {
-  EXPECT_EQ(CifarDataset::Parse("")->size(), 0);
-}
+TEST_F(CifarDatasetTest, NoRecordsAreASmallDataSet) { EXPECT_EQ(ParseCifar("")->size(), 0); }
 
 TEST_F(CifarDatasetTest, OnlyAFlippedLabelCanBeRefused) {
   const std::string good = Records(0, 2);
   for (size_t bit = 0; bit < good.size() * 8; bit += bit < 64 ? 1 : 13) {
     std::string bad = good;
     bad[bit / 8] ^= static_cast<char>(1 << bit % 8);
-    const auto data = CifarDataset::Parse(bad);
+    const auto data = ParseCifar(bad);
     EXPECT_EQ(data.ok(), bad[0] >= 0 && bad[0] < 10 && bad[3073] >= 0 && bad[3073] < 10) << bit;
   }
   for (size_t bytes = 1; bytes < good.size(); bytes += 97) {
-    EXPECT_EQ(CifarDataset::Parse(good.substr(0, bytes)).ok(), bytes == 3073) << bytes;
+    EXPECT_EQ(ParseCifar(good.substr(0, bytes)).ok(), bytes == 3073) << bytes;
   }
 }
 
 TEST(CifarFuzzTest, NoBytesDoHarm) {
   const auto parse = [](absl::string_view bytes) -> absl::StatusOr<std::string> {
-    const absl::StatusOr<CifarDataset> data = CifarDataset::Parse(std::string(bytes));
+    const absl::StatusOr<ImageDataset> data = ParseCifar(std::string(bytes));
     if (!data.ok()) return data.status();
     std::string again;
     for (int64_t i = 0; i < data->size(); ++i) {

@@ -1,5 +1,3 @@
-#include "evenkeel/trainer/data/data_kind.h"
-
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -9,8 +7,9 @@
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
-#include "evenkeel/trainer/data/idx_dataset.h"
+#include "evenkeel/trainer/data/image_dataset.h"
 #include "evenkeel/trainer/data/text_dataset.h"
+#include "evenkeel/trainer/data/training_data.h"
 
 namespace evenkeel {
 namespace {

@@ -1,6 +1,6 @@
 // Samples for training and testing models.
 //
-//   // idx_dataset.h, cifar_dataset.h, text_dataset.h, ...
+//   // image_dataset.h, text_dataset.h, ...
 //   std::unique_ptr<const Dataset> data = ...;
 //   BatchMemory memory;
 //   // samples: from the sampler (sampler.h)
@@ -12,8 +12,6 @@
 #ifndef EVENKEEL_TRAINER_DATA_DATASET_H_
 #define EVENKEEL_TRAINER_DATA_DATASET_H_
 
-#include <array>
-#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -44,26 +42,6 @@ class Dataset {
   Dataset(const Dataset&) = default;
   Dataset& operator=(const Dataset&) = default;
 };
-
-// Returns the given samples of a data set with pixels(sample) and label(sample). Pixels of 0 to 255
-// become value / 255.
-template <typename Images>
-Batch GatherImages(const Images& data, size_t pixels, std::span<const int32_t> samples,
-                   BatchMemory& memory) {
-  static const std::array<float, 256> kValues = [] {
-    std::array<float, 256> values;
-    for (int i = 0; i < 256; ++i) values[i] = static_cast<float>(i) / 255.0f;
-    return values;
-  }();
-  memory.images.resize(samples.size() * pixels);
-  memory.labels.resize(samples.size());
-  float* to = memory.images.data();
-  for (size_t i = 0; i < samples.size(); ++i) {
-    for (const uint8_t pixel : data.pixels(samples[i])) *to++ = kValues[pixel];
-    memory.labels[i] = data.label(samples[i]);
-  }
-  return ImageBatch{memory.images, memory.labels};
-}
 
 }  // namespace evenkeel
 

@@ -1,5 +1,3 @@
-#include "evenkeel/trainer/data/idx_dataset.h"
-
 #include <gtest/gtest.h>
 #include <zlib.h>
 
@@ -12,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
+#include "evenkeel/trainer/data/image_dataset.h"
 #include "evenkeel/trainer/data/stable_random.h"
 
 namespace evenkeel {
@@ -68,20 +67,20 @@ TEST_F(IdxDatasetTest, LoadsPlainAndPackedFilesUnderAllTheirNames) {
   Put("t10k-images.idx3-ubyte", Images(3));
   PutGzip("t10k-labels.idx1-ubyte.gz", Labels(3));
 
-  const absl::StatusOr<IdxDataset> train = IdxDataset::Load(folder_, Split::kTrain);
+  const absl::StatusOr<ImageDataset> train = LoadIdx(folder_, Split::kTrain);
   ASSERT_TRUE(train.ok()) << train.status();
   EXPECT_EQ(train->size(), 12);
   EXPECT_EQ(train->label(11), 1);
   EXPECT_EQ(train->pixels(11).size(), 784u);
   EXPECT_EQ(train->pixels(11)[5], 16);
 
-  const absl::StatusOr<IdxDataset> test = IdxDataset::Load(folder_, Split::kTest);
+  const absl::StatusOr<ImageDataset> test = LoadIdx(folder_, Split::kTest);
   ASSERT_TRUE(test.ok()) << test.status();
   EXPECT_EQ(test->size(), 3);
 }
 
 TEST_F(IdxDatasetTest, GathersPixelsAsValueOver255) {
-  const IdxDataset data = *IdxDataset::Parse(Images(12), Labels(12));
+  const ImageDataset data = *ParseIdx(Images(12), Labels(12));
   const std::vector<int32_t> samples = {11, 0, 11};
   BatchMemory memory;
   const auto [images, labels] = std::get<ImageBatch>(data.Gather(samples, memory));
@@ -96,14 +95,14 @@ TEST_F(IdxDatasetTest, GathersPixelsAsValueOver255) {
 }
 
 TEST_F(IdxDatasetTest, NoSamplesAreASmallDataSet) {
-  EXPECT_EQ(IdxDataset::Parse(Images(0), Labels(0))->size(), 0);
+  EXPECT_EQ(ParseIdx(Images(0), Labels(0))->size(), 0);
 }
 
 TEST_F(IdxDatasetTest, SaysWhichFileIsMissing) {
-  EXPECT_EQ(IdxDataset::Load(folder_, Split::kTrain).status(),
+  EXPECT_EQ(LoadIdx(folder_, Split::kTrain).status(),
             absl::NotFoundError("no file train-images-idx3-ubyte, plain or .gz, in " + folder_));
   Put("train-images-idx3-ubyte", Images(1));
-  EXPECT_EQ(IdxDataset::Load(folder_, Split::kTrain).status(),
+  EXPECT_EQ(LoadIdx(folder_, Split::kTrain).status(),
             absl::NotFoundError("no file train-labels-idx1-ubyte, plain or .gz, in " + folder_));
 }
 
@@ -144,21 +143,20 @@ TEST_F(IdxDatasetTest, SaysWhatIsWrongWithAFile) {
       {Images(2), Labels(3), "images has 2 images, but labels has 3 labels"},
   };
   for (const auto& c : cases) {
-    EXPECT_EQ(IdxDataset::Parse(c.images, c.labels).status(),
-              absl::InvalidArgumentError(c.message));
+    EXPECT_EQ(ParseIdx(c.images, c.labels).status(), absl::InvalidArgumentError(c.message));
   }
 }
 
 TEST_F(IdxDatasetTest, NamesThePathOfADamagedFile) {
   Put("train-images-idx3-ubyte", Images(2).substr(0, 500));
   Put("train-labels-idx1-ubyte", Labels(2));
-  EXPECT_TRUE(absl::StartsWith(IdxDataset::Load(folder_, Split::kTrain).status().message(),
+  EXPECT_TRUE(absl::StartsWith(LoadIdx(folder_, Split::kTrain).status().message(),
                                folder_ + "/train-images-idx3-ubyte: is too short"));
   PutGzip("t10k-images-idx3-ubyte.gz", Images(2));
   std::filesystem::resize_file(folder_ + "/t10k-images-idx3-ubyte.gz", 100);
   Put("t10k-labels-idx1-ubyte", Labels(2));
   EXPECT_TRUE(
-      absl::StartsWith(IdxDataset::Load(folder_, Split::kTest).status().message(),
+      absl::StartsWith(LoadIdx(folder_, Split::kTest).status().message(),
                        folder_ + "/t10k-images-idx3-ubyte.gz: the gzip data ends too early"));
 }
 
@@ -184,7 +182,7 @@ TEST_F(IdxDatasetTest, RandomBytesAreReadOrRefused) {
         }
       }
     }
-    const absl::StatusOr<IdxDataset> data = IdxDataset::Parse(bad_images, bad_labels);
+    const absl::StatusOr<ImageDataset> data = ParseIdx(bad_images, bad_labels);
     if (!data.ok()) continue;
     ++accepted;
     EXPECT_EQ(data->size(), 3);
@@ -195,13 +193,13 @@ TEST_F(IdxDatasetTest, RandomBytesAreReadOrRefused) {
 TEST(FashionMnistTest, LoadsWhereItIsInstalled) {
   if (!std::filesystem::exists(kFashionMnistFolder))
     GTEST_SKIP() << "dataset-fashion-mnist is not installed";
-  const absl::StatusOr<IdxDataset> train = IdxDataset::Load(kFashionMnistFolder, Split::kTrain);
+  const absl::StatusOr<ImageDataset> train = LoadIdx(kFashionMnistFolder, Split::kTrain);
   ASSERT_TRUE(train.ok()) << train.status();
   EXPECT_EQ(train->size(), 60000);
   std::vector<int> counts(10);
   for (int64_t i = 0; i < train->size(); ++i) ++counts[train->label(i)];
   EXPECT_EQ(counts, std::vector<int>(10, 6000));
-  EXPECT_EQ(IdxDataset::Load(kFashionMnistFolder, Split::kTest)->size(), 10000);
+  EXPECT_EQ(LoadIdx(kFashionMnistFolder, Split::kTest)->size(), 10000);
 }
 
 }  // namespace

@@ -80,8 +80,8 @@ struct StepPlan {
   int64_t end_of(int epoch) const;
 
   StepPlanOptions options_;
-  int64_t step_limit_ =
-      0;  // total_steps, without the effect of stops_early, which the ranks find at run time.
+  // total_steps, without the effect of stops_early, which the ranks find at run time.
+  int64_t step_limit_ = 0;
 };
 
 absl::StatusOr<StepPlan> MakeStepPlan(const StepPlanOptions& options);

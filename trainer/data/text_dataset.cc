@@ -18,8 +18,8 @@ constexpr int64_t kMaxTextBytes = int64_t{16} << 30;
 bool IsThere(const std::string& path) { return access(path.c_str(), F_OK) == 0; }
 
 int64_t BlockOf(const TextOptions& options) {
-  constexpr int64_t kBytesPerToken =
-      16;  // More than the mean of ordinary texts; Check() reports others.
+  // More than the mean of ordinary texts; Check() reports others.
+  constexpr int64_t kBytesPerToken = 16;
   if (options.tokenizer == nullptr) return TextDataset::kBlock;
   return std::max(TextDataset::kBlock, kBytesPerToken * options.context);
 }

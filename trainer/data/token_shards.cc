@@ -99,12 +99,10 @@ absl::StatusOr<TokenShards> TokenShards::Open(const std::string& path,
   EK_ASSIGN_OR_RETURN(const std::vector<std::string> names, FilesAt(path));
   TokenShards shards(options);
   for (const std::string& name : names) {
-    EK_ASSIGN_OR_RETURN(MappedFile file, MappedFile::Open(name));
-    EK_RETURN_IF_ERROR(Annotate(CheckShard(file.bytes(), options), name));
-    const int64_t tokens = TokenCount(file.bytes().substr(kHeaderBytes));
+    EK_ASSIGN_OR_RETURN(MappedFile file, MapFile(name));
+    EK_RETURN_IF_ERROR(Annotate(CheckShard(*file, options), name));
+    shards.plan_.AddRun({.begin = 0, .tokens = TokenCount(file->substr(kHeaderBytes))});
     shards.files_.push_back(std::move(file));
-    shards.plan_.AddRun({.begin = 0, .tokens = tokens});
-    shards.tokens_ += tokens;
   }
   EK_RETURN_IF_ERROR(Annotate(shards.plan_.Check(), path));
   return shards;
@@ -112,7 +110,7 @@ absl::StatusOr<TokenShards> TokenShards::Open(const std::string& path,
 
 Batch TokenShards::Gather(std::span<const int32_t> samples, BatchMemory& memory) const {
   return GatherSequences(plan_, samples, memory, [this](size_t file, int64_t position) {
-    return TokenAt(files_[file].bytes().substr(kHeaderBytes), position);
+    return TokenAt(files_[file]->substr(kHeaderBytes), position);
   });
 }
 

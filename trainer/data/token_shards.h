@@ -55,7 +55,6 @@ class TokenShards : public Dataset {
   int64_t size() const override { return plan_.size(); }
   int64_t predictions_per_sample() const override { return plan_.context(); }
   int64_t vocabulary() const { return vocabulary_; }
-  int64_t tokens() const { return tokens_; }  // In all shards.
   Batch Gather(std::span<const int32_t> samples, BatchMemory& memory) const override;
 
  private:
@@ -65,7 +64,6 @@ class TokenShards : public Dataset {
   std::vector<MappedFile> files_;
   SequencePlan plan_;  // A run is a file's tokens.
   int64_t vocabulary_;
-  int64_t tokens_ = 0;
 };
 
 // Returns true if these are the first bytes of a shard of any version.

@@ -9,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/trainer/data/cifar_dataset.h"
 #include "evenkeel/trainer/data/text_dataset.h"
 #include "evenkeel/trainer/tokenizer/learn_tokenizer.h"
 #include "evenkeel/trainer/tokenizer/tokenizer_file.h"
@@ -17,13 +16,15 @@
 namespace evenkeel {
 namespace {
 
-template <typename Images>
-absl::StatusOr<TrainingData> LoadImages(const DataOptions& options, const ImageShape& shape) {
-  EK_ASSIGN_OR_RETURN(Images train, Images::Load(options.path, Split::kTrain));
-  EK_ASSIGN_OR_RETURN(Images test, Images::Load(options.path, Split::kTest));
+using LoadSplit = absl::StatusOr<ImageDataset>(const std::string& folder, Split split);
+
+absl::StatusOr<TrainingData> LoadImages(const DataOptions& options, LoadSplit* load) {
+  EK_ASSIGN_OR_RETURN(ImageDataset train, load(options.path, Split::kTrain));
+  EK_ASSIGN_OR_RETURN(ImageDataset test, load(options.path, Split::kTest));
+  const ImageShape shape = train.shape();
   return TrainingData{
-      .train = std::make_unique<Images>(std::move(train)),
-      .test = std::make_unique<Images>(std::move(test)),
+      .train = std::make_unique<ImageDataset>(std::move(train)),
+      .test = std::make_unique<ImageDataset>(std::move(test)),
       .image = shape,
   };
 }
@@ -124,9 +125,9 @@ absl::StatusOr<TrainingData> LoadTokens(const DataOptions& options) {
 absl::StatusOr<TrainingData> Load(const DataOptions& options, DataKind kind) {
   switch (kind) {
     case DataKind::kIdx:
-      return LoadImages<IdxDataset>(options, ImageShape{.channels = 1, .side = kImageSide});
+      return LoadImages(options, LoadIdx);
     case DataKind::kCifar:
-      return LoadImages<CifarDataset>(options, CifarDataset::kShape);
+      return LoadImages(options, LoadCifar);
     case DataKind::kText:
       return LoadTextData(options);
     case DataKind::kTokens:
@@ -136,6 +137,27 @@ absl::StatusOr<TrainingData> Load(const DataOptions& options, DataKind kind) {
 }
 
 }  // namespace
+
+absl::StatusOr<DataKind> GuessDataKind(const std::string& path) {
+  // For a missing default path, the reader of the data reports the package that installs it.
+  if (path == kFashionMnistFolder || HasIdx(path)) return DataKind::kIdx;
+  if (path == kJargonFile) return DataKind::kText;
+  if (HasCifar(path)) return DataKind::kCifar;
+  const absl::StatusOr<std::vector<std::string>> files = TextFiles(path);
+  if (absl::IsNotFound(files.status())) {
+    return absl::NotFoundError(
+        absl::StrCat(files.status().message(), "; pass a folder with MNIST's ",
+                     "train-images-idx3-ubyte or CIFAR-10's data_batch_1.bin, or a file, a ",
+                     "folder or a pattern of token shards or of any text"));
+  }
+  EK_RETURN_IF_ERROR(files.status());
+  for (const std::string& name : *files) {
+    EK_ASSIGN_OR_RETURN(const MappedFile file, MapFile(name));
+    if (BeginsAsTokenShard(*file)) return DataKind::kTokens;
+    EK_RETURN_IF_ERROR(Annotate(CheckIsNoOtherShard(*file), name));
+  }
+  return DataKind::kText;
+}
 
 absl::StatusOr<std::shared_ptr<const TrainingData>> LoadTrainingData(const DataOptions& options) {
   const absl::StatusOr<DataKind> kind =

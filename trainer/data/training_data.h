@@ -11,9 +11,10 @@
 //   data->tokenizer;       // Learned from the text's training part.
 //
 // Threads: immutable.
-// Errors:  those of GuessDataKind, of the data set's kind and of the tokenizer, with the path;
-//          InvalidArgument for a data set without samples, and for token shards without
-//          recognizable test shards.
+// Errors:  NotFound, which lists the kinds of data, for a path that does not exist; InvalidArgument
+//          with the path for other files of llm.c than token shards, for a data set without
+//          samples, and for token shards without recognizable test shards; else those of the data
+//          set's kind, of the tokenizer and of the system, with the path.
 
 #ifndef EVENKEEL_TRAINER_DATA_TRAINING_DATA_H_
 #define EVENKEEL_TRAINER_DATA_TRAINING_DATA_H_
@@ -24,27 +25,32 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "evenkeel/trainer/data/data_kind.h"
 #include "evenkeel/trainer/data/dataset.h"
-#include "evenkeel/trainer/data/idx_dataset.h"
-#include "evenkeel/trainer/data/image_shape.h"
+#include "evenkeel/trainer/data/image_dataset.h"
 #include "evenkeel/trainer/data/token_shards.h"
 #include "evenkeel/trainer/tokenizer/tokenizer.h"
 
 namespace evenkeel {
+
+enum class DataKind { kIdx, kCifar, kText, kTokens };
+
+// A folder with one of MNIST's four files is kIdx; one with data_batch_1.bin is kCifar; a file, a
+// folder or a pattern with a file that begins as a token shard is kTokens; any other file, folder
+// with files, or pattern that files match is kText.
+absl::StatusOr<DataKind> GuessDataKind(const std::string& path);
 
 struct TrainingData {
   std::unique_ptr<const Dataset> train;
   std::unique_ptr<const Dataset> test;
   std::optional<ImageShape> image;  // For images.
   int64_t vocabulary = 0;           // Tokens are below it; 0 for images.
-  std::shared_ptr<const Tokenizer>
-      tokenizer;  // Always set for text; for shards only if one is given.
+  // Always set for text; for shards only if one is given.
+  std::shared_ptr<const Tokenizer> tokenizer;
 };
 
 struct DataOptions {
   std::string path = kFashionMnistFolder;
-  std::optional<DataKind> kind;  // None: what GuessDataKind says.
+  std::optional<DataKind> kind;  // None: the one that GuessDataKind returns.
 
   // For text and token shards.
   int64_t context = 128;

@@ -4,8 +4,6 @@
 
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
-#include "evenkeel/trainer/device/math.h"
-#include "evenkeel/trainer/layers/strided_shape.h"
 
 namespace evenkeel {
 

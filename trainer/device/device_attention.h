@@ -16,7 +16,6 @@
 #ifndef EVENKEEL_TRAINER_DEVICE_DEVICE_ATTENTION_H_
 #define EVENKEEL_TRAINER_DEVICE_DEVICE_ATTENTION_H_
 
-#include <cstddef>
 #include <cstdint>
 
 #include "absl/status/status.h"

@@ -1,7 +1,4 @@
-#include "evenkeel/trainer/device/device_cnn.h"
-
 #include <algorithm>
-#include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
@@ -10,9 +7,9 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/data/batch.h"
 #include "evenkeel/trainer/data/image_shape.h"
+#include "evenkeel/trainer/device/device_models.h"
 #include "evenkeel/trainer/device/device_work.h"
 #include "evenkeel/trainer/device/layers.h"
 #include "evenkeel/trainer/device/math.h"
@@ -306,8 +303,8 @@ class DeviceCnn : public Model {
   DeviceBuffer diffs_[3];  // Gradients of images, on their way down.
   int64_t batch_ = 0;
   const void* images_ = nullptr;  // From the last Forward.
-  std::unique_ptr<DeviceWork>
-      work_;  // Goes first, when the device is done with what lies in the others.
+  // Goes first, when the device is done with what lies in the others.
+  std::unique_ptr<DeviceWork> work_;
 };
 
 }  // namespace

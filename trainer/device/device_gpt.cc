@@ -1,7 +1,4 @@
-#include "evenkeel/trainer/device/device_gpt.h"
-
 #include <cstddef>
-#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -13,10 +10,10 @@
 #include "absl/time/clock.h"
 #include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/data/batch.h"
 #include "evenkeel/trainer/device/device_attention.h"
 #include "evenkeel/trainer/device/device_gpt_memory.h"
+#include "evenkeel/trainer/device/device_models.h"
 #include "evenkeel/trainer/device/device_work.h"
 #include "evenkeel/trainer/device/gpt_layers.h"
 #include "evenkeel/trainer/device/loss.h"
@@ -28,7 +25,6 @@
 #include "evenkeel/trainer/layers/gradient_sink.h"
 #include "evenkeel/trainer/layers/strided_shape.h"
 #include "evenkeel/trainer/models/batch_result.h"
-#include "evenkeel/trainer/models/model.h"
 
 namespace evenkeel {
 namespace {

@@ -12,7 +12,6 @@
 #ifndef EVENKEEL_TRAINER_DEVICE_DEVICE_GPT_MEMORY_H_
 #define EVENKEEL_TRAINER_DEVICE_DEVICE_GPT_MEMORY_H_
 
-#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -65,9 +64,8 @@ struct DeviceGptMemory {
   Operands* diff_scores = nullptr;  // The same.
   void* sums = nullptr;             // The layers' workspace.
 
-  Operands* qkv_rows =
-      nullptr;                // [rows, 3 width]: before heads are split, or after they are merged
-  Operands* heads = nullptr;  // [sequences, heads, context, head_width]: of attention's output
+  Operands* qkv_rows = nullptr;  // [rows, 3 width]: before heads are split or after their merge
+  Operands* heads = nullptr;     // [sequences, heads, context, head_width]: of attention's output
   float* attention_scores = nullptr;       // [sequences, heads, block_rows, context]
   Operands* attention_operands = nullptr;  // The same.
 

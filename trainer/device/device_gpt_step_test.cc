@@ -11,7 +11,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/device/simulated.h"
-#include "evenkeel/trainer/device/device_gpt.h"
+#include "evenkeel/trainer/device/device_models.h"
 #include "evenkeel/trainer/device/testing/device_gpt_fixture.h"
 #include "evenkeel/trainer/gpt/gpt.h"
 #include "evenkeel/trainer/gpt/gpt_options.h"

@@ -1,7 +1,5 @@
 // The model on a device against the CPU's, and against PyTorch in float64.
 
-#include "evenkeel/trainer/device/device_gpt.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,6 +18,7 @@
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/data/batch.h"
+#include "evenkeel/trainer/device/device_models.h"
 #include "evenkeel/trainer/device/testing/device_gpt_fixture.h"
 #include "evenkeel/trainer/gpt/gpt.h"
 #include "evenkeel/trainer/gpt/gpt_options.h"

@@ -1,6 +1,3 @@
-#include "evenkeel/trainer/device/device_mlp.h"
-
-#include <cstdint>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -8,9 +5,9 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/data/batch.h"
 #include "evenkeel/trainer/data/image_shape.h"
+#include "evenkeel/trainer/device/device_models.h"
 #include "evenkeel/trainer/device/device_work.h"
 #include "evenkeel/trainer/device/layers.h"
 #include "evenkeel/trainer/device/math.h"
@@ -47,10 +44,10 @@ class DeviceMlp : public Model {
     int64_t outputs = 0;
     int weight = -1;
     int bias = -1;
-    DeviceBuffer output =
-        {};  // [batch, outputs], after the rectifier; of the last layer float32 scores.
-    DeviceBuffer diff =
-        {};  // Its gradient, before the rectifier; in float32 the last layer's scores become it.
+    // [batch, outputs], after the rectifier; of the last layer float32 scores.
+    DeviceBuffer output;
+    // Its gradient, before the rectifier; in float32 the last layer's scores become it.
+    DeviceBuffer diff;
   };
 
   const float* Bias(const Layer& layer) const {
@@ -119,8 +116,8 @@ class DeviceMlp : public Model {
   std::vector<Layer> layers_;
   RoundedMatrices matrices_;
   DeviceBuffer rounded_images_;
-  std::unique_ptr<DeviceWork>
-      work_;  // Goes first, when the device is done with what lies in the layers.
+  // Goes first, when the device is done with what lies in the layers.
+  std::unique_ptr<DeviceWork> work_;
 
   int64_t batch_ = 0;
   const void* images_ = nullptr;  // [batch, pixels]

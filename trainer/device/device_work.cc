@@ -1,7 +1,7 @@
 #include "evenkeel/trainer/device/device_work.h"
 
 #include <cstring>
-#include <span>
+#include <utility>
 #include <variant>
 #include <vector>
 

@@ -12,7 +12,7 @@
 #include "evenkeel/comm/device/simulated.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/data/batch.h"
-#include "evenkeel/trainer/device/make_place.h"
+#include "evenkeel/trainer/device/device_models.h"
 #include "evenkeel/trainer/models/batch_result.h"
 #include "evenkeel/trainer/models/place.h"
 #include "gtest/gtest.h"

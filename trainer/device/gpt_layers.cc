@@ -1,7 +1,6 @@
 #include "evenkeel/trainer/device/gpt_layers.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/device/kernel.h"

@@ -1,6 +1,3 @@
-#include "evenkeel/trainer/device/make_place.h"
-
-#include <memory>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -8,6 +5,7 @@
 #include "evenkeel/comm/device/simulated.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/device/cuda_parts.h"
+#include "evenkeel/trainer/device/device_models.h"
 #include "evenkeel/trainer/device/math.h"
 #include "evenkeel/trainer/device/simulated_math.h"
 #include "evenkeel/trainer/device/widening_convolutions.h"
@@ -28,7 +26,7 @@ class CudaMath : public DeviceMath {
   }
   absl::Status DoConvolve(ConvolutionPass pass, const DeviceConvolution& shape,
                           const ConvolutionTensors& tensors, StreamRef stream) override {
-    if (convolutions_ == nullptr) {  // Who multiplies only need not load cuDNN.
+    if (convolutions_ == nullptr) {  // Products alone do not load cuDNN.
       EK_ASSIGN_OR_RETURN(auto cudnn, internal::MakeCudaConvolutions(runtime_, device_));
       convolutions_ =
           std::make_unique<internal::WideningConvolutions>(runtime_, device_, std::move(cudnn));

@@ -1,7 +1,7 @@
 // Products of matrices and convolutions on a device: cuBLAS and cuDNN there, plain loops on
 // simulated ones.
 //
-//   // make_place.h
+//   // device_models.h
 //   EK_ASSIGN_OR_RETURN(const DevicePlace place, MakeDevicePlace(runtime, device));
 //   EK_RETURN_IF_ERROR(place.math->Product(shape, {DType::kBFloat16, x}, weight, bias,
 //                                          {DType::kFloat32, output}, stream));

@@ -15,7 +15,7 @@
 #include "evenkeel/comm/device/tested_devices.h"
 #include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/types.h"
-#include "evenkeel/trainer/device/make_place.h"
+#include "evenkeel/trainer/device/device_models.h"
 #include "evenkeel/trainer/layers/strided_shape.h"
 #include "evenkeel/trainer/models/place.h"
 #include "gmock/gmock.h"

@@ -31,7 +31,6 @@
 #include "evenkeel/trainer/gpt/gelu.h"
 #include "evenkeel/trainer/gpt/gpt_pass.h"
 #include "evenkeel/trainer/gpt/layer_norm.h"
-#include "evenkeel/trainer/gpt/linear.h"
 #include "evenkeel/trainer/gpt/operands.h"
 #include "evenkeel/trainer/gpt/rows.h"
 #include "evenkeel/trainer/gpt/strided_product.h"
@@ -97,7 +96,7 @@ absl::Status NormBackward(BlockTools<T, O>& tools, int64_t rows, int64_t width,
                     sink.AnyTrainedBefore(norm.weight) ? diff_input : nullptr);
   const auto write = [&](int index, const T* sum) {
     return sink.Write<T>(index, [&](GradTarget<T> target) {
-      WriteGradient(width, sum, target);
+      SumRows(1, width, sum, target);
       return absl::OkStatus();
     });
   };
@@ -136,9 +135,7 @@ class Block {
     LayerNormForward(rows, width_, middle, operands.Vector(p.ln_2.weight),
                      operands.Vector(p.ln_2.bias), norm_2, Statistics(pass, memory, 1));
     T* hidden = memory.hidden.Resize(4 * size);
-    EK_RETURN_IF_ERROR(LinearForward(tools.products, pass.Linear(width_, 4 * width_), norm_2,
-                                     operands.Matrix(p.c_fc.weight), operands.Vector(p.c_fc.bias),
-                                     hidden));
+    EK_RETURN_IF_ERROR(Apply(tools, pass.Linear(width_, 4 * width_), p.c_fc, norm_2, hidden));
     O* activated = memory.activated.Resize(4 * size);
     GeluForward(4 * size, hidden, activated);
     T* output = memory.output.Resize(size);
@@ -184,21 +181,23 @@ class Block {
   template <typename Result>
   absl::Status Apply(BlockTools<T, O>& tools, const LinearShape& shape, const WeightAndBias& linear,
                      const O* input, Result* output) const {
-    return LinearForward(tools.products, shape, input, tools.operands.Matrix(linear.weight),
-                         tools.operands.Vector(linear.bias), output);
+    return tools.products.Run(shape.Forward(), input, tools.operands.Matrix(linear.weight),
+                              tools.operands.Vector(linear.bias), output);
   }
   template <typename Result>
   absl::Status LinearBackward(BlockTools<T, O>& tools, const LinearShape& shape,
                               const WeightAndBias& linear, const O* input, const O* diff_output,
                               Result* diff_input, GradientSink& sink) const {
-    EK_RETURN_IF_ERROR(LinearBackwardInput(
-        tools.products, shape, tools.operands.Matrix(linear.weight), diff_output, diff_input));
+    EK_RETURN_IF_ERROR(tools.products.Run(shape.BackwardInput(), diff_output,
+                                          tools.operands.Matrix(linear.weight), nullptr,
+                                          diff_input));
     EK_RETURN_IF_ERROR(sink.Write<T>(linear.bias, [&](GradTarget<T> target) {
       SumRows(shape.rows, shape.outputs, diff_output, target);
       return absl::OkStatus();
     }));
     return sink.Write<T>(linear.weight, [&](GradTarget<T> target) {
-      return LinearBackwardWeight(tools.products, shape, input, diff_output, target);
+      return tools.products.Run(shape.BackwardWeight(target.add), input, diff_output, nullptr,
+                                target.data);
     });
   }
 

@@ -17,7 +17,6 @@
 #include <memory>
 #include <new>
 #include <type_traits>
-#include <utility>
 
 namespace evenkeel {
 
@@ -39,8 +38,8 @@ class Buffer {
   T* data() const { return memory_.get(); }
 
  private:
-  static constexpr std::align_val_t kAlignment{
-      64};  // A cache line, and the widest vector register.
+  // A cache line, and the widest vector register.
+  static constexpr std::align_val_t kAlignment{64};
   struct Deleter {
     void operator()(T* data) const { ::operator delete(data, kAlignment); }
   };

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <type_traits>
 #include <variant>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -19,10 +18,9 @@
 #include "evenkeel/trainer/gpt/dropout.h"
 #include "evenkeel/trainer/gpt/embedding.h"
 #include "evenkeel/trainer/gpt/gpt_memory.h"
-#include "evenkeel/trainer/gpt/gpt_options.h"
 #include "evenkeel/trainer/gpt/gpt_pass.h"
 #include "evenkeel/trainer/gpt/layer_norm.h"
-#include "evenkeel/trainer/gpt/linear.h"
+#include "evenkeel/trainer/gpt/rows.h"
 #include "evenkeel/trainer/gpt/token_loss.h"
 #include "evenkeel/trainer/layers/gradient_sink.h"
 #include "evenkeel/trainer/layers/if_memory_allows.h"
@@ -95,9 +93,9 @@ class GptModel : public Gpt {
   absl::StatusOr<std::span<const float>> NextToken(std::span<const int32_t> tokens) override {
     EK_ASSIGN_OR_RETURN(const int64_t row, ScorePrompt(tokens));
     T* scores = scores_.data();  // Has room for one row.
-    EK_RETURN_IF_ERROR(LinearBackwardInput(tools_.products, Head(/*rows=*/1),
-                                           tools_.operands.Matrix(token_table_),
-                                           final_.data() + row * options_.width, scores));
+    EK_RETURN_IF_ERROR(tools_.products.Run(Head(/*rows=*/1).BackwardInput(),
+                                           final_.data() + row * options_.width,
+                                           tools_.operands.Matrix(token_table_), nullptr, scores));
     if constexpr (std::is_same_v<T, float>) {
       return std::span(scores, options_.vocabulary);
     } else {
@@ -200,15 +198,15 @@ class GptModel : public Gpt {
     for (int64_t begin = 0; begin < rows; begin += chunk) {
       const LinearShape head = Head(std::min(chunk, rows - begin));
       const O* input = final_.data() + begin * width;
-      EK_RETURN_IF_ERROR(LinearBackwardInput(tools_.products, head, table, input, scores));
+      EK_RETURN_IF_ERROR(tools_.products.Run(head.BackwardInput(), input, table, nullptr, scores));
       loss += TokenLoss(vocabulary, scores, targets.subspan(begin, head.rows),
                         weight / static_cast<double>(rows), diff_scores);
       if (!trains) continue;
       EK_RETURN_IF_ERROR(
-          LinearForward(tools_.products, head, diff_scores, table, nullptr, diff + begin * width));
+          tools_.products.Run(head.Forward(), diff_scores, table, nullptr, diff + begin * width));
       if (gradient == nullptr) continue;
-      const GradTarget<T> target{.data = gradient, .add = begin > 0};
-      EK_RETURN_IF_ERROR(LinearBackwardWeight(tools_.products, head, diff_scores, input, target));
+      EK_RETURN_IF_ERROR(tools_.products.Run(head.BackwardWeight(/*add=*/begin > 0), diff_scores,
+                                             input, nullptr, gradient));
     }
     return BatchResult{.loss_mean = loss.sum / static_cast<double>(rows), .correct = loss.correct};
   }
@@ -236,7 +234,12 @@ class GptModel : public Gpt {
             "gpt: wte.weight became trainable between Forward and Backward; change it before "
             "Forward");
       }
-      WriteGradient(options_.vocabulary * options_.width, head_gradient_.data(), token_gradient);
+      const int64_t elements = options_.vocabulary * options_.width;
+      if (token_gradient.add) {
+        SumRows(/*rows=*/1, elements, head_gradient_.data(), token_gradient);
+      } else {
+        std::copy_n(head_gradient_.data(), elements, token_gradient.data);
+      }
     }
     T* diff = diff_.Resize(size);
     std::fill(diff, diff + size, T{0});

@@ -1,12 +1,10 @@
 #include "evenkeel/trainer/gpt/rows.h"
 
 #include <algorithm>
-#include <span>
 
 #include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/gpt/vector_math.h"
 #include "evenkeel/trainer/gpt/vectorised.h"
-#include "evenkeel/trainer/layers/elementwise.h"
 
 namespace evenkeel {
 namespace {
@@ -52,21 +50,9 @@ void Round(int64_t n, const T* values, O* operands) {
   Vectorised<RoundLoop>(n, values, operands);
 }
 
-template <typename T>
-void WriteGradient(int64_t n, const T* gradient, GradTarget<T> to) {
-  const std::span<T> target(to.data, n);
-  if (to.add) {
-    Add<T>(target, std::span(gradient, n), target);
-  } else {
-    std::copy(gradient, gradient + n, to.data);
-  }
-}
-
 template void SumRows(int64_t, int64_t, const float*, GradTarget<float>);
 template void SumRows(int64_t, int64_t, const BFloat16*, GradTarget<float>);
 template void SumRows(int64_t, int64_t, const double*, GradTarget<double>);
 template void Round(int64_t, const float*, BFloat16*);
-template void WriteGradient(int64_t, const float*, GradTarget<float>);
-template void WriteGradient(int64_t, const double*, GradTarget<double>);
 
 }  // namespace evenkeel

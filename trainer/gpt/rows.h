@@ -3,7 +3,6 @@
 //   // to[c] = sum over r of matrix[r, c]
 //   SumRows(rows, columns, matrix, {.data = diff_bias, .add = false});
 //   Round(n, values, operands);                                           // float to BFloat16
-//   WriteGradient(n, sums, target);                                       // copies, or adds
 //
 // Threads: pure functions.
 
@@ -22,9 +21,6 @@ void SumRows(int64_t rows, int64_t columns, const O* matrix, GradTarget<T> to);
 
 template <typename T, typename O>
 void Round(int64_t n, const T* values, O* operands);
-
-template <typename T>
-void WriteGradient(int64_t n, const T* gradient, GradTarget<T> to);
 
 }  // namespace evenkeel
 

@@ -23,7 +23,6 @@
 #ifndef EVENKEEL_TRAINER_GPT_STRIDED_PRODUCT_H_
 #define EVENKEEL_TRAINER_GPT_STRIDED_PRODUCT_H_
 
-#include <cstdint>
 #include <memory>
 #include <type_traits>
 #include <vector>

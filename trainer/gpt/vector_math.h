@@ -24,8 +24,8 @@ namespace evenkeel {
 // times n is exact.
 EK_ALWAYS_INLINE float Exp(float x) {
   constexpr float kLowest = -87.0f, kHighest = 88.0f;
-  constexpr float kShift =
-      0x1.8p23f;  // Added to a float, it leaves the nearest integer in the lowest bits.
+  // Added to a float, it leaves the nearest integer in the lowest bits.
+  constexpr float kShift = 0x1.8p23f;
   const float within = x < kLowest ? kLowest : (x > kHighest ? kHighest : x);
   const float shifted = within * 1.44269504f + kShift;
   const float n = shifted - kShift;

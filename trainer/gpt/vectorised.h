@@ -19,28 +19,20 @@
 #ifndef EVENKEEL_TRAINER_GPT_VECTORISED_H_
 #define EVENKEEL_TRAINER_GPT_VECTORISED_H_
 
+#include "evenkeel/comm/base/instruction_set.h"
+
 #define EK_ALWAYS_INLINE inline __attribute__((always_inline))
 
 namespace evenkeel {
 
-enum class LoopCopy { kBaseline, kAvx2, kAvx512 };
+using LoopCopy = internal::InstructionSet;
 
 // Chosen by hand: the resolver of an ifunc would run before a sanitizer is ready.
 inline LoopCopy BestLoopCopy() {
 #if defined(__x86_64__)
-  static const LoopCopy best = [] {
-    __builtin_cpu_init();
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
-      return LoopCopy::kBaseline;
-    const bool has_avx512 =
-        __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    return has_avx512 ? LoopCopy::kAvx512 : LoopCopy::kAvx2;
-  }();
-  return best;
-#else
-  return LoopCopy::kBaseline;
+  if (!__builtin_cpu_supports("fma")) return LoopCopy::kBaseline;
 #endif
+  return internal::BestInstructionSet();
 }
 
 #if defined(__x86_64__)

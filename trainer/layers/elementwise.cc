@@ -9,11 +9,6 @@
 namespace evenkeel {
 
 template <typename T>
-void ReluForward(std::span<const T> input, std::span<T> output) {
-  for (size_t i = 0; i < input.size(); ++i) output[i] = input[i] > T{0} ? input[i] : T{0};
-}
-
-template <typename T>
 void ReluBackward(std::span<const T> output, std::span<T> diff) {
   for (size_t i = 0; i < output.size(); ++i) {
     const T before = diff[i];
@@ -26,8 +21,6 @@ void Add(std::span<const T> left, std::span<const T> right, std::span<T> sum) {
   for (size_t i = 0; i < left.size(); ++i) sum[i] = left[i] + right[i];
 }
 
-template void ReluForward(std::span<const float>, std::span<float>);
-template void ReluForward(std::span<const double>, std::span<double>);
 template void ReluBackward(std::span<const float>, std::span<float>);
 template void ReluBackward(std::span<const double>, std::span<double>);
 template void Add(std::span<const float>, std::span<const float>, std::span<float>);

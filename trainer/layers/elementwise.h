@@ -1,7 +1,6 @@
 // Activations and sums, element by element.
 //
-//   ReluForward<float>(scores, hidden);  // hidden = max(scores, 0); may be the same memory
-//   ReluBackward<float>(hidden, diff);                     // diff = 0 where hidden is 0
+//   ReluBackward<float>(hidden, diff);  // diff = 0 where hidden is 0
 //   Add(left, right, sum);
 //
 // Shapes:  all arguments of a call have the same size.
@@ -15,10 +14,7 @@
 namespace evenkeel {
 
 // T is float or double in all functions.
-template <typename T>
-void ReluForward(std::span<const T> input, std::span<T> output);
-
-// Turns `diff` from the gradient of `output`, the result of ReluForward, into that of its input.
+// Turns `diff` from the gradient of `output` = max(input, 0) into that of the input.
 template <typename T>
 void ReluBackward(std::span<const T> output, std::span<T> diff);
 

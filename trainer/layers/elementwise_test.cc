@@ -7,12 +7,6 @@
 namespace evenkeel {
 namespace {
 
-TEST(ElementwiseTest, ReluKeepsWhatIsPositive) {
-  std::vector<float> values = {-2, -0.0f, 0, 0.5f, 3};
-  ReluForward<float>(values, values);
-  EXPECT_EQ(values, (std::vector<float>{0, 0, 0, 0.5f, 3}));
-}
-
 TEST(ElementwiseTest, ReluGradientPassesWhereTheOutputIsPositive) {
   const std::vector<double> output = {0, 0.5, 3};
   std::vector<double> diff = {7, 8, 9};

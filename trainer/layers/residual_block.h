@@ -20,7 +20,6 @@
 
 #include <optional>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/trainer/layers/batch_norm_relu.h"

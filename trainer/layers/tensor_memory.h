@@ -11,6 +11,7 @@
 #ifndef EVENKEEL_TRAINER_LAYERS_TENSOR_MEMORY_H_
 #define EVENKEEL_TRAINER_LAYERS_TENSOR_MEMORY_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -23,14 +24,21 @@ namespace evenkeel {
 
 class TensorMemory {
  public:
-  static constexpr std::align_val_t kAlignment{
-      64};  // A cache line, and the widest vector register.
-
-  TensorView Allocate(DType dtype, int64_t count);
+  TensorView Allocate(DType dtype, int64_t count) {
+    const size_t bytes = std::max<size_t>(1, count * SizeOf(dtype));
+    auto* data = static_cast<std::byte*>(::operator new[](bytes, kAlignment));
+    std::fill_n(data, bytes, std::byte{0});
+    blocks_.emplace_back(data);
+    return TensorView(data, count, dtype);
+  }
   // Frees memory that Allocate() returned and that is no longer used.
-  void Free(const void* data);
+  void Free(const void* data) {
+    std::erase_if(blocks_, [data](const auto& block) { return block.get() == data; });
+  }
 
  private:
+  // A cache line, and the widest vector register.
+  static constexpr std::align_val_t kAlignment{64};
   struct Deleter {
     void operator()(std::byte* data) const { ::operator delete[](data, kAlignment); }
   };

@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "evenkeel/trainer/data/idx_dataset.h"
+#include "evenkeel/trainer/data/image_dataset.h"
 #include "evenkeel/trainer/data/image_shape.h"
 #include "evenkeel/trainer/models/mlp.h"
 #include "evenkeel/trainer/models/model.h"
@@ -15,7 +15,7 @@
 namespace evenkeel {
 namespace {
 
-IdxDataset Dataset(int count) {
+ImageDataset Dataset(int count) {
   const std::string size = {static_cast<char>(count >> 8), static_cast<char>(count)};
   std::string images =
       std::string("\0\0\x08\x03\0\0", 6) + size + std::string("\0\0\0\x1c\0\0\0\x1c", 8);
@@ -24,14 +24,14 @@ IdxDataset Dataset(int count) {
     for (int p = 0; p < kImagePixels; ++p) images += static_cast<char>(i * 31 + p * i);
     labels += static_cast<char>(i % kClasses);
   }
-  absl::StatusOr<IdxDataset> data = IdxDataset::Parse(images, labels);
+  absl::StatusOr<ImageDataset> data = ParseIdx(images, labels);
   EXPECT_TRUE(data.ok()) << data.status();
   return *std::move(data);
 }
 
 TEST(EvaluateTest, PartsAddUpToTheWhole) {
   const std::unique_ptr<Model> model = *MakeMlp({.hidden = {8}});
-  const IdxDataset data = Dataset(601);  // Two full batches and one sample.
+  const ImageDataset data = Dataset(601);  // Two full batches and one sample.
   const Evaluation whole = *Evaluate(*model, data, 0, 601);
   EXPECT_EQ(whole.predictions, 601);
   Evaluation sum;

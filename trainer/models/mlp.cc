@@ -57,8 +57,8 @@ class Mlp : public Model {
     int64_t outputs;
     int weight;
     int bias;
-    std::vector<T> output =
-        {};  // [batch, outputs], after the rectifier; of the last layer the scores.
+    // [batch, outputs], after the rectifier; of the last layer the scores.
+    std::vector<T> output = {};
     std::vector<T> diff = {};  // Its gradient, before the rectifier; unused in the last layer.
   };
 

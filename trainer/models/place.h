@@ -1,7 +1,7 @@
 // The place of a model's memory and work: the host, or a device with a stream and the products and
 // convolutions of that device.
 //
-//   // trainer/device/make_place.h
+//   // trainer/device/device_models.h
 //   EK_ASSIGN_OR_RETURN(const DevicePlace place, MakeDevicePlace(*comm.runtime(), comm.device()));
 //   EK_ASSIGN_OR_RETURN(std::unique_ptr<Model> model, MakeDeviceMlp(options, *host_model, place));
 //

@@ -176,9 +176,9 @@ std::string Preamble(const Json& header) {
 }  // namespace
 
 absl::StatusOr<SafetensorsFile> SafetensorsFile::Read(const std::string& path) {
-  EK_ASSIGN_OR_RETURN(MappedFile mapped, MappedFile::Open(path));
-  const absl::string_view bytes = mapped.bytes();
-  auto file = Parse(bytes, std::make_shared<const MappedFile>(std::move(mapped)));
+  EK_ASSIGN_OR_RETURN(MappedFile mapped, MapFile(path));
+  const absl::string_view bytes = *mapped;
+  auto file = Parse(bytes, std::move(mapped));
   if (!file.ok()) return Annotate(file.status(), path);
   return file;
 }

@@ -26,6 +26,8 @@
 namespace evenkeel {
 
 inline constexpr char kInstalledFilesPath[] = "share/evenkeel/installed_files.txt";
+// A name that begins so is that of a program; its file becomes executable.
+inline constexpr char kProgramPath[] = "bin/evenkeel-";
 
 struct FileToInstall {
   std::string path;  // Below the prefix.

@@ -29,7 +29,7 @@ read -r committed maintainer < <(
 )
 export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$committed}
 
-root=$work/root
+root=$work/debian/evenkeel  # Where dpkg-shlibdeps expects it.
 usr=$root/usr
 DESTDIR=$root tools/install --prefix=/usr >"$work/log" || stop "$(<"$work/log")"
 version=$(sed -n '1s/^# evenkeel \(.*\), for CMake:$/\1/p' "$usr/lib/cmake/evenkeel/evenkeelConfig.cmake")
@@ -41,7 +41,6 @@ for linked in libabsl-dev libgflags-dev nlohmann-json3-dev; do
 done
 
 # The packages that the programs need, with the versions that have what they use.
-mkdir "$work/debian"
 printf 'Source: evenkeel\n\nPackage: evenkeel\nArchitecture: any\n' >"$work/debian/control"
 programs_need=$(cd "$work" && dpkg-shlibdeps -O --ignore-missing-info "$usr"/bin/* | sed -n 's/^shlibs:Depends=//p')
 # Those that programs with the archives are linked with. Abseil's ABI is that of one release.
@@ -84,7 +83,7 @@ for program in "$usr"/bin/*; do
   "$program" --help >"$work/help"
   {
     printf '.TH %s 1 "" "evenkeel %s"\n.SH NAME\n' "${name^^}" "$version"
-    sed -n "1s/^[a-z]*: //; 1s/^/$name \\\\- /p" "$work/help"
+    sed -n "s/^[a-z]*: //; s/^\(.*\)[.]\$/$name \\\\- \1/p; q" "$work/help"
     printf '.SH DESCRIPTION\n.nf\n'
     sed '1d; s/\\/\\e/g; s/-/\\-/g; s/^\([.'\'']\)/\\\&\1/' "$work/help"
   } | gzip -9n >"$usr/share/man/man1/$name.1.gz"

@@ -29,18 +29,20 @@ read -r committed maintainer < <(
 )
 export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$committed}
 
-root=$work/debian/evenkeel  # Where dpkg-shlibdeps expects it.
+root=$work/root
 usr=$root/usr
 DESTDIR=$root tools/install --prefix=/usr >"$work/log" || stop "$(<"$work/log")"
 version=$(sed -n '1s/^# evenkeel \(.*\), for CMake:$/\1/p' "$usr/lib/cmake/evenkeel/evenkeelConfig.cmake")
 architecture=$(dpkg --print-architecture)
 strip --strip-unneeded --remove-section=.comment "$usr"/bin/*
+chmod 755 "$usr/share/evenkeel/train.sbatch"
 # Headers and archives of these are in the programs.
 for linked in libabsl-dev libgflags-dev nlohmann-json3-dev; do
   install -D -m 644 "/usr/share/doc/$linked/copyright" "$usr/share/evenkeel/licenses/$linked"
 done
 
 # The packages that the programs need, with the versions that have what they use.
+mkdir "$work/debian" "$root/DEBIAN"
 printf 'Source: evenkeel\n\nPackage: evenkeel\nArchitecture: any\n' >"$work/debian/control"
 programs_need=$(cd "$work" && dpkg-shlibdeps -O --ignore-missing-info "$usr"/bin/* | sed -n 's/^shlibs:Depends=//p')
 # Those that programs with the archives are linked with. Abseil's ABI is that of one release.
@@ -60,13 +62,13 @@ tar -C "$work" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE
 
 # Debian keeps licenses and lists of files elsewhere.
 rm "$usr/share/evenkeel/LICENSE" "$usr/share/evenkeel/installed_files.txt"
-mkdir -p "$usr/share/doc/evenkeel" "$usr/share/man/man1" "$root/DEBIAN"
+mkdir -p "$usr/share/doc/evenkeel" "$usr/share/man/man1"
 cat >"$usr/share/doc/evenkeel/copyright" <<END
 Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
 Comment: Licenses of what is linked into the programs are in /usr/share/evenkeel/licenses.
 
 Files: *
-Copyright: the authors of evenkeel
+Copyright: $(date -u -d "@$SOURCE_DATE_EPOCH" +%Y) the authors of evenkeel
 License: Apache-2.0
  On Debian systems the license is in /usr/share/common-licenses/Apache-2.0.
 END

@@ -17,8 +17,7 @@ stop() {
 
 [[ $# == 1 && $1 == --to=?* ]] || stop 'usage: ./bazelw run //tools:package -- --to=FOLDER'
 command -v dpkg-shlibdeps >/dev/null || stop 'dpkg-shlibdeps is missing; apt-get install dpkg-dev'
-to=$(realpath -m "${BUILD_WORKING_DIRECTORY:-$PWD}/${1#--to=}")
-[[ ${1#--to=} != /* ]] || to=${1#--to=}
+to=$(cd "${BUILD_WORKING_DIRECTORY:-.}" && realpath -m "${1#--to=}")
 mkdir -p "$to"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -32,11 +31,12 @@ export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$committed}
 root=$work/root
 usr=$root/usr
 DESTDIR=$root tools/install --prefix=/usr >"$work/log" || stop "$(<"$work/log")"
-version=$(sed -n '1s/^# evenkeel \(.*\), for CMake:$/\1/p' "$usr/lib/cmake/evenkeel/evenkeelConfig.cmake")
+config=$usr/lib/cmake/evenkeel/evenkeelConfig.cmake
+version=$(sed -n '1s/^# evenkeel \(.*\), for CMake:$/\1/p' "$config")
 architecture=$(dpkg --print-architecture)
 strip --strip-unneeded --remove-section=.comment "$usr"/bin/*
 chmod 755 "$usr/share/evenkeel/train.sbatch"
-# Headers and archives of these are in the programs.
+# The programs contain code of these.
 for linked in libabsl-dev libgflags-dev nlohmann-json3-dev; do
   install -D -m 644 "/usr/share/doc/$linked/copyright" "$usr/share/evenkeel/licenses/$linked"
 done
@@ -44,7 +44,8 @@ done
 # The packages that the programs need, with the versions that have what they use.
 mkdir "$work/debian" "$root/DEBIAN"
 printf 'Source: evenkeel\n\nPackage: evenkeel\nArchitecture: any\n' >"$work/debian/control"
-programs_need=$(cd "$work" && dpkg-shlibdeps -O --ignore-missing-info "$usr"/bin/* | sed -n 's/^shlibs:Depends=//p')
+programs_need=$(cd "$work" && dpkg-shlibdeps -O --ignore-missing-info "$usr"/bin/* |
+  sed -n 's/^shlibs:Depends=//p')
 # Those that programs with the archives are linked with. Abseil's ABI is that of one release.
 abseil=$(sed -n 's/^Requires:.* = \([0-9]*\)$/\1/p' "$usr/lib/pkgconfig/evenkeel.pc")
 archives_need="libabsl-dev (>= $abseil), libabsl-dev (<< $((abseil + 1)))"
@@ -57,8 +58,8 @@ folder=evenkeel-$version
 mkdir "$work/$folder"
 cp -a "$usr"/. "$work/$folder/"
 sed 's/ ([^)]*)//g; s/, /\n/g' <<<"$programs_need" >"$work/$folder/share/evenkeel/packages.txt"
-tar -C "$work" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" -c "$folder" |
-  gzip -9n >"$work/$folder-linux-$architecture.tar.gz"
+tar -C "$work" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" \
+  -c "$folder" | gzip -9n >"$work/$folder-linux-$architecture.tar.gz"
 
 # Debian keeps licenses and lists of files elsewhere.
 rm "$usr/share/evenkeel/LICENSE" "$usr/share/evenkeel/installed_files.txt"

@@ -26,7 +26,7 @@
 namespace evenkeel {
 
 inline constexpr char kInstalledFilesPath[] = "share/evenkeel/installed_files.txt";
-// A name that begins so is that of a program; its file becomes executable.
+// The paths of programs begin with this; their files are executable.
 inline constexpr char kProgramPath[] = "bin/evenkeel-";
 
 struct FileToInstall {

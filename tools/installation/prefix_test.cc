@@ -70,7 +70,7 @@ TEST_F(InstallFilesTest, MakesTheFolderAndEveryFile) {
   EXPECT_EQ(CountFiles(), 3);  // Nothing unfinished.
 }
 
-TEST_F(InstallFilesTest, ThoseWhoMayReadAProgramMayRunIt) {
+TEST_F(InstallFilesTest, AProgramIsExecutableForItsReaders) {
   const std::string program = absl::StrCat(kProgramPath, "top");
   const mode_t mask = umask(0027);
   ASSERT_TRUE(Install({{program, "1"}, {kHeader, "1"}}).ok());

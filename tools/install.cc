@@ -36,13 +36,14 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kUsage[] =
-    R"(install: installs evenkeel's programs, and evenkeel for programs that are built with CMake or pkg-config.
+    R"(install: installs evenkeel's programs, and what CMake or pkg-config need to build others with it.
 
   install --prefix=FOLDER
 
-Into FOLDER go bin/evenkeel-*, include/evenkeel/, lib/libevenkeel_*.a, lib/cmake/evenkeel/ and lib/pkgconfig/evenkeel.pc;
-it may be moved as a whole afterwards. What an earlier installation has put there is replaced, and removed if there is no
-such file any more. With DESTDIR in the environment everything goes below $DESTDIR/FOLDER.
+Into FOLDER go bin/evenkeel-*, include/evenkeel/, lib/libevenkeel_*.a, lib/cmake/evenkeel/ and
+lib/pkgconfig/evenkeel.pc; it may be moved as a whole afterwards. What an earlier installation has
+put there is replaced, and removed if there is no such file any more. With DESTDIR in the
+environment everything goes below $DESTDIR/FOLDER.
 
 Programs then need the system's libraries as this build does. docs/install.md has the rest.
 )";

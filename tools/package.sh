@@ -50,7 +50,8 @@ programs_need=$(cd "$work" && dpkg-shlibdeps -O --ignore-missing-info "$usr"/bin
 abseil=$(sed -n 's/^Requires:.* = \([0-9]*\)$/\1/p' "$usr/lib/pkgconfig/evenkeel.pc")
 archives_need="libabsl-dev (>= $abseil), libabsl-dev (<< $((abseil + 1)))"
 for file in $(grep -o 'l:lib[^, ]*' "$usr/lib/pkgconfig/evenkeel.pc"); do
-  owner=$(dpkg -S "*/${file#l:}" 2>/dev/null | sed -n '1s/:.*//p') || continue  # CUDA's may have none.
+  # Files of CUDA may belong to no package.
+  owner=$(dpkg -S "*/${file#l:}" 2>/dev/null | sed -n '1s/:.*//p') || continue
   archives_need+=", $owner"
 done
 
@@ -110,8 +111,8 @@ Description: data-parallel training for ranks that are not in step
  This package has the launcher, viewers of running and of failed jobs, the
  reference trainer, and headers and archives for CMake and pkg-config.
 END
-dpkg-deb --root-owner-group --build "$root" "$work/evenkeel_${version}_$architecture.deb" >"$work/log" ||
-  stop "$(<"$work/log")"
+dpkg-deb --root-owner-group --build "$root" "$work/evenkeel_${version}_$architecture.deb" \
+  >"$work/log" || stop "$(<"$work/log")"
 for file in "$work"/*.tar.gz "$work"/*.deb; do
   mv "$file" "$to/"
   printf '%s\n' "$to/${file##*/}"

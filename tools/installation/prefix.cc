@@ -53,7 +53,7 @@ absl::Status Replace(const fs::path& path, absl::string_view content, bool is_pr
   file.close();
   absl::Status status = file ? absl::OkStatus() : Failed(path, errno == 0 ? EIO : errno);
   if (status.ok() && is_program) {  // Executable for its readers.
-    const fs::perms readers = fs::status(unfinished).permissions() & fs::perms(0444);
+    const fs::perms readers = fs::status(unfinished, error).permissions() & fs::perms(0444);
     fs::permissions(unfinished, fs::perms(unsigned(readers) >> 2), fs::perm_options::add, error);
     if (error) status = Failed(path, error.value());
   }

@@ -36,7 +36,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kUsage[] =
-    R"(install: installs evenkeel's programs, and what CMake or pkg-config need to build others with it.
+    R"(install: installs evenkeel's programs, and what CMake and pkg-config need to build others.
 
   install --prefix=FOLDER
 

@@ -60,7 +60,7 @@ mkdir "$work/$folder"
 cp -a "$usr"/. "$work/$folder/"
 sed 's/ ([^)]*)//g; s/, /\n/g' <<<"$programs_need" >"$work/$folder/share/evenkeel/packages.txt"
 tar -C "$work" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" \
-  -c "$folder" | gzip -9n >"$work/$folder-linux-$architecture.tar.gz"
+  -c "$folder" | gzip -n >"$work/$folder-linux-$architecture.tar.gz"
 
 # Debian keeps licenses and lists of files elsewhere.
 rm "$usr/share/evenkeel/LICENSE" "$usr/share/evenkeel/installed_files.txt"
@@ -111,7 +111,7 @@ Description: data-parallel training for ranks that are not in step
  This package has the launcher, viewers of running and of failed jobs, the
  reference trainer, and headers and archives for CMake and pkg-config.
 END
-dpkg-deb --root-owner-group --build "$root" "$work/evenkeel_${version}_$architecture.deb" \
+dpkg-deb -z3 --root-owner-group --build "$root" "$work/evenkeel_${version}_$architecture.deb" \
   >"$work/log" || stop "$(<"$work/log")"
 for file in "$work"/*.tar.gz "$work"/*.deb; do
   mv "$file" "$to/"

@@ -1,5 +1,5 @@
-// Installs headers, archives and what CMake and pkg-config read, for programs that are built
-// without Bazel.
+// Installs evenkeel's programs, and what programs that are built without Bazel need: headers,
+// archives, and the files that CMake and pkg-config read.
 //
 //   bazel run //tools:install -- --prefix=/opt/evenkeel
 //
@@ -36,15 +36,16 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kUsage[] =
-    R"(install: installs evenkeel for programs that are built with CMake or pkg-config.
+    R"(install: installs evenkeel's programs, and what CMake and pkg-config need to build others.
 
   install --prefix=FOLDER
 
-Into FOLDER go include/evenkeel/, lib/libevenkeel_*.a, lib/cmake/evenkeel/ and lib/pkgconfig/evenkeel.pc; it may be moved
-as a whole afterwards. What an earlier installation has put there is replaced, and removed if there is no such file any
-more. With DESTDIR in the environment everything goes below $DESTDIR/FOLDER.
+Into FOLDER go bin/evenkeel-*, include/evenkeel/, lib/libevenkeel_*.a, lib/cmake/evenkeel/ and
+lib/pkgconfig/evenkeel.pc; it may be moved as a whole afterwards. What an earlier installation has
+put there is replaced, and removed if there is no such file any more. With DESTDIR in the
+environment everything goes below $DESTDIR/FOLDER.
 
-Programs then need the system's Abseil, Gloo, OpenSSL and zlib as this build does. docs/install.md has the rest.
+Programs then need the system's libraries as this build does. docs/install.md has the rest.
 )";
 
 constexpr char kLibrariesFile[] = "tools/installation/libraries.json";
@@ -138,6 +139,10 @@ Package PackageOf(const LibrariesFile& libraries) {
   return package;
 }
 
+// Their names do not collide with others of a system, such as top: bin/evenkeel-top.
+constexpr const char* kPrograms[] = {"tools/flight", "tools/launch", "tools/top",
+                                     "trainer/generate", "trainer/train"};
+
 // Compiled in the project that uses it, by its libtorch: {file, name below kLibtorchPath}.
 constexpr std::pair<const char*, const char*> kLibtorchFiles[] = {
     {"libtorch/libtorch.h", "include/evenkeel/libtorch.h"},
@@ -166,6 +171,10 @@ absl::StatusOr<std::vector<FileToInstall>> FilesToInstall() {
   for (auto& [include, content] : headers)
     files.push_back({absl::StrCat("include/", include), std::move(content)});
 
+  for (const fs::path file : kPrograms) {
+    EK_ASSIGN_OR_RETURN(std::string content, Read(file));
+    files.push_back({absl::StrCat(kProgramPath, file.filename().string()), std::move(content)});
+  }
   for (const auto& [file, name] : kLibtorchFiles) {
     EK_ASSIGN_OR_RETURN(std::string content, Read(file));
     files.push_back({absl::StrCat(kLibtorchPath, name), std::move(content)});
@@ -175,8 +184,11 @@ absl::StatusOr<std::vector<FileToInstall>> FilesToInstall() {
   files.push_back({kCMakeConfigPath, CMakeConfig(package)});
   files.push_back({kCMakeVersionPath, CMakeVersion(package)});
   files.push_back({kPkgConfigPath, PkgConfig(package)});
-  EK_ASSIGN_OR_RETURN(std::string license, Read("LICENSE"));
-  files.push_back({"share/evenkeel/LICENSE", std::move(license)});
+  for (const fs::path file : {"LICENSE", "trainer/examples/train.sbatch"}) {
+    EK_ASSIGN_OR_RETURN(std::string content, Read(file));
+    files.push_back(
+        {absl::StrCat("share/evenkeel/", file.filename().string()), std::move(content)});
+  }
   return files;
 }
 

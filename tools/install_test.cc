@@ -24,15 +24,19 @@ struct Outcome {
   std::string output;  // Standard output and error.
 };
 
-Outcome RunInstall(const std::string& arguments, const std::string& environment = "") {
+Outcome RunCommand(const std::string& command) {
   Outcome outcome;
-  FILE* pipe = popen(absl::StrCat(environment, " tools/install ", arguments, " 2>&1").c_str(), "r");
+  FILE* pipe = popen(absl::StrCat(command, " 2>&1").c_str(), "r");
   char buffer[4096];
   for (size_t size; (size = fread(buffer, 1, sizeof(buffer), pipe)) > 0;)
     outcome.output.append(buffer, size);
   const int status = pclose(pipe);
   outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
   return outcome;
+}
+
+Outcome RunInstall(const std::string& arguments, const std::string& environment = "") {
+  return RunCommand(absl::StrCat(environment, " tools/install ", arguments));
 }
 
 std::string Folder(const std::string& name) {
@@ -55,6 +59,21 @@ TEST(InstallTest, InstallsAllPartsAndNoHeaderThatNobodyNeeds) {
   const Outcome again = RunInstall("--prefix " + prefix);
   EXPECT_EQ(again.code, 0) << again.output;
   EXPECT_THAT(again.output, HasSubstr(": 0 files written"));
+}
+
+TEST(InstallTest, ItsProgramsRunFromAnyFolder) {
+  ASSERT_EQ(RunInstall("--prefix=" + Folder("built")).code, 0);
+  fs::rename(Folder("built"), Folder("moved"));
+  const std::string bin = Folder("moved/bin/evenkeel-");
+  for (const char* program : {"flight", "generate", "launch", "top", "train"}) {
+    const Outcome help = RunCommand(absl::StrCat(bin, program, " --help"));
+    EXPECT_EQ(help.code, 0) << help.output;
+    EXPECT_THAT(help.output, HasSubstr(program)) << program;
+  }
+  const Outcome launch = RunCommand(absl::StrCat(bin, "launch --nproc=2 -- ", bin,
+                                                 "train --model=mlp --dry_run --rank_steps=1,1"));
+  EXPECT_EQ(launch.code, 0) << launch.output;
+  EXPECT_THAT(launch.output, HasSubstr("on 2 ranks"));
 }
 
 TEST(InstallTest, ARelativePrefixMeansTheUsersFolder) {

@@ -177,13 +177,7 @@ int main(int argc, char** argv) {
         "put `--` before the program, so that its flags are its own: launch --nproc=2 -- PROGRAM "
         "[ARGUMENT...]");
   }
-  for (int i = 1; i < argc && std::string(argv[i]) != "--"; ++i) {
-    const std::string argument = argv[i];
-    if (argument == "--help" || argument == "-h" || argument == "-help") {
-      std::cout << kUsage;
-      return 0;
-    }
-  }
+  if (evenkeel::PrintsHelp(kUsage, argc, argv)) return EXIT_SUCCESS;
   gflags::SetUsageMessage(kUsage);
   gflags::ParseCommandLineFlags(&argc, &argv, /*remove_flags=*/true);
   if (argc < 2)

@@ -42,6 +42,16 @@ absl::Status EnterUserFolder() {
   return absl::ErrnoToStatus(errno, absl::StrCat("cannot change to the folder ", folder));
 }
 
+bool PrintsHelp(const char* usage, int argc, char** argv) {
+  for (int i = 1; i < argc && argv[i] != absl::string_view("--"); ++i) {
+    const absl::string_view argument = argv[i];
+    if (argument != "--help" && argument != "-help" && argument != "-h") continue;
+    std::fputs(usage, stdout);
+    return true;
+  }
+  return false;
+}
+
 absl::Status ParseFlags(const char* usage, int argc, char** argv) {
   gflags::SetUsageMessage(usage);
   gflags::ParseCommandLineFlags(&argc, &argv, /*remove_flags=*/true);

@@ -25,6 +25,10 @@ namespace evenkeel {
 // throws, as "<name>: <message>" on standard error.
 int RunProgram(absl::string_view name, absl::FunctionRef<absl::StatusOr<int>()> run);
 
+// Prints `usage` and returns true if the flags before "--" ask for it; gflags would add flags of
+// its own, and fail.
+bool PrintsHelp(const char* usage, int argc, char** argv);
+
 // Changes to the folder in which `bazel run` was called, to which the user's relative paths refer.
 absl::Status EnterUserFolder();
 

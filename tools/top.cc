@@ -57,7 +57,8 @@ this host.
 cost is the part of the group's time that it waited for that rank in the last steps; waiting is in
 milliseconds a step.
 
-Exit code: 0 after --once; 1 if there is no such job, or when it has ended.)";
+Exit code: 0 after --once; 1 if there is no such job, or when it has ended.
+)";
 
 // A process that hosts a store and does not reply within this time hangs.
 constexpr absl::Duration kPatience = absl::Seconds(2);
@@ -175,6 +176,7 @@ absl::StatusOr<int> Run(const std::string& target) {
 }  // namespace evenkeel
 
 int main(int argc, char** argv) {
+  if (evenkeel::PrintsHelp(evenkeel::kUsage, argc, argv)) return EXIT_SUCCESS;
   gflags::SetUsageMessage(evenkeel::kUsage);
   gflags::ParseCommandLineFlags(&argc, &argv, /*remove_flags=*/true);
   return evenkeel::RunProgram("top", [&]() -> absl::StatusOr<int> {

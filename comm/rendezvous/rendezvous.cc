@@ -118,6 +118,13 @@ absl::StatusOr<std::shared_ptr<Rendezvous>> Rendezvous::Join(const Environment& 
                                                          : "the process",
                    .host_rank = environment.rank_zero_hosts ? 0 : -1,
                    .timeout = timeout};
+  // On rank 0's host, its name may be a loopback address, on which the store does not listen.
+  if (environment.rank_zero_hosts && !environment.address.empty() &&
+      !environment.store_addresses.empty()) {
+    EK_ASSIGN_OR_RETURN(const std::vector<std::string> places, PlacesToListen(environment));
+    if (places != environment.store_addresses)
+      job->options_.addresses.insert(job->options_.addresses.end(), places.begin(), places.end());
+  }
   if (through == nullptr) through = job->folder_;
   if (!environment.store_folder.empty() || through != job->folder_)
     job->options_.published = through;

@@ -125,6 +125,16 @@ TEST(RendezvousTest, RanksOfOneHostMeetBesideTorchrunsAgent) {
               Each(absl::OkStatus()));
 }
 
+// 127.0.0.2 stands for the name of rank 0's host, which Debian's /etc/hosts maps to 127.0.1.1
+// there.
+TEST(RendezvousTest, RanksOfRankZerosHostMeetAtItsAddressIfItsNameIsALoopbackAddress) {
+  Variables common = JobVariables(3);
+  common.insert({{"MASTER_ADDR", "127.0.0.2"},
+                 {"MASTER_PORT", absl::StrCat(FreePort())},
+                 {"EVENKEEL_ADDRESS", "127.0.0.1"}});
+  EXPECT_THAT(RunRanks(common, {{0}, {1}, {2}}, kLonger), Each(absl::OkStatus()));
+}
+
 // An address of this host that is not the loopback one; empty if there is none.
 std::string OutsideAddress() {
   ifaddrs* list = nullptr;

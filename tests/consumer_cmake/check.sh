@@ -1,13 +1,16 @@
 #!/bin/bash
 # Installs evenkeel into an empty folder and builds this project against it:
-# with CMake, with pkg-config, and once more after the folder has moved.
+# with CMake, with pkg-config, and once more in another folder, into which the
+# packed tarball is unpacked.
 #
 #   tests/consumer_cmake/check.sh                          uses bazelw
 #   BAZEL="bazel --batch" tests/consumer_cmake/check.sh    uses that
+#   tests/consumer_cmake/check.sh FOLDER                   checks what is installed there, without Bazel
 #
-# Needs cmake, g++ and pkg-config. Prints one line per promise, "ok" or "FAILED"
+# Needs cmake, g++ and pkg-config, with Bazel also dpkg-dev. Prints one line per promise, "ok" or "FAILED"
 # first, and exits with 1 if one is broken.
 set -uo pipefail
+[[ $# == 0 ]] || set -- "$(realpath "$1")"
 cd "$(dirname "${BASH_SOURCE[0]}")" || exit 1
 
 read -r -a bazel <<<"${BAZEL:-../../bazelw}"
@@ -148,15 +151,41 @@ says_whether_it_has_nccl() { # prefix
   grep "set(evenkeel_HAS_NCCL $has)" "$1/lib/cmake/evenkeel/evenkeelConfig.cmake"
 }
 
+pack_into() { "${bazel[@]}" run --noshow_progress //tools:package -- --to="$1"; }
+
+packs_the_same_again() { pack_into "$1.again" && diff -r "$1" "$1.again"; }
+
+# All of it belongs to root, and apt brings what programs are linked with.
+is_for_apt() { # package
+  dpkg-deb -c "$1" | grep -v 'root/root' && return 1
+  dpkg-deb -c "$1" | grep ' \./usr/bin/evenkeel-launch$' && dpkg-deb -f "$1" Depends | grep 'libabsl-dev.*libssl-dev'
+}
+
+unpack() { mkdir "$2" && tar -C "$2" --strip-components=1 -xzf "$1"; } # tarball, folder
+
+launches() { # prefix, program
+  "$1/bin/evenkeel-launch" --nproc=2 -- "$2" auto && [[ $(<"$work/out") == $'2 ranks: y = 2.00 x -1.00\n2 ranks: y = 2.00 x -1.00' ]]
+}
+
 prefix=$work/first
+moved="$work/moved to another place"
 promise 'cmake, g++ and pkg-config are here' has_tools
 needs_what_came_before
-promise 'bazel run //tools:install fills an empty folder' install_into "$prefix"
-needs_what_came_before
-promise 'installing again writes nothing and removes what is obsolete' reinstalls "$prefix"
-promise 'every public target is installed' names_every_public_target
+if [[ $# != 0 ]]; then
+  promise "$1 can be copied" cp -a "$1" "$prefix"
+else
+  promise 'bazel run //tools:install fills an empty folder' install_into "$prefix"
+  needs_what_came_before
+  promise 'installing again writes nothing and removes what is obsolete' reinstalls "$prefix"
+  promise 'every public target is installed' names_every_public_target
+  promise 'headers under -std=c++17 say what they need' headers_say_what_they_need "$prefix"
+  promise 'bazel run //tools:package packs it' pack_into "$work/packed"
+  needs_what_came_before
+  promise 'the same bytes each time' packs_the_same_again "$work/packed"
+  promise 'a package for apt' is_for_apt "$work"/packed/*.deb
+  promise 'and a tarball' unpack "$work"/packed/*.tar.gz "$moved"
+fi
 promise 'each installed header compiles alone, without Gloo, OpenSSL, NCCL or JSON' headers_compile_alone "$prefix"
-promise 'with -std=c++17 they say what they need' headers_say_what_they_need "$prefix"
 
 promise 'what CMake and pkg-config read links no NCCL' names_no_nccl "$prefix"
 promise 'and says whether the backend nccl is there' says_whether_it_has_nccl "$prefix"
@@ -171,12 +200,11 @@ promise 'CMake refuses another minor version' \
 promise 'CMake refuses a part that is not there' \
   cmake_refuses "$prefix" 'CONFIG REQUIRED COMPONENTS comm sails' 'evenkeel has no part sails'
 
-moved="$work/moved to another place"
-mv "$prefix" "$moved"
-promise 'the CMake project builds after the folder has moved' cmake_builds "$moved" "$work/build_moved"
-promise 'and trains' trains "$work/build_moved/train" shm
+[[ -e $moved ]] || mv "$prefix" "$moved"
+promise 'the CMake project builds with the tarball, in any folder' cmake_builds "$moved" "$work/build_moved"
+promise 'and trains, started by the launcher there' launches "$moved" "$work/build_moved/train"
 mv "$moved" "$work/moved"  # pkg-config's output is split at spaces
-promise 'pkg-config and one line of g++ build after the folder has moved' pkg_config_builds "$work/moved" "$work/train"
+promise 'pkg-config and one line of g++ build, too' pkg_config_builds "$work/moved" "$work/train"
 promise 'and what they built trains' trains "$work/train" tcp
 
 exit $failed

@@ -42,7 +42,7 @@ absl::StatusOr<std::optional<std::string>> ReadIfThere(const fs::path& path) {
 }
 
 // Under its name a file has its old content, and then the new one.
-absl::Status Replace(const fs::path& path, absl::string_view content) {
+absl::Status Replace(const fs::path& path, absl::string_view content, bool is_program = false) {
   std::error_code error;
   fs::create_directories(path.parent_path(), error);
   if (error) return Failed(path.parent_path(), error.value());
@@ -52,6 +52,11 @@ absl::Status Replace(const fs::path& path, absl::string_view content) {
   file.write(content.data(), static_cast<std::streamsize>(content.size()));
   file.close();
   absl::Status status = file ? absl::OkStatus() : Failed(path, errno == 0 ? EIO : errno);
+  if (status.ok() && is_program) {  // Executable for its readers.
+    const fs::perms readers = fs::status(unfinished, error).permissions() & fs::perms(0444);
+    fs::permissions(unfinished, fs::perms(unsigned(readers) >> 2), fs::perm_options::add, error);
+    if (error) status = Failed(path, error.value());
+  }
   if (status.ok() && std::rename(unfinished.c_str(), path.c_str()) != 0)
     status = Failed(path, errno);
   if (!status.ok()) unlink(unfinished.c_str());
@@ -118,9 +123,9 @@ absl::Status Remove(const fs::path& prefix, const std::string& path) {
 }  // namespace
 
 bool IsInstalledPath(absl::string_view path) {
-  static constexpr absl::string_view kBeginnings[] = {"include/evenkeel/", "lib/libevenkeel_",
-                                                      "lib/cmake/evenkeel/",
-                                                      "lib/pkgconfig/evenkeel.", "share/evenkeel/"};
+  static constexpr absl::string_view kBeginnings[] = {
+      kProgramPath,          "include/evenkeel/",       "lib/libevenkeel_",
+      "lib/cmake/evenkeel/", "lib/pkgconfig/evenkeel.", "share/evenkeel/"};
   if (path == kInstalledFilesPath) return false;  // It is there of itself.
   if (std::none_of(
           std::begin(kBeginnings), std::end(kBeginnings),
@@ -148,7 +153,8 @@ absl::StatusOr<InstallSummary> InstallFiles(const std::string& prefix,
   for (const FileToInstall& file : files) {
     const fs::path path = fs::path(prefix) / file.path;
     EK_ASSIGN_OR_RETURN(const std::optional<std::string> there, ReadIfThere(path));
-    if (there != file.content) EK_RETURN_IF_ERROR(Replace(path, file.content));
+    if (there != file.content)
+      EK_RETURN_IF_ERROR(Replace(path, file.content, absl::StartsWith(file.path, kProgramPath)));
     ++(there == file.content ? summary.unchanged : summary.written);
   }
   for (const std::string& path : before) {

@@ -26,6 +26,8 @@
 namespace evenkeel {
 
 inline constexpr char kInstalledFilesPath[] = "share/evenkeel/installed_files.txt";
+// The paths of programs begin with this; their files are executable.
+inline constexpr char kProgramPath[] = "bin/evenkeel-";
 
 struct FileToInstall {
   std::string path;  // Below the prefix.

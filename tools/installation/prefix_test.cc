@@ -1,5 +1,7 @@
 #include "evenkeel/tools/installation/prefix.h"
 
+#include <sys/stat.h>
+
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -66,6 +68,15 @@ TEST_F(InstallFilesTest, MakesTheFolderAndEveryFile) {
   EXPECT_EQ(Read(kArchive), bytes);
   EXPECT_EQ(Read(kInstalledFilesPath), absl::StrCat(kHeader, "\n", kArchive, "\n"));
   EXPECT_EQ(CountFiles(), 3);  // Nothing unfinished.
+}
+
+TEST_F(InstallFilesTest, AProgramIsExecutableForItsReaders) {
+  const std::string program = absl::StrCat(kProgramPath, "top");
+  const mode_t mask = umask(0027);
+  ASSERT_TRUE(Install({{program, "1"}, {kHeader, "1"}}).ok());
+  umask(mask);
+  EXPECT_EQ(fs::status(prefix_ / program).permissions(), fs::perms(0750));
+  EXPECT_EQ(fs::status(prefix_ / kHeader).permissions(), fs::perms(0640));
 }
 
 TEST_F(InstallFilesTest, ReplacesWhatHasChangedAndLeavesTheRestAsItIs) {

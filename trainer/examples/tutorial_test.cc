@@ -1,5 +1,6 @@
 // Compares docs/tutorial.md with the programs: its code is in them, and its output is theirs. The
-// programs also compute the promised results, on any number of ranks.
+// programs also compute the promised results, on any number of ranks. docs/clusters.md shows the
+// batch script as it is.
 
 #include <stdio.h>
 
@@ -104,6 +105,11 @@ TEST(TutorialTest, QuotesThePrograms) {
         << block.text;
   }
   EXPECT_EQ(quotes, 7);
+}
+
+TEST(ClustersTest, ShowsTheBatchScript) {
+  EXPECT_THAT(Read("docs/clusters.md"),
+              HasSubstr(absl::StrCat("```bash\n", Read("trainer/examples/train.sbatch"), "```\n")));
 }
 
 TEST(ReadmeTest, QuotesAProgram) {

@@ -1,0 +1,119 @@
+#!/bin/bash
+# Packs evenkeel for machines without Bazel: a tarball, which may be unpacked
+# anywhere, and a package for the Debian that this is.
+#
+#   ./bazelw run //tools:package -- --to=FOLDER
+#
+# Writes FOLDER/evenkeel-VERSION-linux-ARCHITECTURE.tar.gz and
+# FOLDER/evenkeel_VERSION_ARCHITECTURE.deb. The same build gives the same bytes:
+# times are SOURCE_DATE_EPOCH, by default that of the last commit. Needs dpkg-dev.
+set -euo pipefail
+umask 022
+
+stop() {
+  printf 'package: %s\n' "$1" >&2
+  exit 1
+}
+
+[[ $# == 1 && $1 == --to=?* ]] || stop 'usage: ./bazelw run //tools:package -- --to=FOLDER'
+command -v dpkg-shlibdeps >/dev/null || stop 'dpkg-shlibdeps is missing; apt-get install dpkg-dev'
+to=$(cd "${BUILD_WORKING_DIRECTORY:-.}" && realpath -m "${1#--to=}")
+mkdir -p "$to"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+read -r committed maintainer < <(
+  git -C "${BUILD_WORKSPACE_DIRECTORY:-.}" log -1 --format='%ct %an <%ae>' 2>/dev/null ||
+    date '+%s evenkeel <evenkeel@localhost>'
+)
+export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$committed}
+
+root=$work/root
+usr=$root/usr
+DESTDIR=$root tools/install --prefix=/usr >"$work/log" || stop "$(<"$work/log")"
+config=$usr/lib/cmake/evenkeel/evenkeelConfig.cmake
+version=$(sed -n '1s/^# evenkeel \(.*\), for CMake:$/\1/p' "$config")
+architecture=$(dpkg --print-architecture)
+strip --strip-unneeded --remove-section=.comment "$usr"/bin/*
+chmod 755 "$usr/share/evenkeel/train.sbatch"
+# The programs contain code of these.
+for linked in libabsl-dev libgflags-dev nlohmann-json3-dev; do
+  install -D -m 644 "/usr/share/doc/$linked/copyright" "$usr/share/evenkeel/licenses/$linked"
+done
+
+# The packages that the programs need, with the versions that have what they use.
+mkdir "$work/debian" "$root/DEBIAN"
+printf 'Source: evenkeel\n\nPackage: evenkeel\nArchitecture: any\n' >"$work/debian/control"
+programs_need=$(cd "$work" && dpkg-shlibdeps -O --ignore-missing-info "$usr"/bin/* |
+  sed -n 's/^shlibs:Depends=//p')
+# Those that programs with the archives are linked with. Abseil's ABI is that of one release.
+abseil=$(sed -n 's/^Requires:.* = \([0-9]*\)$/\1/p' "$usr/lib/pkgconfig/evenkeel.pc")
+archives_need="libabsl-dev (>= $abseil), libabsl-dev (<< $((abseil + 1)))"
+for file in $(grep -o 'l:lib[^, ]*' "$usr/lib/pkgconfig/evenkeel.pc"); do
+  # Files of CUDA may belong to no package.
+  owner=$(dpkg -S "*/${file#l:}" 2>/dev/null | sed -n '1s/:.*//p') || continue
+  archives_need+=", $owner"
+done
+
+folder=evenkeel-$version
+mkdir "$work/$folder"
+cp -a "$usr"/. "$work/$folder/"
+sed 's/ ([^)]*)//g; s/, /\n/g' <<<"$programs_need" >"$work/$folder/share/evenkeel/packages.txt"
+tar -C "$work" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" \
+  -c "$folder" | gzip -n >"$work/$folder-linux-$architecture.tar.gz"
+
+# Debian keeps licenses and lists of files elsewhere.
+rm "$usr/share/evenkeel/LICENSE" "$usr/share/evenkeel/installed_files.txt"
+mkdir -p "$usr/share/doc/evenkeel" "$usr/share/man/man1"
+cat >"$usr/share/doc/evenkeel/copyright" <<END
+Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
+Comment: Licenses of what is linked into the programs are in /usr/share/evenkeel/licenses.
+
+Files: *
+Copyright: $(date -u -d "@$SOURCE_DATE_EPOCH" +%Y) the authors of evenkeel
+License: Apache-2.0
+ On Debian systems the license is in /usr/share/common-licenses/Apache-2.0.
+END
+gzip -9n >"$usr/share/doc/evenkeel/changelog.gz" <<END
+evenkeel ($version) unstable; urgency=medium
+
+  * A build of this version.
+
+ -- $maintainer  $(date -R -u -d "@$SOURCE_DATE_EPOCH")
+END
+# The page of a program is its --help, whose first line describes it.
+for program in "$usr"/bin/*; do
+  name=${program##*/}
+  "$program" --help >"$work/help"
+  {
+    printf '.TH %s 1 "" "evenkeel %s"\n.SH NAME\n' "${name^^}" "$version"
+    sed -n "s/^[a-z]*: //; s/^\(.*\)[.]\$/$name \\\\- \1/p; q" "$work/help"
+    printf '.SH DESCRIPTION\n.nf\n'
+    sed '1d; s/\\/\\e/g; s/-/\\-/g; s/^\([.'\'']\)/\\\&\1/' "$work/help"
+  } | gzip -9n >"$usr/share/man/man1/$name.1.gz"
+done
+(cd "$root" && find usr -type f -print0 | LC_ALL=C sort -z | xargs -0 md5sum >DEBIAN/md5sums)
+cat >"$root/DEBIAN/control" <<END
+Package: evenkeel
+Version: $version
+Architecture: $architecture
+Maintainer: $maintainer
+Installed-Size: $(du -sk "$usr" | cut -f1)
+Depends: $programs_need, $archives_need
+Recommends: dataset-fashion-mnist, jargon-text
+Section: science
+Priority: optional
+Description: data-parallel training for ranks that are not in step
+ A C++ library for training with uneven inputs, layers frozen during training,
+ gradients in any order, and an optimizer's state split over the ranks. A rank
+ that is lost is an error on all others within seconds.
+ .
+ This package has the launcher, viewers of running and of failed jobs, the
+ reference trainer, and headers and archives for CMake and pkg-config.
+END
+dpkg-deb -z3 --root-owner-group --build "$root" "$work/evenkeel_${version}_$architecture.deb" \
+  >"$work/log" || stop "$(<"$work/log")"
+for file in "$work"/*.tar.gz "$work"/*.deb; do
+  mv "$file" "$to/"
+  printf '%s\n' "$to/${file##*/}"
+done

@@ -18,9 +18,12 @@
 #include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/tools/measure/heap_counter.h"
+#include "evenkeel/trainer/app/describe_options.h"
 #include "evenkeel/trainer/app/rank_setup.h"
 #include "evenkeel/trainer/app/train_options.h"
 #include "evenkeel/trainer/app/training_run.h"
+#include "evenkeel/trainer/checkpoint/run_checkpoints.h"
+#include "evenkeel/trainer/checkpoint/run_settings.h"
 #include "evenkeel/trainer/data/image_dataset.h"
 #include "evenkeel/trainer/data/image_shape.h"
 #include "evenkeel/trainer/data/text_dataset.h"
@@ -96,7 +99,14 @@ void AfterAnEpoch(int ranks, const TrainOptions& options,
                   absl::FunctionRef<void(int rank, const TrainingRun& run)> body) {
   const absl::Status status = RunRanks(ranks, [&](Communicator& comm) -> absl::Status {
     EK_ASSIGN_OR_RETURN(RankSetup setup, PrepareRank(options, data, comm.rank(), ranks));
-    EK_ASSIGN_OR_RETURN(const auto run, TrainingRun::Create(&comm, options, std::move(setup)));
+    std::unique_ptr<RunCheckpoints> checkpoints;
+    if (!options.checkpoints.folder.empty()) {
+      const RunSettings settings = SettingsOf(options, *setup.model, *setup.data, ranks);
+      EK_ASSIGN_OR_RETURN(checkpoints,
+                          RunCheckpoints::Open(comm, options.checkpoints, settings, *setup.model));
+    }
+    EK_ASSIGN_OR_RETURN(const auto run,
+                        TrainingRun::Create(&comm, options, std::move(setup), checkpoints.get()));
     EK_RETURN_IF_ERROR(
         run->TrainEpoch(0, [](const StepFacts&) { return absl::OkStatus(); }).status());
     EK_RETURN_IF_ERROR(run->TestEpoch().status());
@@ -128,6 +138,27 @@ TEST(PlanMemoryTest, EveryPartIsWhatARunHoldsWithinFivePercent) {
         EXPECT_NEAR(static_cast<double>(planned.*part.bytes), bytes, 0.05 * bytes)
             << part.name << " of rank " << rank;
       }
+    });
+  }
+}
+
+TEST(PlanMemoryTest, CountsTheCopiesForCheckpoints) {
+  for (const char* shards : {"slices", "tensors", ""}) {
+    SCOPED_TRACE(shards);
+    TrainFlags flags = {.model = "gpt", .context = 64, .batch_size = 6, .max_steps = 3};
+    if (*shards == 0) {
+      flags.zero = false;
+    } else {
+      flags.shards = shards;
+    }
+    flags.checkpoint_dir = absl::StrCat(testing::TempDir(), "/copies", shards);
+    flags.checkpoint_every = 1;
+    const TrainOptions options = *MakeTrainOptions(flags);
+    const auto data = Text(options.gpt.context);
+    AfterAnEpoch(2, options, data, [&](int rank, const TrainingRun& run) {
+      const auto held = static_cast<double>(run.MemoryHeld().copies);
+      EXPECT_NEAR(static_cast<double>(Plan(options, data, rank, 2).copies), held, 0.05 * held);
+      EXPECT_EQ(held > 0, rank == 0 || flags.zero);
     });
   }
 }

@@ -348,7 +348,8 @@ absl::StatusOr<RankSetup> CheckTogether(
   if (comm.runtime() != nullptr) {
     const absl::StatusOr<DeviceFacts> facts = comm.runtime()->Facts(comm.device());
     needs.place = DeviceMemory(comm.device(), facts);
-    needs.certain_bytes -= memory.activations;
+    needs.bytes -= memory.copies;  // On the host.
+    needs.certain_bytes -= memory.activations + memory.copies;
   }
   EK_ASSIGN_OR_RETURN(const std::vector<std::string> values,
                       AgreeOn(comm, "memory", mine, needs.Serialize()));

@@ -233,6 +233,7 @@ RankMemory TrainingRun::MemoryHeld() const {
   memory.gradients = memory.parameters;
   for (const BucketInfo& bucket : ddp_->buckets()) memory.buckets += bucket.data.bytes();
   memory.optimizer = optimizer_->state_bytes();
+  if (checkpoints_ != nullptr) memory.copies = checkpoints_->copy_bytes();
   return memory;
 }
 

@@ -111,6 +111,8 @@ class RunCheckpoints {
   const std::vector<std::string>& passed_over() const { return passed_over_; }
   // Returns true if checkpoints are written.
   bool has_folder() const { return !options_.folder.empty(); }
+  // Returns the bytes of the memory for copies, which is taken by the first save and kept.
+  int64_t copy_bytes() const { return writer_.copy_bytes(); }
   const RunSettings& settings() const { return settings_; }
   // The history in that checkpoint; empty: none.
   const std::string& history() const { return history_; }

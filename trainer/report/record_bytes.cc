@@ -46,6 +46,7 @@ void Fields(auto& io, Is<RankMemory> auto& memory) {
   io(memory.parameters, memory.gradients, memory.buckets, memory.optimizer, memory.activations,
      memory.peak_resident);
   io.SinceVersion2(memory.data);
+  io.SinceVersion2(memory.copies);
 }
 void Fields(auto& io, Is<RankMeans> auto& means) {
   io(means.steps, means.to_first_gradient_us, means.backward_us, means.communication_us,

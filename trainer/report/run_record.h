@@ -115,6 +115,7 @@ struct RankMemory {
   int64_t optimizer = 0;
   int64_t activations = 0;  // With their gradients, for the largest batches so far.
   int64_t data = 0;         // Data sets that are not mapped files.
+  int64_t copies = 0;       // For checkpoints that are written beside the steps.
   int64_t peak_resident =
       0;  // The process's, with its other ranks if those are threads. 0: unknown.
 };
@@ -125,9 +126,10 @@ struct MemoryPart {
   int64_t RankMemory::*bytes;
 };
 inline constexpr MemoryPart kMemoryParts[] = {
-    {"parameters", &RankMemory::parameters},    {"gradients", &RankMemory::gradients},
-    {"gradient buckets", &RankMemory::buckets}, {"optimizer state", &RankMemory::optimizer},
-    {"activations", &RankMemory::activations},  {"data", &RankMemory::data}};
+    {"parameters", &RankMemory::parameters},        {"gradients", &RankMemory::gradients},
+    {"gradient buckets", &RankMemory::buckets},     {"optimizer state", &RankMemory::optimizer},
+    {"activations", &RankMemory::activations},      {"data", &RankMemory::data},
+    {"copies for checkpoints", &RankMemory::copies}};
 inline int64_t TotalOf(const RankMemory& memory) {
   int64_t total = 0;
   for (const MemoryPart& part : kMemoryParts) total += memory.*part.bytes;

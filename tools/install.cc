@@ -41,8 +41,8 @@ constexpr char kUsage[] =
   install --prefix=FOLDER
 
 Into FOLDER go bin/evenkeel-*, include/evenkeel/, lib/libevenkeel_*.a, lib/cmake/evenkeel/ and
-lib/pkgconfig/evenkeel.pc; it may be moved as a whole afterwards. What an earlier installation has
-put there is replaced, and removed if there is no such file any more. With DESTDIR in the
+lib/pkgconfig/evenkeel.pc; it may be moved as a whole afterwards. Files of an earlier
+installation are replaced, and removed if they are obsolete. With DESTDIR in the
 environment everything goes below $DESTDIR/FOLDER.
 
 Programs then need the system's libraries as this build does. docs/install.md has the rest.

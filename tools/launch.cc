@@ -45,28 +45,31 @@ DEFINE_string(flight, "", "Folder where a rank writes its last collectives when 
 namespace {
 
 constexpr char kUsage[] =
-    R"(Starts ranks of a program on this host, and ends all of them when one fails, or lets the others continue.
+    R"(Starts ranks of a program on this host; when one fails, ends the others or lets them go on.
 
   launch [--nproc=2] [--on_failure=stop] [--patience_s=5] [--max_restarts=0] [--flight=FOLDER]
          [--status=HOST:PORT] -- PROGRAM [ARGUMENT...]
 
-Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun sets them, and
-the variables by which evenkeel's ranks find and trust each other.
+Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT as
+torchrun sets them, and the variables by which evenkeel's ranks find and trust each other.
 
---on_failure=stop      When a rank fails, the others have --patience_s to end by themselves. The exit code is the first
-                       failed rank's, or 128 + its signal.
---on_failure=continue  When any rank fails, the others continue: the launcher hosts the store by which they find each
-                       other. The exit code is 0 if at least one rank ended well, otherwise as with stop. After a
-                       rank has ended well, the launcher ends those that do not end within --last_patience_s (60).
---max_restarts=N       When the job fails (with continue: no rank ended well), all its ranks are restarted, up to N
-                       times; EVENKEEL_RESTART is the number of restarts so far. A program that saves its progress and
-                       resumes from there loses little. The exit code is the last attempt's. A job that SIGINT,
-                       SIGTERM or SIGHUP interrupts is not restarted.
---restart_pause_s=1    Seconds before the first restart, and before one after an attempt of 10 seconds or more; twice as
-                       long after each shorter attempt, up to 30.
---flight=FOLDER        Where ranks that fail, or see another one fail, write their last collectives, a file for each
-                       rank (EVENKEEL_FLIGHT). The folder is created if it does not exist; one that has records
-                       of an earlier job is refused. Restarted ranks write to FOLDER/restart1, and so on.
+--on_failure=stop      When a rank fails, the others have --patience_s to end by themselves. The
+                       exit code is the first failed rank's, or 128 + its signal.
+--on_failure=continue  When any rank fails, the others continue: the launcher hosts the store by
+                       which they find each other. The exit code is 0 if at least one rank ended
+                       well, otherwise as with stop. After a rank has ended well, the launcher
+                       ends those that do not end within --last_patience_s (60).
+--max_restarts=N       When the job fails (with continue: no rank ended well), all its ranks are
+                       restarted, up to N times; EVENKEEL_RESTART is the number of restarts so far.
+                       A program that saves its progress and resumes from there loses little. The
+                       exit code is the last attempt's. A job that SIGINT, SIGTERM or SIGHUP
+                       interrupts is not restarted.
+--restart_pause_s=1    Seconds before the first restart, and before one after an attempt of 10
+                       seconds or more; twice as long after each shorter attempt, up to 30.
+--flight=FOLDER        Where ranks that fail, or see another one fail, write their last
+                       collectives, a file for each rank (EVENKEEL_FLIGHT). The folder is created
+                       if it does not exist; one that has records of an earlier job is refused.
+                       Restarted ranks write to FOLDER/restart1, and so on.
 --status=HOST:PORT     Where the job's state is served over HTTP while it runs: /status.json, and
                        /metrics for Prometheus, for requests with the header "Authorization: Bearer
                        $EVENKEEL_STATUS_TOKEN". The default is EVENKEEL_STATUS; without it, nothing

@@ -41,12 +41,12 @@ for linked in libabsl-dev libgflags-dev nlohmann-json3-dev; do
   install -D -m 644 "/usr/share/doc/$linked/copyright" "$usr/share/evenkeel/licenses/$linked"
 done
 
-# The packages that the programs need, with the versions that have what they use.
+# The packages that the programs need, with the versions that have the symbols they use.
 mkdir "$work/debian" "$root/DEBIAN"
 printf 'Source: evenkeel\n\nPackage: evenkeel\nArchitecture: any\n' >"$work/debian/control"
 programs_need=$(cd "$work" && dpkg-shlibdeps -O --ignore-missing-info "$usr"/bin/* |
   sed -n 's/^shlibs:Depends=//p')
-# Those that programs with the archives are linked with. Abseil's ABI is that of one release.
+# The packages that programs linked with the archives need. Abseil's ABI differs between releases.
 abseil=$(sed -n 's/^Requires:.* = \([0-9]*\)$/\1/p' "$usr/lib/pkgconfig/evenkeel.pc")
 archives_need="libabsl-dev (>= $abseil), libabsl-dev (<< $((abseil + 1)))"
 for file in $(grep -o 'l:lib[^, ]*' "$usr/lib/pkgconfig/evenkeel.pc"); do

@@ -62,13 +62,14 @@ constexpr char kSummary[] = R"(Trains a model on images or text with several ran
   bazel run //trainer:train
   bazel run //trainer:train -- --model=gpt
   bazel run //trainer:train -- --model=mlp --nproc=4 --epochs=1
-  bazel run //trainer:train -- --model=mlp --rank_steps=3,5 --divide_by=effective --save=mlp.safetensors
+  bazel run //trainer:train -- --model=mlp --rank_steps=3,5 --divide_by=effective \
+      --save=mlp.safetensors
   bazel run //trainer:train -- --model=mlp --freeze=fc1@100:200 --metrics=run.jsonl
   bazel run //trainer:train -- --model=mlp --nproc=4 --nozero --on_failure=continue
   torchrun --no_python --nproc_per_node=2 train --model=cnn
 
-The last line of the output is test_accuracy=0.xxxx, for a text test_bits_per_byte=x.xxxx. Relative paths refer to the
-current folder.
+The last line of the output is test_accuracy=0.xxxx, for a text test_bits_per_byte=x.xxxx.
+Relative paths refer to the current folder.
 
 )";
 
@@ -89,7 +90,7 @@ std::optional<int> ThreadsPerRank(int ranks_on_host) {
 }
 
 // Returns the errors that can be found before any rank is started. `place` is the host's memory
-// before the data was loaded; a GPU's is not asked for in a process that forks.
+// before the data was loaded. A GPU's is not queried, since this process forks later.
 absl::Status CheckSetup(const TrainOptions& options, const MemoryPlace& place,
                         const absl::StatusOr<std::shared_ptr<const TrainingData>>& data) {
   if (options.device == DeviceKind::kCuda || !data.ok())
@@ -103,7 +104,7 @@ absl::Status RunDry(const TrainOptions& options, const Environment& environment)
   const int world_size = is_rank ? environment.world_size : options.nproc;
   if (environment.rank != 0) return absl::OkStatus();
   const bool is_cuda = options.device == DeviceKind::kCuda;
-  // Before this process loads the data, which is a part of the need.
+  // Measured before this process loads the data, which counts as a part of the run's memory.
   const MemoryPlace place =
       is_cuda ? DeviceMemory(Device::Cuda(0), FactsOfCudaDevice(0)) : HostMemory();
   // Ranks on GPUs have one each; the numbers of ranks on other hosts are unknown.

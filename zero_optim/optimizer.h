@@ -265,7 +265,7 @@ class Optimizer : public Joinable {
   // Returns this rank's part of a checkpoint, for a CheckpointWriter in a hook that exhausted ranks
   // run, too. Waits for the end of the step.
   virtual absl::StatusOr<StatePieces> Pieces() = 0;
-  // To be called with its path after each checkpoint that the optimizer did not write itself.
+  // Sets the path of the newest checkpoint, after each one that the optimizer did not write itself.
   virtual void SetCheckpointHint(absl::string_view hint) = 0;
 
   JoinPhase join_phase() const override { return JoinPhase::kOptimizer; }

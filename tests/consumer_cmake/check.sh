@@ -155,7 +155,7 @@ pack_into() { "${bazel[@]}" run --noshow_progress //tools:package -- --to="$1"; 
 
 packs_the_same_again() { pack_into "$1.again" && diff -r "$1" "$1.again"; }
 
-# All of it belongs to root, and apt brings what programs are linked with.
+# All files belong to root, and the package depends on the libraries of the programs.
 is_for_apt() { # package
   dpkg-deb -c "$1" | grep -v 'root/root' && return 1
   dpkg-deb -c "$1" | grep ' \./usr/bin/evenkeel-launch$' && dpkg-deb -f "$1" Depends | grep 'libabsl-dev.*libssl-dev'
@@ -178,12 +178,12 @@ else
   needs_what_came_before
   promise 'installing again writes nothing and removes what is obsolete' reinstalls "$prefix"
   promise 'every public target is installed' names_every_public_target
-  promise 'headers under -std=c++17 say what they need' headers_say_what_they_need "$prefix"
+  promise 'headers under -std=c++17 report the standard that they need' headers_say_what_they_need "$prefix"
   promise 'bazel run //tools:package packs it' pack_into "$work/packed"
   needs_what_came_before
-  promise 'the same bytes each time' packs_the_same_again "$work/packed"
-  promise 'a package for apt' is_for_apt "$work"/packed/*.deb
-  promise 'and a tarball' unpack "$work"/packed/*.tar.gz "$moved"
+  promise 'packing again gives the same bytes' packs_the_same_again "$work/packed"
+  promise 'the .deb belongs to root and depends on the libraries' is_for_apt "$work"/packed/*.deb
+  promise 'the tarball can be unpacked' unpack "$work"/packed/*.tar.gz "$moved"
 fi
 promise 'each installed header compiles alone, without Gloo, OpenSSL, NCCL or JSON' headers_compile_alone "$prefix"
 

@@ -2,7 +2,7 @@
 // checkpoint: it ends with the weights of a run that nobody disturbed, bit for bit.
 //
 // Victims: one rank, the process that starts them, or all of them at once. Moments: some time after
-// the start, or while a checkpoint is being written beside the steps; in the second test only
+// the start, or while a checkpoint is being written in the background; in the second test only
 // those, on a disk that is slow enough for every stage of a save to be hit (slow_disk.cc). Rounds
 // follow each other, each a run of its own, until so many kills have hit a running job; a seed
 // decides everything except the moments. KILLS_IN_SAVES sets the number of the second test.

@@ -58,7 +58,7 @@ std::vector<std::string> Lines(absl::string_view text);  // Without empty ones.
 
 // Running processes, other than this one, whose command line has `text` in it.
 std::vector<pid_t> ProcessesWith(absl::string_view text);
-// The one of them that is this rank, by its number in the beginning; -1: there is none.
+// Returns the one among them that was started as `rank`; -1 if there is none.
 pid_t PidOfRank(absl::string_view text, int rank);
 
 }  // namespace evenkeel

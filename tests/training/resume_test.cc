@@ -348,7 +348,7 @@ TEST(ResumeTest, ARunThatIsStoppedWritesWhatThereIs) {
   ASSERT_EQ(kill(program.pid(), SIGTERM), 0);
   const Ended ended = program.Wait();
   EXPECT_EQ(ended.code, 128 + SIGTERM) << ended.err;
-  EXPECT_THAT(ReadText(report), HasSubstr("The run was told to stop and stopped after "));
+  EXPECT_THAT(ReadText(report), HasSubstr("The run was asked to stop and stopped after "));
   EXPECT_THAT(ReadText(state), HasSubstr("evenkeel_train_up{model=\"mlp\",run=\"run\"} 0"));
 }
 
@@ -374,8 +374,8 @@ TEST(ResumeTest, ASignalWithoutCheckpointsSavesTheWeightsAndTheReport) {
                                std::regex("train: stopped at step ([0-9]+), saved " + save +
                                           "; with --checkpoint_dir the same command would "
                                           "continue from this step\n")));
-  EXPECT_THAT(ReadText(report),
-              HasSubstr("The run was told to stop and stopped after " + match[1].str() + " steps"));
+  EXPECT_THAT(ReadText(report), HasSubstr("The run was asked to stop and stopped after " +
+                                          match[1].str() + " steps"));
   RunToEnd(flags + Flags{"--max_steps=" + match[1].str()});
   EXPECT_EQ(MaxDifference(ReadWeights(save), ReadWeights(TempPath("weights.safetensors"))), 0);
 }
@@ -396,7 +396,7 @@ TEST(ResumeTest, WeightsThatAreNotTheBestAreCalledSo) {
   EXPECT_EQ(ended.code, 128 + SIGTERM) << ended.err;
   EXPECT_THAT(ended.err, HasSubstr("saved " + save +
                                    " (the last weights, since no evaluation has "
-                                   "shown the best); "));
+                                   "determined the best); "));
   EXPECT_FALSE(ReadWeights(save).empty());
 }
 
@@ -525,7 +525,8 @@ TEST(ResumeTest, AFullDiskIsReportedAndLeavesTheOlderCheckpoints) {
   EXPECT_EQ(ended.code, 1);  // Because of the last one.
   const std::vector<std::string> lines = Lines(ended.err);
   ASSERT_THAT(lines, SizeIs(9));  // Of steps 9, 12, ..., 30, and of the end.
-  EXPECT_THAT(lines[0], HasSubstr("; training goes on; the newest complete one is step 6"));
+  EXPECT_THAT(lines[0],
+              HasSubstr("; training continues; the newest complete checkpoint is step 6"));
   EXPECT_THAT(lines[8], HasSubstr("train: the checkpoint of step 32 failed: "));
   for (const std::string& line : lines) {
     EXPECT_THAT(line, HasSubstr("cannot write " + folder));

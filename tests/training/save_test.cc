@@ -1,6 +1,6 @@
-// Checkpoints are written beside the steps: what a slow disk, a full one, weights that are not
-// finite, a lost rank and the end of the run do to a save, and what a damaged one does to a job
-// that is restarted.
+// Checkpoints that are written in the background: saves on a slow disk, on a full one, of weights
+// that are not finite, with a lost rank and at the end of the run; damaged checkpoints and jobs
+// that are restarted.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -186,7 +186,7 @@ TEST_F(SaveTest, AFullDiskIsReportedAndTheRunGoesOn) {
     EXPECT_THAT(line, HasSubstr("train: the checkpoint of step "));
     EXPECT_THAT(line, HasSubstr(" failed: "));
     EXPECT_THAT(line, HasSubstr("No space left on device"));
-    EXPECT_THAT(line, HasSubstr("; training goes on; the newest complete one is step "));
+    EXPECT_THAT(line, HasSubstr("; training continues; the newest complete checkpoint is step "));
     EXPECT_FALSE(IsSaving(folder_));
     ExpectTheNewestLoads(ranks);
   }
@@ -203,9 +203,10 @@ TEST_F(SaveTest, TheLastOneThatFailsIsAnErrorOfTheRun) {
     EXPECT_THAT(ended.out, HasSubstr("\ntest_accuracy="));  // The training is not lost.
     ASSERT_EQ(Lines(ended.err).size(), 2u);
     EXPECT_THAT(Lines(ended.err)[0], HasSubstr("train: the checkpoint of step 2 failed: "));
-    EXPECT_THAT(Lines(ended.err)[0], HasSubstr("; training goes on; there is no complete one"));
+    EXPECT_THAT(Lines(ended.err)[0],
+                HasSubstr("; training continues; there is no complete checkpoint"));
     EXPECT_THAT(Lines(ended.err)[1], HasSubstr("train: the checkpoint of step 4 failed: "));
-    EXPECT_THAT(Lines(ended.err)[1], Not(HasSubstr("training goes on")));
+    EXPECT_THAT(Lines(ended.err)[1], Not(HasSubstr("training continues")));
     EXPECT_THAT(NamesIn(folder_), IsEmpty());
   }
 }

@@ -24,7 +24,7 @@ namespace evenkeel {
 namespace {
 
 constexpr double kTolerance = 1.05;  // A run is refused only if it would not fit at all.
-constexpr double kClose = 0.9;       // A warning above this fraction of what is left.
+constexpr double kClose = 0.9;       // A larger share of the memory left is a warning.
 
 std::string Size(int64_t bytes) {
   const double kilo = static_cast<double>(bytes) / 1024;
@@ -78,7 +78,7 @@ absl::Status PlanPasses(const TrainOptions& options, int rank, int world_size, R
   return absl::OkStatus();
 }
 
-// Hosts may have equal names.
+// Returns an id that differs between hosts of equal names.
 std::string BootId() {
   std::string id;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> id;

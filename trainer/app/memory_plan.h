@@ -1,4 +1,4 @@
-// The memory of a run before it is taken: by arithmetic, beside what the machine has left.
+// Computes the memory that a run will take, and compares it with the memory that is left.
 //
 //   EK_ASSIGN_OR_RETURN(RankSetup setup, CheckRank(options, data, rank, world_size));
 //   EK_ASSIGN_OR_RETURN(const RankMemory memory, PlanMemory(options, rank, world_size, setup));
@@ -7,8 +7,8 @@
 //   const MemoryVerdict verdict = JudgeMemory(needs_of_all_ranks);
 //   // kTooMuch: "2 ranks need 54.1 GiB, and host a has 22.1 GiB left"
 //
-// The figures are those of TrainingRun::MemoryHeld() within 5 %. On devices those of
-// activations are the host's, an estimate.
+// The figures are those of TrainingRun::MemoryHeld() within 5 %. On devices the figure
+// of activations is that of the host's model, an estimate.
 //
 // Threads: pure functions.
 // Errors:  those of oneDNN, which chooses the layouts of the cnn.
@@ -36,11 +36,12 @@ namespace evenkeel {
 // Returns "rank 0 holds 38.1 MiB: parameters 3.21 MiB, ...".
 std::string DescribeMemory(int rank, const RankMemory& memory, absl::string_view verb = "holds");
 
-// Returns what a rank will hold. `setup` is of CheckRank() and used up: its plan counts the passes.
+// Returns the memory that a rank will hold. `setup` comes from CheckRank() and serves for one call,
+// since its plan counts the passes.
 absl::StatusOr<RankMemory> PlanMemory(const TrainOptions& options, int rank, int world_size,
                                       RankSetup& setup);
 
-// The memory that a rank takes its part from.
+// The memory from which a rank takes its part: a host's or a device's.
 struct MemoryPlace {
   std::string name;       // "the host a", "cuda:0 of a"
   int64_t available = 0;  // Bytes. Negative: unknown.
@@ -48,18 +49,18 @@ struct MemoryPlace {
   std::string boot;       // Ranks share the memory if name and boot are equal.
 };
 
-// A rank's part, from a place as it is before any rank has taken its part.
+// The memory that a rank needs, and its place as it was before any rank took memory.
 struct MemoryNeeds {
   MemoryPlace place;
   int64_t bytes = 0;
-  int64_t certain_bytes = 0;  // Of these; the rest is estimated.
+  int64_t certain_bytes = 0;  // The part of `bytes` that is no estimate.
 
   std::string Serialize() const;
   static absl::StatusOr<MemoryNeeds> Parse(absl::string_view bytes);
 };
 
-// Return the memory of this host, as far as this process may use it, and that of a device; for an
-// error it is unknown.
+// Return the memory of this host that this process may use, and that of a device, which is unknown
+// if `facts` is an error.
 MemoryPlace HostMemory();
 MemoryPlace DeviceMemory(Device device, const absl::StatusOr<DeviceFacts>& facts);
 
@@ -70,7 +71,7 @@ struct MemoryVerdict {
   int64_t ranks = 1;
   int64_t available = 0;
 };
-// `needs`: of all ranks, or of those of one place.
+// Compares the sums of needs with the places. `needs`: those of all ranks, or of one place's ranks.
 MemoryVerdict JudgeMemory(const std::vector<MemoryNeeds>& needs);
 
 // Returns OK, or for a verdict of kTooMuch ResourceExhausted, which proposes a smaller batch if

@@ -11,7 +11,7 @@
 // waited for gradients after the backward pass.
 //
 // On a terminal the line is rewritten in place, ten times a second at most, without the parts that
-// find no room; elsewhere (a file, a pipe) it is printed as a line of its own every few seconds.
+// do not fit; elsewhere (a file, a pipe) it is printed as a line of its own every few seconds.
 // It has some 95 characters.
 //
 // Units:   `count` is from the start of training, over all ranks if the caller has it. Losses are
@@ -60,8 +60,9 @@ struct ProgressOptions {
   absl::Duration plain_period = absl::Seconds(5);
 };
 
-// Returns the beginning of a line of another writer, which may be another process: on a terminal it
-// erases an open progress line, whose next update is drawn below; elsewhere it is empty.
+// Returns the text with which another writer, also one in another process, begins its line: on a
+// terminal it erases an open progress line, whose next update is drawn below; elsewhere it is
+// empty.
 absl::string_view BeginLine(std::FILE* out);
 
 class ProgressLine {

@@ -35,13 +35,13 @@ struct RankSetup {
 
 // Checks everything of one rank, and makes a plan of its model, which takes no memory (model.h).
 // `data` may be the error of loading, which is then returned. Only rank 0 reads the header of
-// --init and checks that its output files can be written; in a dry run no folder is made.
+// --init and checks that its output files can be written; in a dry run no folder is created.
 absl::StatusOr<RankSetup> CheckRank(const TrainOptions& options,
                                     const absl::StatusOr<std::shared_ptr<const TrainingData>>& data,
                                     int rank, int world_size);
 // Replaces the plan by the model.
 absl::Status MakeModel(const TrainOptions& options, int rank, RankSetup& setup);
-// Does both.
+// Calls CheckRank() and MakeModel().
 absl::StatusOr<RankSetup> PrepareRank(
     const TrainOptions& options, const absl::StatusOr<std::shared_ptr<const TrainingData>>& data,
     int rank, int world_size);

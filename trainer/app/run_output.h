@@ -86,7 +86,7 @@ class RunOutput {
   // `lost` has all lost ranks, earlier ones included. The run's plan is the new one.
   void OnLost(const std::vector<LostRank>& lost);
   void OnSaved(absl::string_view path);
-  // The writing of a checkpoint has ended. The caller logs an error.
+  // Writes the metrics of a checkpoint whose writing has ended; the caller logs its error.
   void OnCheckpoint(const EndedCheckpoint& ended);
   // The run stops before its end.
   void OnStopped();

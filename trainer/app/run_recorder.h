@@ -8,8 +8,8 @@
 //   // for a checkpoint
 //   const std::string bytes = Serialize(WithRanks(recorder.Now(), std::move(ranks)));
 //
-// A run that is resumed from a checkpoint has a history: that record of when the checkpoint was
-// written. Its record continues from there, as if there had been no pause.
+// A run that is resumed from a checkpoint has a history: that record at the time of the
+// checkpoint. Its record continues from there, as if there had been no pause.
 //
 // Uses a bounded amount of memory, however long the run is. Write() may be called between any two
 // steps, and repeatedly: the files then show the run up to that step. Each is complete or absent.

@@ -328,7 +328,8 @@ absl::Status ParseCommHook(const TrainFlags& flags, TrainOptions& options) {
   }
   if (hook != CommHook::kNone && options.compute == DType::kFloat64)
     return InvalidArgument("--comm_hook=", flags.comm_hook,
-                           " would round the reference computation of --compute=float64");
+                           " would round the reference computation of --compute=float64; "
+                           "choose --comm_hook=none");
   return absl::OkStatus();
 }
 

@@ -162,17 +162,18 @@ class Job {
     }
     if (output_ != nullptr) output_->OnStopped();
     if (options_.wants_record()) {
-      EK_RETURN_IF_ERROR(WriteRecord(absl::StrCat("The run was told to stop and stopped after ",
+      EK_RETURN_IF_ERROR(WriteRecord(absl::StrCat("The run was asked to stop and stopped after ",
                                                   *result.stopped_after, " steps.")));
     }
     if (output_ != nullptr) {
       const bool is_no_best = options_.saves_best && saved == options_.save_file;
-      absl::FPrintF(streams_.log, "train: stopped at step %d%s%s; %s\n", *result.stopped_after,
-                    saved.empty() ? "" : ", saved " + saved,
-                    is_no_best ? " (the last weights, since no evaluation has shown the best)" : "",
-                    result.checkpoint.empty()
-                        ? "with --checkpoint_dir the same command would continue from this step"
-                        : "the same command continues from this step");
+      absl::FPrintF(
+          streams_.log, "train: stopped at step %d%s%s; %s\n", *result.stopped_after,
+          saved.empty() ? "" : ", saved " + saved,
+          is_no_best ? " (the last weights, since no evaluation has determined the best)" : "",
+          result.checkpoint.empty()
+              ? "with --checkpoint_dir the same command would continue from this step"
+              : "the same command continues from this step");
       std::fflush(streams_.log);
     }
     return options_.goes_on ? run_.communicator().Finalize() : absl::OkStatus();
@@ -215,10 +216,10 @@ class Job {
     // If the run ends with the error, its end reports it.
     if (ended.status.ok() || !goes_on || run_.communicator().rank() != 0) return;
     absl::FPrintF(
-        streams_.log, "train: the checkpoint of step %d failed: %s; training goes on; %s\n",
+        streams_.log, "train: the checkpoint of step %d failed: %s; training continues; %s\n",
         ended.step, ended.status.message(),
-        ended.newest < 0 ? "there is no complete one"
-                         : absl::StrCat("the newest complete one is step ", ended.newest));
+        ended.newest < 0 ? "there is no complete checkpoint"
+                         : absl::StrCat("the newest complete checkpoint is step ", ended.newest));
     std::fflush(streams_.log);
   }
 

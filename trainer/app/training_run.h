@@ -115,7 +115,7 @@ class TrainingRun {
   // `checkpoints` (null: none) outlives it and has the beginning of the run, whose weights rank 0's
   // model has already. The run writes its checkpoints to it: when they are due, when a rank asks
   // for one (StepRequests::kSave), and when the process is told to stop (stop_signals.h) or a rank
-  // asks for it. They are written beside the steps; one that fails does not end the run, unless it
+  // asks for it. They are written in the background; one that fails does not end the run, unless it
   // is the last one.
   static absl::StatusOr<std::unique_ptr<TrainingRun>> Create(Communicator* comm,
                                                              const TrainOptions& options,
@@ -139,8 +139,8 @@ class TrainingRun {
   // an error does not end the run.
   using OnSaved = std::function<void(const EndedCheckpoint& ended, bool goes_on)>;
   void SetOnSaved(OnSaved on_saved) { on_saved_ = std::move(on_saved); }
-  // At the end of the run: waits for the checkpoint that is being written, and writes one if the
-  // last step has none. Its error is that of all ranks.
+  // Waits, at the end of the run, for the checkpoint that is being written, and writes one if the
+  // last step has none. Returns the same error on all ranks.
   absl::Status FinishSaves();
   // Makes the ranks' buffers equal to those with which the next epoch would begin.
   absl::Status ShareBuffers();
@@ -231,7 +231,7 @@ class TrainingRun {
   absl::Status Save(int epoch, int64_t steps, int model_rank);
   // Waits for the checkpoint that is being written, and returns its path; empty: none.
   absl::StatusOr<std::string> WaitForSave();
-  // Passes on that a checkpoint's writing has ended, if it has.
+  // Passes a checkpoint whose writing has ended, if there is one, to the function of SetOnSaved().
   void NoteSaved(const std::optional<EndedCheckpoint>& ended, bool goes_on);
   void AskToStop();
 

@@ -18,8 +18,8 @@ struct CheckpointOptions {
   // kResumeAuto: the newest in `folder`, if any; kResumeNever: none, `folder` must not contain any;
   // else the path of a checkpoint.
   std::string resume = kResumeAuto;
-  // With kResumeAuto: a checkpoint that does not load is passed over for the one before it. For a
-  // job that was restarted, since its user may not be there.
+  // With kResumeAuto: a checkpoint that does not load is passed over for the one before it. For
+  // restarted jobs, whose user may be absent.
   bool passes_over_damaged = false;
 };
 

@@ -139,7 +139,7 @@ absl::StatusOr<std::unique_ptr<RunCheckpoints>> RunCheckpoints::Open(
   const std::string flag = is_named ? absl::StrCat("--resume=", options.resume)
                                     : absl::StrCat("--checkpoint_dir=", options.folder);
   const bool leads = comm.rank() == 0;
-  absl::Status damage;  // Of the checkpoint that was chosen last.
+  absl::Status damage;  // The error of the checkpoint that was chosen last.
   do {
     const absl::StatusOr<std::string> text = leads ? opened->Choose(damage, model) : "";
     ByteWriter writer;
@@ -153,7 +153,7 @@ absl::StatusOr<std::unique_ptr<RunCheckpoints>> RunCheckpoints::Open(
     opened->advice_ = std::string(reader.Bytes());
     opened->job_ = std::string(reader.Bytes());
     if (opened->resumed_from_.empty()) return opened;
-    // Rank 0 has done the same.
+    // Rank 0 has parsed it, too.
     EK_ASSIGN_OR_RETURN(RunState parsed, RunState::Parse(state));
     opened->resumed_ = std::make_unique<RunState>(std::move(parsed));
     if (!options.passes_over_damaged) break;

@@ -19,7 +19,7 @@
 //   state.json                   run_state.h; with checksums of the files above except the
 //                                optimizer's, which has its own
 //
-// Each rank copies its part and writes it beside the next steps, by a CheckpointWriter
+// Each rank copies its part and writes it in the background, by a CheckpointWriter
 // (zero_optim/checkpoint/checkpoint_writer.h). Rank 0 creates the checkpoint, and publishes it when
 // everything is on the disk. If a rank fails to write, or has a loss, a weight or a buffer that is
 // not finite, all ranks get its error, the unfinished checkpoint is removed, and older ones stay.
@@ -29,11 +29,11 @@
 // Resuming:  `auto` uses the newest. A damaged one is an error, which names it and the remedy: no
 //            checkpoint is skipped silently. With CheckpointOptions::passes_over_damaged a damaged
 //            one is renamed, and the one before it is used: all ranks then first compare the
-//            checksums of all files, each of a share of them.
+//            checksums of all files, each rank those of its share.
 // Memory:    one copy of the rank's part, kept for the next checkpoint: its optimizer state and
 //            buffers, and on one rank the parameters.
 // Order:     all ranks call Open() and Start() together.
-// Threads:   thread-compatible. What Start() got may change when it returns.
+// Threads:   thread-compatible. The arguments of Start() may change once it returns.
 // Errors:    the same one on all ranks; the group still works.
 
 #ifndef EVENKEEL_TRAINER_CHECKPOINT_RUN_CHECKPOINTS_H_
@@ -83,16 +83,16 @@ struct RunToSave {
 struct EndedCheckpoint {
   int64_t step = 0;
   absl::Status status;       // OK: it is complete.
-  std::string path;          // Where it is then.
+  std::string path;          // The folder of the complete one.
   int64_t newest = -1;       // After an error: the newest complete one; -1: none.
-  int64_t copied_bytes = 0;  // By this rank.
-  absl::Duration stall;      // Of this rank's steps.
-  absl::Duration took;       // Until the end of its writing.
+  int64_t copied_bytes = 0;  // The bytes that this rank copied.
+  absl::Duration stall;      // The time for which this rank's step waited.
+  absl::Duration took;       // The time until its writing had ended.
 };
 
 class RunCheckpoints {
  public:
-  // Called on rank 0 in Start(); its result is called beside later steps with the records of all
+  // Called on rank 0 in Start(); its result is called in the background, with the records of all
   // ranks.
   using FinishHistory = std::function<std::string(std::vector<RankRecord> ranks)>;
   using MakeHistory = std::function<FinishHistory()>;
@@ -107,7 +107,7 @@ class RunCheckpoints {
   const RunState* resumed() const { return resumed_.get(); }
   const std::string& resumed_from() const { return resumed_from_; }
   const ResumeTerms& terms() const { return terms_; }
-  // On rank 0: a line about each checkpoint that was passed over.
+  // Returns, on rank 0, a line about each checkpoint that was passed over.
   const std::vector<std::string>& passed_over() const { return passed_over_; }
   // Returns true if checkpoints are written.
   bool has_folder() const { return !options_.folder.empty(); }
@@ -128,12 +128,11 @@ class RunCheckpoints {
   // Returns true if a checkpoint is due after `steps` steps, in the last of which the ranks asked
   // for `requests`.
   bool IsDue(int64_t steps, int64_t total_steps, uint32_t requests) const;
-  // Copies what this rank has to write, and lets a thread write it. First waits for the checkpoint
-  // before it.
+  // Waits for the previous checkpoint, and copies this rank's part, which a thread then writes.
   void Start(Communicator& comm, RunToSave run);
   // Returns the checkpoint that Start() began, once, when its writing has ended. Poll() does not
   // wait for that; Wait() does, and returns DeadlineExceeded in it if the writing goes on after
-  // `timeout`. Null: there is none.
+  // `timeout`. Both return null if there is no such checkpoint.
   bool is_writing() const { return writing_ != nullptr; }
   std::optional<EndedCheckpoint> Poll();
   std::optional<EndedCheckpoint> Wait(absl::Duration timeout);
@@ -142,7 +141,7 @@ class RunCheckpoints {
   RunCheckpoints(const CheckpointOptions& options, const RunSettings& settings)
       : options_(options), settings_(settings) {}
 
-  // What the thread of a checkpoint uses.
+  // The data that the thread of a checkpoint uses.
   struct Writing;
   struct Damaged {
     int64_t step = 0;
@@ -151,8 +150,8 @@ class RunCheckpoints {
 
   // On rank 0.
   absl::Status OpenFolder();
-  // Returns the state of the checkpoint to begin with, and loads its weights; sets resumed_from_.
-  // Empty: none. `damage`: of the one that was chosen before.
+  // Chooses the checkpoint to resume from, loads its weights, sets resumed_from_, and returns its
+  // state; empty: none. `damage`: the error of the checkpoint that was chosen before.
   absl::StatusOr<std::string> Choose(const absl::Status& damage, Model& model);
   absl::StatusOr<std::string> ChooseResume() const;  // Empty: none.
   absl::Status NoteDamaged(const absl::Status& why);
@@ -178,8 +177,8 @@ class RunCheckpoints {
   MakeHistory make_history_;      // Null: no history.
   std::vector<Damaged> damaged_;  // On rank 0: newest first.
   std::vector<std::string> passed_over_;
-  std::map<std::string, std::string> companions_;  // The model's.
-  std::shared_ptr<Writing> writing_;               // Null: it was returned.
+  std::map<std::string, std::string> companions_;  // The model's files.
+  std::shared_ptr<Writing> writing_;               // Null: none, or returned.
   CheckpointWriter writer_;                        // Last: its thread uses the rest.
 };
 

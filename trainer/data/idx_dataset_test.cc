@@ -133,9 +133,9 @@ TEST_F(IdxDatasetTest, SaysWhatIsWrongWithAFile) {
       {Images(2), Labels(2).substr(0, 9),
        "labels: is too short: 2 bytes should follow the header, 1 do"},
       {Header({1, 2, 2}) + "abcd", Labels(1),
-       "images: holds 1 images of 2x2, expected are images of 28x28"},
+       "images: holds 1 images of 2x2, but images of 28x28 are expected"},
       {Header({5, 0, 28}), Labels(5),
-       "images: holds 5 images of 0x28, expected are images of 28x28"},
+       "images: holds 5 images of 0x28, but images of 28x28 are expected"},
       {Header({4294967295, 4294967295, 4294967295}), Labels(1),
        "images: is too short: 4294967295x4294967295x4294967295 bytes should follow the header, 0 "
        "do"},

@@ -77,7 +77,7 @@ absl::Status CheckIdxImages(absl::string_view file) {
   if (sizes[1] == kImageSide && sizes[2] == kImageSide && sizes[0] <= kMaxSamples)
     return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("holds ", sizes[0], " images of ", sizes[1], "x",
-                                                 sizes[2], ", expected are images of 28x28"));
+                                                 sizes[2], ", but images of 28x28 are expected"));
 }
 
 absl::Status CheckIdxLabels(absl::string_view file) {

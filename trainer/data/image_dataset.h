@@ -16,8 +16,7 @@
 // Errors:    NotFound if a file is missing; InvalidArgument or DataLoss, with the path, for a file
 //            that is damaged, of a different kind, too short, too long, not 28x28, not whole
 //            records, or has labels of 10 or more; and for different numbers of images and labels.
-// Source:    of CIFAR-10: Krizhevsky, "Learning Multiple Layers of Features from Tiny Images",
-// 2009.
+// Source:    Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009 (CIFAR-10)
 
 #ifndef EVENKEEL_TRAINER_DATA_IMAGE_DATASET_H_
 #define EVENKEEL_TRAINER_DATA_IMAGE_DATASET_H_

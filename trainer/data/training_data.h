@@ -34,9 +34,9 @@ namespace evenkeel {
 
 enum class DataKind { kIdx, kCifar, kText, kTokens };
 
-// A folder with one of MNIST's four files is kIdx; one with data_batch_1.bin is kCifar; a file, a
-// folder or a pattern with a file that begins as a token shard is kTokens; any other file, folder
-// with files, or pattern that files match is kText.
+// Returns the kind of the data at a path. A folder with one of MNIST's four files is kIdx; one with
+// data_batch_1.bin is kCifar; a file, a folder or a pattern with a file that begins as a token
+// shard is kTokens; any other file, folder with files, or pattern that files match is kText.
 absl::StatusOr<DataKind> GuessDataKind(const std::string& path);
 
 struct TrainingData {

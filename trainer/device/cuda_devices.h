@@ -3,7 +3,7 @@
 //   // FailedPrecondition "no CUDA device: ...", Unimplemented
 //   absl::StatusOr<int> devices = CountCudaDevices();
 //
-// The number is asked in a process of its own: CUDA may not be used in a process that forks later.
+// A separate process counts them: CUDA may not be used in a process that forks later.
 //
 // Errors: FailedPrecondition without a device; Unimplemented, with what was missing, in a build
 //         without CUDA; DeadlineExceeded where a driver does not answer.
@@ -19,7 +19,7 @@ namespace evenkeel {
 
 absl::StatusOr<int> CountCudaDevices(absl::Duration timeout = absl::Minutes(1));
 
-// Returns the facts of a device, asked in this process, which must not fork later.
+// Returns the facts of a device. Uses CUDA in this process, which must not fork later.
 absl::StatusOr<DeviceFacts> FactsOfCudaDevice(int index);
 
 }  // namespace evenkeel

@@ -2,7 +2,7 @@
 // network of trainer/models/cnn.h and the GPT-2 of trainer/gpt.
 //
 //   EK_ASSIGN_OR_RETURN(const DevicePlace place, MakeDevicePlace(*comm.runtime(), comm.device()));
-//   // gives the weights that it begins with, and can go afterwards
+//   // has the initial weights; may be destroyed afterwards
 //   EK_ASSIGN_OR_RETURN(std::unique_ptr<Model> host, MakeMlp(options));
 //   EK_ASSIGN_OR_RETURN(std::unique_ptr<Model> model, MakeDeviceMlp(options, *host, place));
 //   // neither waits for the device
@@ -16,7 +16,7 @@
 // Precision: products are of float32, or of bfloat16 or float16 (GPT: bfloat16): then matrices and
 //            filters are rounded once in each pass, and what goes from layer to layer of the
 //            perceptron and the network is of that type. Parameters, their gradients, statistics,
-//            the loss and all sums are float32. Small gradients in float16 want a loss scale
+//            the loss and all sums are float32. Small gradients in float16 need a loss scale
 //            (PassOptions::weight). Of the GPT, equal arguments give equal bits on one kind of
 //            device: no sum depends on which thread comes first, as long as the products of the
 //            device's library don't.
@@ -48,16 +48,16 @@
 
 namespace evenkeel {
 
-// Makes a place with a new stream and with what multiplies there: cuBLAS and cuDNN for CUDA's
-// runtime, plain loops for simulated devices.
+// Makes a place with a new stream and with the libraries that multiply there: cuBLAS and cuDNN for
+// CUDA's runtime, plain loops for simulated devices.
 absl::StatusOr<DevicePlace> MakeDevicePlace(DeviceRuntime& runtime, Device device);
 
-// `host` is what MakeMlp(options) made; products take `dtype`.
+// Makes the model of `host`, a result of MakeMlp(options); products take `dtype`.
 absl::StatusOr<std::unique_ptr<Model>> MakeDeviceMlp(const MlpOptions& options, const Model& host,
                                                      const DevicePlace& place,
                                                      DType dtype = DType::kFloat32);
 
-// `host` is what MakeCnn(options) made; products take `dtype`.
+// Makes the model of `host`, a result of MakeCnn(options); products take `dtype`.
 absl::StatusOr<std::unique_ptr<Model>> MakeDeviceCnn(const CnnOptions& options, const Model& host,
                                                      const DevicePlace& place,
                                                      DType dtype = DType::kFloat32);
@@ -66,12 +66,13 @@ struct DeviceGptOptions {
   // All layers' probabilities are kept for backward. If false, a pass takes the memory of one
   // layer's, and backward computes them once more.
   bool keeps_probabilities = true;
-  // So many rows of a sequence's attention go together; the columns after their last one are not
-  // computed.
+  // Rows of a sequence's attention that are computed together, without the columns after the last
+  // of them.
   int64_t attention_rows = 256;
 };
 
-// Products take the type of the host's GptOptions::compute, which may not be kFloat64.
+// Makes the model of `host`. Products take the type of the host's GptOptions::compute, which may
+// not be kFloat64.
 absl::StatusOr<std::unique_ptr<Gpt>> MakeDeviceGpt(const Gpt& host, const DevicePlace& place,
                                                    const DeviceGptOptions& options = {});
 

@@ -2,8 +2,8 @@
 //
 //   GptActivationBytes(options, /*sequences=*/8, Mode::kTraining)
 //
-// Has a line for each buffer of BlockMemory, BlockTools, CausalAttention and the model; a buffer
-// that is added there is added here.
+// Has a line for each buffer of BlockMemory, BlockTools, CausalAttention and the model; a new
+// buffer there needs a line here.
 //
 // Threads: a pure function.
 
@@ -17,7 +17,7 @@
 
 namespace evenkeel {
 
-// For sequences of options.context tokens. Training has its backward pass, too.
+// Returns the bytes for sequences of options.context tokens; in training, with the backward pass.
 int64_t GptActivationBytes(const GptOptions& options, int64_t sequences, Mode mode);
 
 // Returns how many of `rows` the head takes at once: scores of 16 MiB, or those of 256 rows if that

@@ -87,7 +87,7 @@ MatrixStrides WidenMatrix(int64_t rows, int64_t columns, const MatrixStrides& st
   return {.row = lines.by_rows ? lines.length : 1, .column = lines.by_rows ? 1 : lines.length};
 }
 
-// The way back.
+// Rounds the lines of a matrix without gaps into one of these strides.
 void NarrowMatrix(int64_t rows, int64_t columns, const float* from, const MatrixStrides& strides,
                   BFloat16* to) {
   const Lines lines(rows, columns, strides);
@@ -173,7 +173,8 @@ absl::Status StridedProducts<Operand>::Run(const StridedShape& shape, const Oper
   return absl::InternalError("oneDNN has no product of floats for this shape");
 }
 
-// Matrix by matrix, so that the copies are small. A result in BFloat16 is rounded from its sum.
+// Multiplies one matrix after another, so that the copies are small. A result in BFloat16 is
+// rounded from its sum.
 template <typename Operand>
 template <typename Result>
 absl::Status StridedProducts<Operand>::RunWidened(const StridedShape& shape, const BFloat16* left,

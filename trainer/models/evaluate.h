@@ -51,7 +51,7 @@ struct BestTest {
   friend bool operator==(const BestTest&, const BestTest&) = default;
 };
 
-// In evaluations by the trainer.
+// The batch size of evaluations by the trainer.
 inline constexpr int64_t kLargestEvaluationBatch = 250;
 
 // Evaluates samples [begin, end), in evaluation mode, in batches of at most `batch_size`.

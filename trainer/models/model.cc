@@ -57,7 +57,7 @@ TensorView Model::Allocate(DType dtype, int64_t count) {
 }
 
 absl::Status Model::PlanPass(int64_t, Mode) {
-  return absl::UnimplementedError("the memory of this model's passes is not known in advance");
+  return absl::UnimplementedError("this model cannot compute the memory of its passes in advance");
 }
 
 int Model::AddParameter(std::string name, DType dtype, std::vector<int64_t> shape) {
@@ -153,7 +153,8 @@ absl::StatusOr<BatchResult> Model::Forward(const Batch& batch, Mode mode,
 absl::StatusOr<PendingResult> Model::StartForward(const Batch& batch, Mode mode,
                                                   const PassOptions& options) {
   if (is_plan_)
-    return absl::FailedPreconditionError("forward: the model is a plan, without memory");
+    return absl::FailedPreconditionError(
+        "forward: the model is a plan and has no memory; make it without is_plan");
   EK_RETURN_IF_ERROR(Check(batch));
   has_activations_ = false;
   PendingResult result;

@@ -16,7 +16,7 @@
 // the work enqueued so far.
 //
 // A plan (`is_plan` of a model's options) has the names, shapes and types of the tensors and takes
-// no memory: it tells in advance what a run will hold. It has no passes.
+// no memory: it serves to compute the memory of a run in advance. It has no passes.
 //
 // Shapes:    those of the batch (batch.h); its size may differ from call to call.
 // Gradients: of the mean loss over the batch, times PassOptions::weight: the number of samples for

@@ -115,7 +115,7 @@ struct RankMemory {
   int64_t optimizer = 0;
   int64_t activations = 0;  // With their gradients, for the largest batches so far.
   int64_t data = 0;         // Data sets that are not mapped files.
-  int64_t copies = 0;       // For checkpoints that are written beside the steps.
+  int64_t copies = 0;       // For checkpoints that are written in the background.
   int64_t peak_resident =
       0;  // The process's, with its other ranks if those are threads. 0: unknown.
 };

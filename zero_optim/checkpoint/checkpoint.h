@@ -1,7 +1,7 @@
 // Checkpoints of an optimizer's state: each rank writes its part, and any number of ranks reads it.
 //
 //   EK_RETURN_IF_ERROR(optimizer->Save("checkpoints/step_1000"));       // a collective
-//   // the same beside the next steps (pending_save.h)
+//   // the same in the background (pending_save.h)
 //   EK_ASSIGN_OR_RETURN(const PendingSave save, optimizer->SaveAsync("checkpoints/step_2000"));
 //   ...
 //   // at any world size, with any placement

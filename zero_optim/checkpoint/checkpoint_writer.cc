@@ -43,10 +43,10 @@ std::string KeyOf(absl::string_view param, absl::string_view tensor, int64_t beg
   return absl::StrCat(param, "/", tensor, "@", begin);
 }
 
-// A save needs no more of a parameter, which may change meanwhile.
+// The facts of a parameter that a save needs. The parameter may change meanwhile.
 struct ParamInfo {
   std::string name;
-  DType dtype = DType::kFloat32;  // The state's.
+  DType dtype = DType::kFloat32;  // The type of the state.
   int64_t count = 0;
 };
 
@@ -71,9 +71,9 @@ struct Opening {
 // A rank's message to rank 0 when its files are on the disk.
 struct Part {
   absl::Status status;
-  std::string ledger;       // When the save was started.
-  std::string description;  // Of the pieces of the state.
-  std::string text;         // Of SaveHooks::write.
+  std::string ledger;       // At the start of the save.
+  std::string description;  // The pieces of the state, by Describe().
+  std::string text;         // The result of SaveHooks::write.
 
   std::string Serialize() const {
     return ByteWriter().Status(status).Bytes(ledger).Bytes(description).Bytes(text).Take();
@@ -151,14 +151,16 @@ absl::Status AddDescribed(absl::string_view description, int file,
   for (uint32_t left = reader.U32(); left > 0 && reader.ok(); --left) {
     CheckpointManifest::Param* const param = param_of(reader.I32());
     const int64_t step = reader.I64();
-    if (param == nullptr) return absl::InternalError("a rank's pieces are of an unknown parameter");
+    if (param == nullptr)
+      return absl::InternalError("a rank's part of a save refers to an unknown parameter");
     param->step = std::max(param->step, step);
   }
   for (uint32_t left = reader.U32(); left > 0 && reader.ok(); --left) {
     CheckpointManifest::Param* const param = param_of(reader.I32());
     const std::string tensor(reader.Bytes());
     const int64_t begin = reader.I64(), count = reader.I64(), offset = reader.I64();
-    if (param == nullptr) return absl::InternalError("a rank's pieces are of an unknown parameter");
+    if (param == nullptr)
+      return absl::InternalError("a rank's part of a save refers to an unknown parameter");
     param->tensors[tensor].push_back({begin, count, file, offset});
   }
   return reader.Finish("a rank's pieces");
@@ -181,7 +183,7 @@ absl::StatusOr<CheckpointManifest> ManifestOf(const std::vector<std::string>& fi
       });
     }
   }
-  // A reader makes the same checks.
+  // Parse() makes the checks that a reader makes.
   return CheckpointManifest::Parse(manifest.Serialize());
 }
 
@@ -219,8 +221,8 @@ std::byte* AllocateForCopies(int64_t bytes) {
   return static_cast<std::byte*>(data);
 }
 
-// Lets the steps come first: when this thread wakes it takes no core from another one, and it gets
-// a small part of a core that it shares.
+// Lowers the priority of this thread: when it wakes it preempts no other thread, and it gets a
+// small part of a core that it shares.
 void YieldToSteps() {
   const sched_param none = {};
   sched_setscheduler(0, SCHED_BATCH, &none);
@@ -373,7 +375,7 @@ class Save {
       comm_.control().Send(rank, Topic(part), message);
   }
 
-  // A message that comes too late is dropped.
+  // Receives a message. After a timeout, drops it when it arrives.
   absl::StatusOr<std::string> Receive(absl::string_view part, int from,
                                       absl::Duration timeout) const {
     const std::string topic = Topic(part);
@@ -386,12 +388,12 @@ class Save {
 
   Communicator& comm_;
   const CheckpointToWrite checkpoint_;
-  const std::string name_;   // For errors.
-  const std::string topic_;  // Of this save alone.
+  const std::string name_;   // The context of errors.
+  const std::string topic_;  // Unique to this save.
   const std::string ledger_;
   std::vector<ParamInfo> params_;
   std::string own_path_;  // Empty: nothing was written.
-  // Rank 0 has got this rank's part, and its result has not come: the manifest may need the file.
+  // Rank 0 has received this rank's part, and no result has arrived: the manifest may refer to it.
   bool may_be_complete_ = false;
 };
 
@@ -410,9 +412,10 @@ PendingSave CheckpointWriter::Start(Communicator& comm, const ParameterSet& para
                                     CheckpointToWrite checkpoint,
                                     absl::Span<TensorView* const> more) {
   const PhaseScope saving(comm, StepPhase::kSaving);
-  last_.Wait(comm.timeout()).IgnoreError();  // Its caller gets its result.
+  last_.Wait(comm.timeout()).IgnoreError();  // The caller of that save gets its result.
   if (!last_.IsDone() && checkpoint.state.ok())
-    checkpoint.state = absl::DeadlineExceededError("the checkpoint before is still being written");
+    checkpoint.state =
+        absl::DeadlineExceededError("the previous checkpoint is still being written");
   if (checkpoint.state.ok()) {
     std::vector<TensorView*> tensors(more.begin(), more.end());
     if (checkpoint.state->copies.empty()) {
@@ -441,7 +444,7 @@ absl::Status CheckpointWriter::Copy(absl::Span<TensorView* const> tensors) {
     copy_.reset(AllocateForCopies(bytes));
     if (copy_ == nullptr) {
       return absl::ResourceExhaustedError(
-          absl::StrCat("no memory for a copy of ", bytes, " bytes of state"));
+          absl::StrCat("cannot allocate ", bytes, " bytes for a copy of the state"));
     }
     copy_bytes_ = bytes;
   }

@@ -1,4 +1,4 @@
-// Writes checkpoints (checkpoint.h) while the caller waits, or behind it from a copy.
+// Writes checkpoints (checkpoint.h) while the caller waits, or in the background from a copy.
 //
 //   CheckpointWriter writer;
 //   ...
@@ -14,8 +14,8 @@
 //
 // A save is the same in both forms. On each rank: write own part -> send its description to rank 0
 // -> wait for the result. On rank 0: begin -> wait for the parts -> write the manifest -> send the
-// result. These are messages of the control plane to one rank, and no collective, so that a thread
-// of each rank's own may run them beside the steps.
+// result. These are messages of the control plane from one rank to another, not collectives, so
+// that a separate thread of each rank may exchange them while the steps run.
 //
 // Memory:  Start() needs memory for a copy of this rank's part, which it keeps for the next save;
 //          none for state on a device, whose pieces are host copies already. The first save pays
@@ -89,8 +89,8 @@ class CheckpointWriter {
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
-  // `more`: further tensors for the hooks; they are copied, too, and refer to their copies then,
-  // which are valid until the save is done.
+  // Starts a save, and returns when its state is copied. `more`: further tensors for the hooks;
+  // they are copied, too, and then refer to their copies, which are valid until the save is done.
   PendingSave Start(Communicator& comm, const ParameterSet& params, CheckpointToWrite checkpoint,
                     absl::Span<TensorView* const> more = {});
 

@@ -9,8 +9,7 @@
 // in a narrower float, which loses nothing; it checks all before it changes any.
 //
 // Order:   no collectives. Rank 0 loads before DataParallel::Create(), which sends its values to
-// the
-//          others; any one rank saves.
+//          the others; any one rank saves.
 // Threads: as ParameterSet; gradients are not touched.
 // Errors:  InvalidArgument for a file that is malformed or of another model, naming the tensor, and
 //          for values on a device, which must be copied to the host first; the file system's own.
@@ -37,8 +36,8 @@ struct ParameterFileOptions {
   std::span<const TensorView> values = {};
 };
 
-// The file is complete or absent. {"format", "pt"} is added to the metadata, without which some
-// Python software refuses a file.
+// Write and read a set's parameters. A written file is complete or absent; its metadata also has
+// {"format", "pt"}, without which some Python software refuses a file.
 absl::Status SaveParameters(const ParameterSet& params, const std::string& path,
                             const ParameterFileOptions& options = {});
 absl::Status LoadParameters(const std::string& path, ParameterSet& params,

@@ -17,7 +17,7 @@ absl::Status PendingSave::Wait(absl::Duration timeout) const {
     return state_->status;
   return absl::DeadlineExceededError(absl::StrCat("the checkpoint is not complete after ",
                                                   absl::FormatDuration(timeout),
-                                                  "; its save goes on"));
+                                                  "; it is still being written"));
 }
 
 }  // namespace evenkeel

@@ -1,4 +1,4 @@
-// A save that continues behind the call that started it.
+// A save that continues after the call that started it has returned.
 //
 //   EK_ASSIGN_OR_RETURN(const PendingSave save, optimizer->SaveAsync("checkpoints/step_1000"));
 //   ... further steps ...
@@ -10,8 +10,8 @@
 // Errors:    of Wait(): rank 0 decides, so that all ranks return its result, with the error of the
 //            lowest failing rank. If the group ends meanwhile, or a rank needs longer than the
 //            group's timeout, a rank without the result returns that error: the checkpoint is
-//            complete or absent, but this rank cannot tell which. DeadlineExceeded: the save still
-//            runs (IsDone() is false), or it was given up because a rank was too slow.
+//            complete or absent, but this rank cannot find out which. DeadlineExceeded: the save
+//            still runs (IsDone() is false), or a rank took longer than the timeout.
 
 #ifndef EVENKEEL_ZERO_OPTIM_CHECKPOINT_PENDING_SAVE_H_
 #define EVENKEEL_ZERO_OPTIM_CHECKPOINT_PENDING_SAVE_H_

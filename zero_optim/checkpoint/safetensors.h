@@ -7,11 +7,11 @@
 //   const SafetensorsFile::Tensor* weight = file.Find("fc1.weight");      // null if there is none
 //   weight->dtype, weight->shape, weight->bytes
 //
-// A file is complete or absent (see WriteFileAtomically). A malformed one is refused with a
-// sentence: nothing in it is believed before it is checked. Read() maps the file: the system reads
-// the header, and of the tensors what is used, and the ranks of a host share it. The file must not
-// become shorter meanwhile (mapped_file.h); one that replaces it does no harm. As the format asks,
-// the tensors must cover the data without gaps and overlaps.
+// A file is complete or absent (see WriteFileAtomically). A malformed one is an
+// error: everything in it is checked before it is used. Read() maps the file: the system reads the
+// header and those tensors that are used, and the ranks of a host share them. The file must not
+// become shorter meanwhile (mapped_file.h), but may be replaced by another one. As the format
+// requires, the tensors must cover the data without gaps and overlaps.
 //
 // Booleans, a byte each, are read as uint8.
 //

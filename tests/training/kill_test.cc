@@ -183,7 +183,7 @@ TEST(KillTest, KillsInSavesChangeNothing) {
   const char* const number = std::getenv("KILLS_IN_SAVES");
   Killer killer(/*only_in_saves=*/true);
   ExpectKillsChangeNothing(
-      "in_save", number == nullptr ? 10 : std::atoi(number), killer,
+      "in_save", number == nullptr ? 4 : std::atoi(number), killer,
       {.environment = {{"LD_PRELOAD", "tests/training/slow_disk.so"}, {"SLOW_DISK_MS", "4"}}});
 }
 

@@ -127,8 +127,8 @@ absl::StatusOr<RankMemory> PlanMemory(const TrainOptions& options, int rank, int
   memory.gradients = memory.parameters;
   EK_ASSIGN_OR_RETURN(memory.optimizer, StateBytes(options, parameters, rank, world_size));
   if (!options.checkpoints.folder.empty()) {
-    // Rank 0 saves the parameters, and state that all ranks have.
-    if (rank == 0) memory.copies = memory.parameters;
+    // One rank saves the parameters, and rank 0 the state that all ranks have.
+    if (rank == options.ModelRank(world_size)) memory.copies = memory.parameters;
     if (rank == 0 || options.sharding != Sharding::kNone) memory.copies += memory.optimizer;
   }
   EK_RETURN_IF_ERROR(PlanPasses(options, rank, world_size, setup));

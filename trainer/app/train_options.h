@@ -116,6 +116,8 @@ struct TrainOptions {
   bool saves_folder() const { return absl::EndsWith(save_file, "/"); }
   bool wants_record() const { return !report_file.empty() || !trace_file.empty(); }
   int64_t samples_per_step() const { return batch_size * accumulate; }  // On one rank.
+  // Returns the rank whose buffers the model has after a step in which all ranks had a batch.
+  int ModelRank(int world_size) const { return joins ? world_size - 1 : 0; }
 };
 
 // Return the values of --model, --backend and --comm_hook.

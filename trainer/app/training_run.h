@@ -277,6 +277,7 @@ class TrainingRun {
 
   RunCheckpoints* const checkpoints_;  // Null: none.
   OnSaved on_saved_;                   // May be null.
+  bool has_reserved_ = false;          // The memory for copies of checkpoints.
   int first_epoch_ = 0;
   int64_t first_step_ = 0;
   bool asked_to_stop_ = false;

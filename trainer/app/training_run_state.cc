@@ -110,7 +110,7 @@ absl::Status TrainingRun::FinishSaves() {
 
 absl::Status TrainingRun::ShareBuffers() {
   // The highest rank's after joined steps, else rank 0's.
-  return ShareBuffersOf(options_.joins ? comm_->world_size() - 1 : 0);
+  return ShareBuffersOf(options_.ModelRank(comm_->world_size()));
 }
 
 absl::Status TrainingRun::ShareBuffersOf(int root) {

@@ -281,6 +281,11 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(
     step_ = ++facts.step;
     EK_RETURN_IF_ERROR(status);
     if (checkpoints_ != nullptr) NoteSaved(checkpoints_->Poll(), /*goes_on=*/true);
+    if (checkpoints_ != nullptr && checkpoints_->has_folder() && !has_reserved_) {
+      has_reserved_ = true;
+      checkpoints_->Reserve(*setup_.model, rank == options_.ModelRank(comm_->world_size()),
+                            optimizer_->Pieces());
+    }
     if ((answer.requests & StepRequests::kStop) != 0) result.stopped_after = facts.step;
     AskToStop();
     return absl::OkStatus();
@@ -332,7 +337,7 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(
   AskToStop();
   // A rank was lost in the evaluation, or the run that was resumed had none.
   if (IsTestDue(epoch, facts.step) && best_.latest < facts.step)
-    EK_RETURN_IF_ERROR(test(options_.joins ? comm_->world_size() - 1 : 0));
+    EK_RETURN_IF_ERROR(test(options_.ModelRank(comm_->world_size())));
   const absl::Status status = Loop([&]() -> absl::Status {
     if (clock_ != nullptr) EK_RETURN_IF_ERROR(Own(clock_->Start()));
     // Traces have the time of day; nothing else needs it.

@@ -313,6 +313,20 @@ absl::StatusOr<std::string> RunCheckpoints::Begin(int64_t step) {
   return In(path, kOptimizer);
 }
 
+void RunCheckpoints::Reserve(const Model& model, bool has_model,
+                             const absl::StatusOr<StatePieces>& optimizer) {
+  // On a device there are copies already; an error is one of the save, too.
+  if (!model.place().is_host() || !optimizer.ok()) return;
+  std::vector<TensorView> tensors;
+  for (const StatePiece& piece : optimizer->pieces) tensors.push_back(piece.data);
+  if (has_model) {
+    for (int i = 0; i < model.parameters().size(); ++i)
+      tensors.push_back(model.parameters()[i].value);
+  }
+  for (const NamedBuffer& buffer : model.buffers()) tensors.push_back(buffer.value);
+  writer_.Reserve(tensors);
+}
+
 void RunCheckpoints::Start(Communicator& comm, RunToSave run) {
   const int rank = comm.rank(), world_size = comm.world_size();
   auto writing = std::make_shared<Writing>(

@@ -128,6 +128,9 @@ class RunCheckpoints {
   // Returns true if a checkpoint is due after `steps` steps, in the last of which the ranks asked
   // for `requests`.
   bool IsDue(int64_t steps, int64_t total_steps, uint32_t requests) const;
+  // Takes the memory for the copies of the first checkpoint in the background. `has_model`: this
+  // rank will write the model's file.
+  void Reserve(const Model& model, bool has_model, const absl::StatusOr<StatePieces>& optimizer);
   // Waits for the previous checkpoint, and copies this rank's part, which a thread then writes.
   void Start(Communicator& comm, RunToSave run);
   // Returns the checkpoint that Start() began, once, when its writing has ended. Poll() does not

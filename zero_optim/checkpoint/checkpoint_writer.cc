@@ -435,19 +435,38 @@ PendingSave CheckpointWriter::Start(Communicator& comm, const ParameterSet& para
   return last_;
 }
 
+void CheckpointWriter::Reserve(absl::Span<const TensorView> tensors) {
+  int64_t bytes = 0;
+  for (const TensorView& tensor : tensors) bytes += Aligned(tensor.bytes());
+  last_.state_ = std::make_shared<PendingSave::State>();
+  thread_->Post([this, state = last_.state_, bytes] {
+    YieldToSteps();
+    absl::Status status = Allocate(bytes);
+    // The system gives a page at the first access.
+    if (status.ok()) std::memset(copy_.get(), 0, bytes);
+    absl::MutexLock lock(&state->mutex);
+    state->status = std::move(status);
+    state->is_done = true;
+  });
+}
+
+absl::Status CheckpointWriter::Allocate(int64_t bytes) {
+  if (bytes <= copy_bytes_) return absl::OkStatus();
+  copy_.reset();
+  copy_bytes_ = 0;
+  copy_.reset(AllocateForCopies(bytes));
+  if (copy_ == nullptr) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("cannot allocate ", bytes, " bytes for a copy of the state"));
+  }
+  copy_bytes_ = bytes;
+  return absl::OkStatus();
+}
+
 absl::Status CheckpointWriter::Copy(absl::Span<TensorView* const> tensors) {
   int64_t bytes = 0;
   for (const TensorView* tensor : tensors) bytes += Aligned(tensor->bytes());
-  if (bytes > copy_bytes_) {
-    copy_.reset();
-    copy_bytes_ = 0;
-    copy_.reset(AllocateForCopies(bytes));
-    if (copy_ == nullptr) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("cannot allocate ", bytes, " bytes for a copy of the state"));
-    }
-    copy_bytes_ = bytes;
-  }
+  EK_RETURN_IF_ERROR(Allocate(bytes));
   int64_t at = 0;
   for (TensorView* const tensor : tensors) {
     std::byte* const to = copy_.get() + at;

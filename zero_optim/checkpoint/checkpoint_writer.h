@@ -19,7 +19,7 @@
 //
 // Memory:  Start() needs memory for a copy of this rank's part, which it keeps for the next save;
 //          none for state on a device, whose pieces are host copies already. The first save pays
-//          for new memory. WriteCheckpoint() takes no copy.
+//          for new memory unless Reserve() has taken it. WriteCheckpoint() takes no copy.
 // Time:    Start() waits for the copy alone. The thread of the writer has a low priority.
 // Order:   a collective: all ranks start the same saves in the same order. Saves of one writer run
 //          one after the other: Start() first waits for the save before it, since both use the
@@ -34,6 +34,7 @@
 #ifndef EVENKEEL_ZERO_OPTIM_CHECKPOINT_CHECKPOINT_WRITER_H_
 #define EVENKEEL_ZERO_OPTIM_CHECKPOINT_CHECKPOINT_WRITER_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -94,19 +95,24 @@ class CheckpointWriter {
   PendingSave Start(Communicator& comm, const ParameterSet& params, CheckpointToWrite checkpoint,
                     absl::Span<TensorView* const> more = {});
 
+  // Takes the memory for copies of these tensors in the background, so that the first Start() does
+  // not wait for it. Optional; once, before the first Start(), and not a collective.
+  void Reserve(absl::Span<const TensorView> tensors);
+
   // Returns the save that was started last.
   const PendingSave& last() const { return last_; }
   // Returns the bytes of the memory for copies.
   int64_t copy_bytes() const { return copy_bytes_; }
 
  private:
+  absl::Status Allocate(int64_t bytes);
   absl::Status Copy(absl::Span<TensorView* const> tensors);
 
   struct Free {
     void operator()(std::byte* data) const { std::free(data); }
   };
   std::unique_ptr<std::byte[], Free> copy_;
-  int64_t copy_bytes_ = 0;
+  std::atomic<int64_t> copy_bytes_ = 0;
   PendingSave last_;
   const std::unique_ptr<WorkerThread> thread_;  // Last: its destructor runs the rest of a save.
 };

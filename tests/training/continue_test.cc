@@ -454,9 +454,9 @@ TEST(ContinueStoppedTest, AWishToStopOutlivesTheGroup) {
   EXPECT_THAT(run.Events("test"), IsEmpty());
 }
 
-// All ranks are told that one can't write, and end. No rank is taken for lost because it was told
-// later. Over tcp: the limit of a file's size is one of shared memory, too.
-TEST(ContinueWithoutACheckpointTest, ARankThatCannotWriteEndsTheRun) {
+// All ranks get the error of the last checkpoint, and end. No rank is taken for lost because it got
+// it later. Over tcp: the limit of a file's size is one of shared memory, too.
+TEST(ContinueWithoutACheckpointTest, ARankThatCannotWriteTheLastOneEndsTheRun) {
   // Long after rank 0 is stopped, and before the last step of an epoch, however many ranks are
   // left: in that one rank 3 may have no batch, and then nothing to write.
   constexpr int kLate = 900;
@@ -466,7 +466,7 @@ TEST(ContinueWithoutACheckpointTest, ARankThatCannotWriteEndsTheRun) {
         "if [ $RANK = 3 ]; then trap '' XFSZ; ulimit -f 4; fi; exec \"$0\" \"$@\"";
     ElasticRun run({"--nozero", "--backend=tcp",
                     absl::StrCat("--checkpoint_dir=", TempPath("unwritten"), loses_rank0),
-                    absl::StrCat("--checkpoint_every=", loses_rank0 ? kLate : 3)},
+                    "--checkpoint_every=0", absl::StrCat("--max_steps=", kLate)},
                    {"tools/launch", absl::StrCat("--nproc=", kRanks), "--on_failure=continue",
                     "--patience_s=0.5", "--", "/bin/bash", "-c", limited});
     if (loses_rank0) {
@@ -476,7 +476,8 @@ TEST(ContinueWithoutACheckpointTest, ARankThatCannotWriteEndsTheRun) {
     const Ended ended = run.Wait();
     EXPECT_EQ(ended.code, 1);
     // The lowest rank that is left reports it, once.
-    EXPECT_THAT(ended.err, HasSubstr("train: checkpoint: rank 3: cannot write "));
+    EXPECT_THAT(ended.err,
+                HasSubstr("train: the checkpoint of step 900 failed: rank 3: cannot write "));
     EXPECT_THAT(ended.err, HasSubstr("; no rank ended well"));
     EXPECT_THAT(Lines(ended.err), SizeIs(loses_rank0 ? 3 : 2)) << ended.err;
     if (!loses_rank0) continue;

@@ -331,7 +331,7 @@ TEST_F(RestartTest, ADamagedCheckpointIsPassedOver) {
       // The first attempt fails, as without restarts.
       EXPECT_THAT(ended.err, HasSubstr("; remove or rename " + folder_ + "/" + newest));
       EXPECT_THAT(ended.err, HasSubstr("train: the checkpoint of step 6 is passed over ("));
-      EXPECT_THAT(ended.err, HasSubstr("it is " + folder_ + "/damaged-" + newest + " now"));
+      EXPECT_THAT(ended.err, HasSubstr("and was renamed to " + folder_ + "/damaged-" + newest));
       EXPECT_THAT(ended.out, HasSubstr("resumed from " + folder_ + "/step-000000004"));
       EXPECT_THAT(NamesIn(folder_), ElementsAre("damaged-step-000000006", "step-000000004",
                                                 "step-000000006", "step-000000007"));
@@ -347,9 +347,20 @@ TEST_F(RestartTest, IfNoneLoadsTheJobEndsAndNoneIsTouched) {
   const Ended ended = evenkeel::Run(Job(2, 2, {"--max_steps=6"}));
   SCOPED_TRACE(ended.err);
   EXPECT_EQ(ended.code, 1);
-  EXPECT_THAT(ended.err, HasSubstr("no checkpoint in " + folder_ + " loads; the newest: "));
+  EXPECT_THAT(ended.err, HasSubstr("no checkpoint in " + folder_ + " can be loaded; the newest: "));
   EXPECT_THAT(ended.err, HasSubstr("model.safetensors"));
   EXPECT_EQ(NamesIn(folder_), names);
+}
+
+TEST_F(RestartTest, ANamedCheckpointIsNotPassedOver) {
+  ASSERT_EQ(evenkeel::Run(Job(2, 0, {"--max_steps=4"})).code, 0);
+  const std::string named = folder_ + "/step-000000004";
+  Spoil(named + "/model.safetensors");
+  const Ended ended = evenkeel::Run(Job(2, 1, {"--max_steps=6", "--resume=" + named}));
+  SCOPED_TRACE(ended.err);
+  EXPECT_EQ(ended.code, 1);
+  EXPECT_THAT(ended.err, HasSubstr("damaged or was replaced"));
+  EXPECT_THAT(NamesIn(folder_), ElementsAre("step-000000002", "step-000000004"));
 }
 
 // A difference in the settings is no damage.

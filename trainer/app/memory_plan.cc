@@ -93,7 +93,8 @@ int64_t SmallerBatch(TrainOptions options, const std::shared_ptr<const TrainingD
     if (!setup.ok()) return 0;
     const absl::StatusOr<RankMemory> memory = PlanMemory(options, rank, world_size, *setup);
     if (!memory.ok()) return 0;
-    if (TotalOf(*memory) <= bytes) return options.batch_size;
+    const bool is_device = options.device == DeviceKind::kCuda;
+    if (NeedsOf(*memory, {}, is_device).bytes <= bytes) return options.batch_size;
   }
   return 0;
 }
@@ -134,6 +135,12 @@ absl::StatusOr<RankMemory> PlanMemory(const TrainOptions& options, int rank, int
   EK_RETURN_IF_ERROR(PlanPasses(options, rank, world_size, setup));
   memory.activations = setup.model->ActivationBytes();
   return memory;
+}
+
+MemoryNeeds NeedsOf(const RankMemory& memory, const MemoryPlace& place, bool is_device) {
+  if (!is_device) return {place, TotalOf(memory), TotalOf(memory)};
+  const int64_t bytes = TotalOf(memory) - memory.data - memory.copies;  // Those are on the host.
+  return {place, bytes, bytes - memory.activations};
 }
 
 std::string MemoryNeeds::Serialize() const {
@@ -233,7 +240,7 @@ absl::StatusOr<std::string> DescribeDryRun(const TrainOptions& options,
     EK_ASSIGN_OR_RETURN(RankMemory memory, PlanMemory(options, rank, world_size, setup));
     // Ranks that are threads have the same data.
     if (rank > 0 && options.backend == BackendKind::kLocal) memory.data = 0;
-    needs.push_back({place, TotalOf(memory), TotalOf(memory)});
+    needs.push_back(NeedsOf(memory, place, options.device == DeviceKind::kCuda));
     if (rank > 0) continue;
     first = memory;
     plan = setup.plan;

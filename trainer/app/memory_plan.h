@@ -59,6 +59,9 @@ struct MemoryNeeds {
   static absl::StatusOr<MemoryNeeds> Parse(absl::string_view bytes);
 };
 
+// Returns the part of a place that a rank needs: of the device's memory, or of the host's.
+MemoryNeeds NeedsOf(const RankMemory& memory, const MemoryPlace& place, bool is_device);
+
 // Return the memory of this host that this process may use, and that of a device, which is unknown
 // if `facts` is an error.
 MemoryPlace HostMemory();

@@ -339,19 +339,18 @@ absl::StatusOr<RankSetup> CheckTogether(
   absl::StatusOr<RankSetup> setup = CheckRank(options, data, comm.rank(), comm.world_size());
   absl::Status mine = setup.status();
   RankMemory memory;
-  MemoryNeeds needs{.place = HostMemory()};
   if (mine.ok()) {
     const auto planned = PlanMemory(options, comm.rank(), comm.world_size(), *setup);
     mine = planned.status();
     if (mine.ok()) memory = *planned;
-    needs.bytes = needs.certain_bytes = TotalOf(memory) - memory.data;  // The data is loaded.
   }
-  if (comm.runtime() != nullptr) {
-    const absl::StatusOr<DeviceFacts> facts = comm.runtime()->Facts(comm.device());
-    needs.place = DeviceMemory(comm.device(), facts);
-    needs.bytes -= memory.copies;  // On the host.
-    needs.certain_bytes -= memory.activations + memory.copies;
-  }
+  RankMemory missing = memory;
+  missing.data = 0;  // It is loaded already.
+  const bool is_device = comm.runtime() != nullptr;
+  const MemoryNeeds needs = NeedsOf(
+      missing,
+      is_device ? DeviceMemory(comm.device(), comm.runtime()->Facts(comm.device())) : HostMemory(),
+      is_device);
   EK_ASSIGN_OR_RETURN(const std::vector<std::string> values,
                       AgreeOn(comm, "memory", mine, needs.Serialize()));
   std::vector<MemoryNeeds> all;

@@ -80,7 +80,10 @@ TrainingRun::TrainingRun(Communicator* comm, const TrainOptions& options, RankSe
       pause_(std::make_unique<StepWatch>(comm, "pause", JoinPhase::kOptimizer)),
       checkpoints_(checkpoints) {}
 
-TrainingRun::~TrainingRun() = default;
+TrainingRun::~TrainingRun() {
+  // A checkpoint that is still being written uses the group.
+  if (checkpoints_ != nullptr) checkpoints_->Wait(absl::InfiniteDuration());
+}
 
 absl::StatusOr<std::unique_ptr<TrainingRun>> TrainingRun::Create(Communicator* comm,
                                                                  const TrainOptions& options,

@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/bucket/stats.h"
+#include "evenkeel/comm/agree.h"
 #include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/status.h"
@@ -48,6 +49,8 @@ uint64_t HashOf(const void* data, int64_t bytes, uint64_t seed) {
 
 absl::Status TrainingRun::Save(int epoch, int64_t steps, int model_rank) {
   const PhaseScope saving(*comm_, StepPhase::kSaving);
+  // Less than the other ranks wait in the next step for one whose disk is slow.
+  NoteSaved(checkpoints_->Wait(comm_->timeout() / 2), /*goes_on=*/true);
   EK_RETURN_IF_ERROR(ddp_->RebuildNow());  // As the next step would: its plan is saved.
   RunToSave run{.state = {.steps = steps,
                           .at = plan().PositionAfter(steps, epoch),
@@ -67,7 +70,6 @@ absl::Status TrainingRun::Save(int epoch, int64_t steps, int model_rank) {
     run.state.loss_scale = scaler_->state().Serialize();
     run.state.last_overflowed = check.has_value() ? !check->is_finite : last_overflowed_;
   }
-  NoteSaved(checkpoints_->Wait(comm_->timeout()), /*goes_on=*/true);
   checkpoints_->Start(*comm_, std::move(run));
   saved_step_ = steps;
   return absl::OkStatus();
@@ -85,12 +87,15 @@ void TrainingRun::NoteSaved(const std::optional<EndedCheckpoint>& ended, bool go
 
 absl::StatusOr<std::string> TrainingRun::WaitForSave() {
   if (checkpoints_ == nullptr) return "";
-  const std::optional<EndedCheckpoint> ended = checkpoints_->Wait(comm_->timeout());
+  // Waits for other ranks have deadlines in it; this rank's disk has none.
+  const std::optional<EndedCheckpoint> ended = checkpoints_->Wait(absl::InfiniteDuration());
   NoteSaved(ended, /*goes_on=*/false);
   if (!ended.has_value()) return "";
   if (ended->status.ok()) return ended->path;
-  if (comm_->status().ok()) {  // All ranks have this error.
-    failed_locally_ = failed_together_ = true;
+  if (comm_->status().ok()) {
+    // All ranks have this error, unless rank 0 did not send it in time.
+    failed_locally_ = true;
+    failed_together_ = !absl::IsDeadlineExceeded(ended->status);
     // A rank that leaves before all ranks have the error would be taken for lost. If a rank really
     // is lost, the group has the error by now.
     comm_->control().Exchange("no checkpoint", "", comm_->timeout()).status().IgnoreError();
@@ -99,9 +104,16 @@ absl::StatusOr<std::string> TrainingRun::WaitForSave() {
 }
 
 absl::Status TrainingRun::FinishSaves() {
-  EK_RETURN_IF_ERROR(WaitForSave().status());
   const bool is_last = has_converged() || step_ == plan().total_steps;
   if (checkpoints_ == nullptr || !checkpoints_->has_folder() || !is_last || saved_step_ == step_)
+    EK_RETURN_IF_ERROR(WaitForSave().status());
+  if (checkpoints_ == nullptr || !checkpoints_->has_folder() || !is_last) return absl::OkStatus();
+  // Not the last one: Save() waits for it. After a lost rank 0 the ranks may have seen different
+  // checkpoints in the folder.
+  EK_ASSIGN_OR_RETURN(const auto saved,
+                      AgreeOn(*comm_, "saved", absl::OkStatus(), absl::StrCat(saved_step_)));
+  const std::string mine = absl::StrCat(step_);
+  if (std::ranges::all_of(saved, [&](const std::string& step) { return step == mine; }))
     return absl::OkStatus();
   // All ranks have the same buffers.
   EK_RETURN_IF_ERROR(Save(epoch_, step_, comm_->world_size() - 1));
@@ -266,7 +278,10 @@ absl::StatusOr<GoneOn> TrainingRun::GoOn(const absl::Status& why) {
   const std::vector<int> members = comm_->members();
   std::vector<Joinable*> with_state = {ddp_.get(), optimizer_.get(), watch_.get()};
   if (scaler_ != nullptr) with_state.push_back(scaler_.get());
-  absl::StatusOr<Recovered> recovered = Recover(with_state, *comm_, {.why = why});
+  if (ended.has_value() && ended->status.ok()) NoteCheckpoint(ended->path);
+  // The other ranks may still write their part of a checkpoint.
+  absl::StatusOr<Recovered> recovered =
+      Recover(with_state, *comm_, {.timeout = absl::Minutes(2) + comm_->timeout(), .why = why});
   if (!recovered.ok()) {
     const absl::Status& status = recovered.status();
     if (absl::StrContains(status.message(), why.message())) return status;

@@ -157,8 +157,10 @@ absl::StatusOr<std::string> CheckpointFolder::Publish(int keep) {
   const std::string path = CheckpointPath(path_, step_);
   EK_RETURN_IF_ERROR(Flush(saving_));
   EK_RETURN_IF_ERROR(Rename(saving_, path));
-  EK_RETURN_IF_ERROR(Flush(path_));
-  EK_RETURN_IF_ERROR(Prune(keep));
+  // From here on the checkpoint is complete: another error does not change that, and what Prune()
+  // leaves is tried again next time.
+  Flush(path_).IgnoreError();
+  Prune(keep).IgnoreError();
   return path;
 }
 

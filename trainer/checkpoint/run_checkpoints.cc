@@ -89,11 +89,22 @@ absl::Status CheckFinite(absl::string_view kind, std::span<const NamedTensor> te
   return absl::OkStatus();
 }
 
+// Returns true if the content is at fault. Another error may be gone when the job is restarted.
+bool IsDamage(const absl::Status& status) {
+  return absl::IsDataLoss(status) || absl::IsInvalidArgument(status) || absl::IsNotFound(status);
+}
+
 absl::Status CheckSums(const std::string& path, const FileSums& written) {
   EK_ASSIGN_OR_RETURN(const FileSums sums, SumsOf(path));
   if (sums == written) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat(
       "a file of the checkpoint is damaged or was replaced (its checksum differs): ", path));
+}
+
+// Returns the step of the newest checkpoint; -1: none.
+int64_t NewestIn(const std::string& folder) {
+  const auto found = FindCheckpoints(folder);
+  return found.ok() && !found->empty() ? found->back().step : -1;
 }
 
 // Checks that the file is the one that the checkpoint recorded.
@@ -156,11 +167,10 @@ absl::StatusOr<std::unique_ptr<RunCheckpoints>> RunCheckpoints::Open(
     // Rank 0 has parsed it, too.
     EK_ASSIGN_OR_RETURN(RunState parsed, RunState::Parse(state));
     opened->resumed_ = std::make_unique<RunState>(std::move(parsed));
-    if (!options.passes_over_damaged) break;
-    damage = Agree(comm, flag, opened->CheckShare(comm), "").status();
-    EK_RETURN_IF_ERROR(comm.status());
+    if (!opened->passes_over()) break;
+    EK_ASSIGN_OR_RETURN(damage, opened->DamageOfShares(comm, flag));
   } while (!damage.ok());
-  if (options.passes_over_damaged) {
+  if (opened->passes_over()) {
     const absl::Status aside = leads ? opened->SetDamagedAside() : absl::OkStatus();
     EK_RETURN_IF_ERROR(Agree(comm, flag, aside, "").status());
   }
@@ -186,9 +196,9 @@ absl::StatusOr<std::string> RunCheckpoints::ChooseResume() const {
   if (options_.resume == kResumeAuto) {
     if (found.size() > damaged_.size()) return found[found.size() - 1 - damaged_.size()].path;
     if (damaged_.empty()) return "";
-    return absl::DataLossError(absl::StrCat("no checkpoint in ", options_.folder,
-                                            " loads; the newest: ", damaged_[0].why.message(),
-                                            "; remove or rename all of them to start a new run"));
+    return absl::DataLossError(absl::StrCat(
+        "no checkpoint in ", options_.folder, " can be loaded; the newest: ",
+        damaged_[0].why.message(), "; remove or rename all of them to start a new run"));
   }
   if (options_.resume == kResumeNever) {
     if (found.empty()) return "";
@@ -227,7 +237,7 @@ absl::StatusOr<std::string> RunCheckpoints::Choose(const absl::Status& damage, M
     if (!why.ok()) EK_RETURN_IF_ERROR(NoteDamaged(why));
     EK_ASSIGN_OR_RETURN(resumed_from_, ChooseResume());
     if (resumed_from_.empty()) return "";
-    advice_ = options_.passes_over_damaged ? "" : AdviceFor(resumed_from_);
+    advice_ = passes_over() ? "" : AdviceFor(resumed_from_);
     const std::string path = In(resumed_from_, kState);
     absl::StatusOr<RunState> state = ReadState(path);
     if (state.ok()) {
@@ -238,7 +248,7 @@ absl::StatusOr<std::string> RunCheckpoints::Choose(const absl::Status& damage, M
     } else {
       why = state.status();
     }
-    if (!options_.passes_over_damaged) return Explain(why);
+    if (!passes_over() || !IsDamage(why)) return Explain(why);
   }
 }
 
@@ -253,7 +263,7 @@ absl::Status RunCheckpoints::SetDamagedAside() {
   for (const auto& [step, why] : damaged_) {
     EK_ASSIGN_OR_RETURN(const std::string path, folder_->SetAside(step));
     passed_over_.push_back(absl::StrCat("the checkpoint of step ", step, " is passed over (",
-                                        why.message(), "); it is ", path, " now"));
+                                        why.message(), ") and was renamed to ", path));
   }
   return absl::OkStatus();
 }
@@ -263,6 +273,21 @@ absl::Status RunCheckpoints::LoadWeights(const std::string& path, const RunState
   EK_RETURN_IF_ERROR(CheckFile(path, kModelFile, state));
   if (state.files.contains(kHistory)) EK_RETURN_IF_ERROR(CheckFile(path, kHistory, state));
   return LoadModel(In(path, kModelFile), model);
+}
+
+absl::StatusOr<absl::Status> RunCheckpoints::DamageOfShares(Communicator& comm,
+                                                            absl::string_view flag) const {
+  const absl::Status own = CheckShare(comm);
+  EK_ASSIGN_OR_RETURN(
+      const std::vector<std::string> shares,
+      Agree(comm, flag, IsDamage(own) ? absl::OkStatus() : own, ByteWriter().Status(own).Take()));
+  for (const std::string& share : shares) {
+    ByteReader reader(share);
+    const absl::Status status = reader.Status();
+    EK_RETURN_IF_ERROR(reader.Finish("a rank's share of a checkpoint"));
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
 }
 
 absl::Status RunCheckpoints::CheckShare(const Communicator& comm) const {
@@ -371,8 +396,7 @@ void RunCheckpoints::Start(Communicator& comm, RunToSave run) {
     ended.status = result;
     if (result.ok()) return;
     if (rank == 0 && folder_ != nullptr) folder_->Discard();
-    const auto found = FindCheckpoints(options_.folder);
-    if (found.ok() && !found->empty()) ended.newest = found->back().step;
+    ended.newest = NewestIn(options_.folder);
     // Rank 0 has published it, and was lost before the other ranks got its result.
     if (rank != 0 && ended.newest == ended.step) ended.status = absl::OkStatus();
   };
@@ -395,8 +419,11 @@ std::optional<EndedCheckpoint> RunCheckpoints::Poll() {
 std::optional<EndedCheckpoint> RunCheckpoints::Wait(absl::Duration timeout) {
   if (writing_ == nullptr) return std::nullopt;
   const absl::Status status = writer_.last().Wait(timeout);
-  if (!writer_.last().IsDone())
-    return EndedCheckpoint{.step = writing_->state.steps, .status = status};
+  if (!writer_.last().IsDone()) {
+    EndedCheckpoint still{.step = writing_->state.steps, .status = status};
+    still.newest = NewestIn(options_.folder);
+    return still;
+  }
   return std::exchange(writing_, nullptr)->ended;
 }
 

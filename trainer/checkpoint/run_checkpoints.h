@@ -161,6 +161,12 @@ class RunCheckpoints {
   absl::Status SetDamagedAside();
   std::string AdviceFor(const std::string& path) const;
   absl::Status LoadWeights(const std::string& path, const RunState& state, Model& model) const;
+  bool passes_over() const {
+    return options_.passes_over_damaged && options_.resume == kResumeAuto;
+  }
+  // Returns the first rank's damage in its share of the checkpoint's files; OK: none. Fails if a
+  // rank cannot read its share.
+  absl::StatusOr<absl::Status> DamageOfShares(Communicator& comm, absl::string_view flag) const;
   // Reads this rank's share of the checkpoint's files.
   absl::Status CheckShare(const Communicator& comm) const;
 

@@ -77,6 +77,12 @@ void ConvertLine(int64_t n, const From* from, To* to) {
                 TensorView(absl::MakeSpan(to, n)));
 }
 
+// Returns the strides of the matrix if its lines follow each other without gaps.
+MatrixStrides PackedStrides(int64_t rows, int64_t columns, const MatrixStrides& strides) {
+  const Lines lines(rows, columns, strides);
+  return {.row = lines.by_rows ? lines.length : 1, .column = lines.by_rows ? 1 : lines.length};
+}
+
 // Widens a matrix into `to`, line after line without gaps, and returns its strides there.
 MatrixStrides WidenMatrix(int64_t rows, int64_t columns, const MatrixStrides& strides,
                           const BFloat16* from, std::vector<float>& to) {
@@ -84,7 +90,7 @@ MatrixStrides WidenMatrix(int64_t rows, int64_t columns, const MatrixStrides& st
   to.resize(std::max<size_t>(to.size(), rows * columns));
   for (int64_t i = 0; i < lines.count; ++i)
     ConvertLine(lines.length, from + i * lines.stride, to.data() + i * lines.length);
-  return {.row = lines.by_rows ? lines.length : 1, .column = lines.by_rows ? 1 : lines.length};
+  return PackedStrides(rows, columns, strides);
 }
 
 // Rounds the lines of a matrix without gaps into one of these strides.
@@ -194,7 +200,12 @@ absl::Status StridedProducts<Operand>::RunWidened(const StridedShape& shape, con
         one.output = {.row = shape.output.row, .column = shape.output.column};
         EK_RETURN_IF_ERROR(floats_->Run(one, left_.data(), right_.data(), bias, to));
       } else {
-        one.output = WidenMatrix(shape.rows, shape.columns, shape.output, to, output_);
+        if (shape.add) {
+          one.output = WidenMatrix(shape.rows, shape.columns, shape.output, to, output_);
+        } else {
+          one.output = PackedStrides(shape.rows, shape.columns, shape.output);
+          output_.resize(std::max<size_t>(output_.size(), shape.rows * shape.columns));
+        }
         EK_RETURN_IF_ERROR(floats_->Run(one, left_.data(), right_.data(), bias, output_.data()));
         NarrowMatrix(shape.rows, shape.columns, output_.data(), shape.output, to);
       }

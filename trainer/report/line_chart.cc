@@ -42,7 +42,7 @@ Range RangeOf(const Chart& chart, bool is_log) {
     values.insert(values.end(), own.begin() + static_cast<ptrdiff_t>(low),
                   own.end() - static_cast<ptrdiff_t>(cut));
   }
-  if (values.empty()) return {};
+  if (values.empty()) return is_log ? Range{.low = 1, .high = 10, .is_log = true} : Range{};
   const auto [low, high] = std::minmax_element(values.begin(), values.end());
   if (is_log) {
     const double margin = std::max(1.01, std::pow(*high / *low, 0.05));

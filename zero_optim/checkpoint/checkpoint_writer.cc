@@ -272,7 +272,7 @@ class Save {
     parts[0] = WriteOwn(opening);
     absl::Status status = Receive(parts);
     if (status.ok()) status = LowestError(comm_, parts);
-    if (status.ok()) status = Finish(opening, parts);
+    if (status.ok()) status = Guarded([&] { return Finish(opening, parts); });
     SendToAll("end", ByteWriter().Status(status).Take());
     return status;
   }
@@ -297,9 +297,10 @@ class Save {
   Opening Begin() const {
     Opening opening{.folder = checkpoint_.folder};
     if (checkpoint_.hooks.begin != nullptr) {
-      const absl::StatusOr<std::string> folder = checkpoint_.hooks.begin();
-      opening.status = folder.status();
-      if (folder.ok()) opening.folder = *folder;
+      opening.status = Guarded([&]() -> absl::Status {
+        EK_ASSIGN_OR_RETURN(opening.folder, checkpoint_.hooks.begin());
+        return MakeFolder(opening.folder);
+      });
     }
     // Files have names of their own each time: those of the checkpoint before are needed until this
     // one is complete.
@@ -314,20 +315,26 @@ class Save {
 
   Part WriteOwn(const Opening& opening) {
     Part part{.ledger = ledger_};
-    // No exception may leave the thread: the other ranks wait for this part.
-    try {
-      part.status = TryWriteOwn(opening, part);
-    } catch (const std::bad_alloc&) {
-      part.status = absl::ResourceExhaustedError("not enough memory to write a checkpoint");
-    }
+    part.status = Guarded([&] { return TryWriteOwn(opening, part); });
     return part;
+  }
+
+  // No exception may leave the thread: the other ranks wait for its messages.
+  template <typename Call>
+  static absl::Status Guarded(const Call& call) {
+    try {
+      return call();
+    } catch (const std::bad_alloc&) {
+      return absl::ResourceExhaustedError("not enough memory to write a checkpoint");
+    }
   }
 
   absl::Status TryWriteOwn(const Opening& opening, Part& part) {
     EK_RETURN_IF_ERROR(checkpoint_.state.status());
-    const std::string& folder =
-        checkpoint_.hooks.begin == nullptr ? checkpoint_.folder : opening.folder;
-    EK_RETURN_IF_ERROR(MakeFolder(folder));
+    const bool is_given = checkpoint_.hooks.begin == nullptr;
+    const std::string& folder = is_given ? checkpoint_.folder : opening.folder;
+    // Else rank 0 has made it, and may have removed it meanwhile.
+    if (is_given) EK_RETURN_IF_ERROR(MakeFolder(folder));
     own_path_ = PathOf(folder, FileOf(opening, comm_.rank()));
     EK_ASSIGN_OR_RETURN(const Written written, WritePieces(own_path_, params_, *checkpoint_.state));
     part.description = Describe(*checkpoint_.state, written);
@@ -412,7 +419,8 @@ PendingSave CheckpointWriter::Start(Communicator& comm, const ParameterSet& para
                                     CheckpointToWrite checkpoint,
                                     absl::Span<TensorView* const> more) {
   const PhaseScope saving(comm, StepPhase::kSaving);
-  last_.Wait(comm.timeout()).IgnoreError();  // The caller of that save gets its result.
+  // The caller of that save gets its result. Less than the other ranks wait in the next step.
+  last_.Wait(comm.timeout() / 4).IgnoreError();
   if (!last_.IsDone() && checkpoint.state.ok())
     checkpoint.state =
         absl::DeadlineExceededError("the previous checkpoint is still being written");

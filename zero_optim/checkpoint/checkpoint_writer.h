@@ -23,7 +23,8 @@
 // Time:    Start() waits for the copy alone. The thread of the writer has a low priority.
 // Order:   a collective: all ranks start the same saves in the same order. Saves of one writer run
 //          one after the other: Start() first waits for the save before it, since both use the
-//          memory of the copy; at most for the group's timeout.
+//          memory of the copy; at most for a quarter of the group's timeout, after
+//          which the new save fails on all ranks.
 // Threads: thread-compatible. When Start() returns, the caller may change all state. The hooks run
 //          on the writer's thread, one at a time; what they use must not change until the save is
 //          done.

@@ -95,7 +95,7 @@ Communicator* PlacedOptimizer::Detach() {
 
 void PlacedOptimizer::LeaveGroup(Communicator* old, const GroupChange& /*change*/) {
   // It uses the old group, which has ended, so that only this rank's files are waited for.
-  if (old != nullptr) FinishSave(old->timeout());
+  if (old != nullptr) FinishSave(absl::InfiniteDuration());  // It uses the group, which has ended.
   Unregister(old);
   last_step_.reset();
 }
@@ -343,7 +343,7 @@ absl::Status PlacedOptimizer::SaveNow(const std::string& folder) {
 }
 
 PendingSave PlacedOptimizer::StartSave(const std::string& folder) {
-  FinishSave(communicator().timeout());
+  FinishSave(communicator().timeout() / 2);
   saving_ = folder;
   return writer_.Start(communicator(), *params_, ToSave(folder));
 }

@@ -115,7 +115,6 @@ absl::Status Train(Communicator& comm, const TrainFlags& flags, int epochs, Seen
           mine.steps.push_back(absl::StrCat(facts.step, ": ", facts.active, " ranks, ",
                                             facts.samples, " samples, own ", facts.own_samples));
           EXPECT_EQ(facts.own.has_value(), facts.own_samples > 0);
-          EXPECT_EQ(facts.own.has_value(), facts.times != nullptr);
           const bool is_device = comm.runtime() != nullptr && facts.own.has_value();
           EXPECT_EQ(facts.clock, is_device ? StepClock::kDevice : StepClock::kHost);
           if (facts.loss_scale > 0) mine.scales.push_back(facts.loss_scale);

@@ -14,6 +14,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/bucket/step_times.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/join.h"
 #include "evenkeel/join/phase.h"
@@ -108,7 +109,6 @@ absl::Status TrainingRun::Report(UnreportedStep step, OnStep on_step) {
   step.facts.took = device->took;
   step.facts.sync = device->durations.exposed;
   step.facts.clock = StepClock::kDevice;
-  step.facts.times = &step.times;
   return Own(on_step(step.facts));
 }
 
@@ -269,10 +269,7 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(
       if (!unreported_.empty())
         unreported_.back().facts.gradient_norm = NormOf(options_, optimizer_->check_before());
       status = ReportPassed(on_step);
-      unreported_.push_back({.facts = facts,
-                             .times = *facts.times,
-                             .result = std::move(pending),
-                             .marks = clock_->End()});
+      unreported_.push_back({.facts = facts, .result = std::move(pending), .marks = clock_->End()});
     } else {
       if (facts.own_samples > 0) facts.gradient_norm = NormOf(options_, optimizer_->last_check());
       status = ReportAll(on_step);
@@ -321,7 +318,6 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(
     facts.own.reset();
     facts.own_samples = 0;
     facts.sync = absl::ZeroDuration();
-    facts.times = nullptr;
     recorder_.NotePlan(facts.step, ddp_->reducer().generation(), ddp_->buckets(),
                        setup_.model->parameters());
     recorder_.Follow(facts.step, begin);
@@ -348,8 +344,7 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(
       if (scaler_ != nullptr) facts.loss_scale = scaler_->scale();
       EK_ASSIGN_OR_RETURN(StepResult own, Step(facts.step, samples));
       facts.own_samples = static_cast<int64_t>(samples.size());
-      facts.times = &ddp_->reducer().last_step();
-      facts.sync = Durations(*facts.times).exposed;
+      facts.sync = Durations(ddp_->reducer().last_step()).exposed;
       if (clock_ == nullptr) {
         EK_ASSIGN_OR_RETURN(facts.own, Note(facts.step, epoch, own));
       }

@@ -424,11 +424,6 @@ TEST(DeviceRunTest, WhatTheDeviceTakesLongForShowsInItsPart) {
       EXPECT_GE(parts[slow], kSlow) << static_cast<int>(slow);
     }
   }
-  const RankMeans& means = timed.record.means;
-  EXPECT_EQ(means.clock, StepClock::kDevice);
-  EXPECT_GE(means.to_first_gradient_us, absl::ToDoubleMicroseconds(kSlow));
-  EXPECT_GE(means.backward_us, absl::ToDoubleMicroseconds(kSlow));
-  EXPECT_TRUE(std::isnan(means.communication_us));
 }
 
 // Other streams' work shows as the time that the model's stream waits for it. What comes of it

@@ -117,7 +117,7 @@ absl::Status TrainingRun::Init() {
                           .warn_on_change = false};  // The report has the events of the schedule.
   if (options_.wants_record()) {
     recorder_ = StepRecorder(plan().total_steps);
-    options.reducer.stats_every = recorder_.MeasuredEvery();
+    options.reducer.stats_every = recorder_.sampled_every();
   }
   const LostShard lost_shard =
       options_.lost_shard_is_fresh ? LostShard::kFresh : LostShard::kRefuse;

@@ -107,7 +107,7 @@ absl::Status TrainingRun::Report(UnreportedStep step, OnStep on_step) {
   EK_RETURN_IF_ERROR(Own(device.status()));
   recorder_.NoteDevice(step.facts.step, *device);
   step.facts.took = device->took;
-  step.facts.sync = device->durations.exposed;
+  step.facts.sync = device->exposed;
   step.facts.clock = StepClock::kDevice;
   return Own(on_step(step.facts));
 }
@@ -193,9 +193,7 @@ absl::StatusOr<TrainingRun::StepResult> TrainingRun::Passes(int64_t step,
              {.weight = scale * (wants_sums ? static_cast<double>(part.size()) : share),
               .noise = NoiseOf(options_.seed, step, comm_->rank(), static_cast<int64_t>(first))},
              [&](int index) -> absl::Status {
-               if (!is_last) return absl::OkStatus();
-               if (clock_ != nullptr) EK_RETURN_IF_ERROR(Own(clock_->MarkFirstGradient()));
-               return ddp_->GradientReady(index);
+               return is_last ? ddp_->GradientReady(index) : absl::OkStatus();
              }));
     result.parts.push_back({std::move(pass), share});
   }
@@ -206,8 +204,8 @@ absl::StatusOr<TrainingRun::StepResult> TrainingRun::Step(int64_t step,
                                                           std::span<const int32_t> samples) {
   recorder_.Begin(step);
   if (clock_ != nullptr) {
-    clock_->Begin(recorder_.IsMeasured(step) ? StreamClock::Detail::kParts
-                                             : StreamClock::Detail::kSummary);
+    clock_->Begin(recorder_.IsSampled(step) ? StreamClock::Detail::kParts
+                                            : StreamClock::Detail::kSummary);
   }
   EK_RETURN_IF_ERROR(Freeze(step));
   const double learning_rate = LearningRate(learning_rates(), step);

@@ -115,7 +115,6 @@ absl::Status Train(Communicator& comm, const TrainFlags& flags, int epochs, Seen
           mine.steps.push_back(absl::StrCat(facts.step, ": ", facts.active, " ranks, ",
                                             facts.samples, " samples, own ", facts.own_samples));
           EXPECT_EQ(facts.own.has_value(), facts.own_samples > 0);
-          EXPECT_EQ(facts.own.has_value(), facts.times != nullptr);
           const bool is_device = comm.runtime() != nullptr && facts.own.has_value();
           EXPECT_EQ(facts.clock, is_device ? StepClock::kDevice : StepClock::kHost);
           if (facts.loss_scale > 0) mine.scales.push_back(facts.loss_scale);
@@ -425,11 +424,6 @@ TEST(DeviceRunTest, WhatTheDeviceTakesLongForShowsInItsPart) {
       EXPECT_GE(parts[slow], kSlow) << static_cast<int>(slow);
     }
   }
-  const RankMeans& means = timed.record.means;
-  EXPECT_EQ(means.clock, StepClock::kDevice);
-  EXPECT_GE(means.to_first_gradient_us, absl::ToDoubleMicroseconds(kSlow));
-  EXPECT_GE(means.backward_us, absl::ToDoubleMicroseconds(kSlow));
-  EXPECT_TRUE(std::isnan(means.communication_us));
 }
 
 // Other streams' work shows as the time that the model's stream waits for it. What comes of it

@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
 #include <filesystem>
 #include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
-#include "evenkeel/bucket/step_times.h"
 #include "evenkeel/trainer/report/prometheus.h"
 #include "evenkeel/trainer/report/tensorboard.h"
 
@@ -16,14 +15,6 @@ namespace {
 
 void AddIfKnown(std::vector<Scalar>& scalars, const Scalar& scalar, bool is_known) {
   if (is_known) scalars.push_back(scalar);
-}
-
-void AddBucketTimes(const StepTimes& times, std::vector<double>& microseconds) {
-  for (size_t b = 0; b < times.buckets.size(); ++b) {
-    const absl::Time start = StartOf(times, b), reduced = times.buckets[b].reduced;
-    if (start == absl::InfiniteFuture() || reduced <= start) continue;
-    microseconds.push_back(absl::ToDoubleMicroseconds(reduced - start));
-  }
 }
 
 }  // namespace
@@ -88,11 +79,6 @@ void Dashboards::OnStep(const StepFacts& facts, const StepNumbers& numbers, absl
   Each([&](MetricsSink& sink) {
     return sink.Write({.step = facts.step, .time = now, .scalars = scalars});
   });
-  // On a device these are the times at which the host enqueued reductions, not their durations.
-  const bool has_buckets =
-      facts.times != nullptr && facts.times->is_measured && facts.clock == StepClock::kHost;
-  if (has_buckets) AddBucketTimes(*facts.times, bucket_us_);
-  if ((facts.step + 1) % kHistogramEvery == 0) WriteHistogram(facts.step, now);
 }
 
 void Dashboards::OnStragglers(int64_t step, const StragglerReport& recent, absl::Time now) {
@@ -105,17 +91,6 @@ void Dashboards::OnStragglers(int64_t step, const StragglerReport& recent, absl:
   Each([&](MetricsSink& sink) {
     return sink.Write({.step = step, .time = now, .scalars = scalars});
   });
-}
-
-void Dashboards::WriteHistogram(int64_t step, absl::Time now) {
-  if (bucket_us_.empty()) return;
-  Each([&](MetricsSink& sink) {
-    return sink.WriteHistogram({.step = step,
-                                .time = now,
-                                .name = "communication/bucket_microseconds",
-                                .values = bucket_us_});
-  });
-  bucket_us_.clear();
 }
 
 void Dashboards::OnTest(int64_t step, const Evaluation& test, absl::Time now, bool is_part) {
@@ -141,7 +116,6 @@ void Dashboards::OnSample(int64_t step, absl::string_view text, absl::Time now) 
 }
 
 void Dashboards::OnGoBack(int64_t step, absl::Time now) {
-  bucket_us_.clear();
   Each([&](MetricsSink& sink) { return sink.GoBackTo(step, now); });
 }
 

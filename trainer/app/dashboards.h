@@ -10,11 +10,8 @@
 // train/tokens_per_second and train/bits_per_token; train/step_seconds, and with clipping
 // train/gradient_norm; after an evaluation test/loss, test/accuracy and test/bits_per_token
 // (test_part/... within an epoch with --eval_batches). TensorBoard also gets generated texts as
-// `sample`.
-// Every 100 steps it writes a histogram of the times of bucket reductions,
-// communication/bucket_microseconds, from the steps that the reducer measures. Every 50 steps
-// train/straggler_cost_ratio and train/straggler_rank show the slowest rank. Unknown values are
-// left out.
+// `sample`. Every 50 steps train/straggler_cost_ratio and train/straggler_rank show the slowest
+// rank. Unknown values are left out.
 //
 // Threads:   thread-compatible.
 // Ownership: `failures` outlives it.
@@ -28,7 +25,6 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -45,8 +41,6 @@ namespace evenkeel {
 
 class Dashboards {
  public:
-  static constexpr int64_t kHistogramEvery = 100;
-
   Dashboards(const TrainOptions& options, const std::string& model, bool counts_tokens,
              OutputFailures& failures);
 
@@ -62,12 +56,10 @@ class Dashboards {
 
  private:
   void Each(absl::FunctionRef<absl::Status(MetricsSink&)> call);
-  void WriteHistogram(int64_t step, absl::Time now);
 
   OutputFailures& failures_;
   std::map<std::string, std::unique_ptr<MetricsSink>> sinks_;  // By flag.
   const bool counts_tokens_;
-  std::vector<double> bucket_us_;  // From the steps since the last histogram.
 };
 
 }  // namespace evenkeel

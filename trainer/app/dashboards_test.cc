@@ -11,7 +11,6 @@
 #include <string>
 
 #include "absl/time/time.h"
-#include "evenkeel/bucket/step_times.h"
 #include "evenkeel/trainer/app/step_facts.h"
 #include "evenkeel/trainer/app/train_options.h"
 #include "evenkeel/trainer/app/training_run.h"
@@ -120,25 +119,6 @@ TEST_F(DashboardsTest, ALossThatIsNotFiniteIsTold) {
   facts.own->loss_mean = NAN;
   sinks.OnStep(facts, NumbersOf(facts, 1), kStart);
   EXPECT_THAT(Prometheus(), HasSubstr("evenkeel_train_loss{model=\"cnn\",run=\"train\"} NaN\n"));
-}
-
-TEST_F(DashboardsTest, BucketsOfMeasuredStepsMakeAHistogram) {
-  const std::string kName = "communication/bucket_microseconds";
-  StepTimes times{
-      .begin = kStart,
-      .buckets = {{.launched = kStart, .reduced = kStart + absl::Microseconds(30)}, {}}};
-  for (const bool is_measured : {false, true}) {
-    std::filesystem::remove_all(folder_ + "/events");
-    Dashboards sinks = Open(/*counts_tokens=*/false);
-    times.is_measured = is_measured;
-    for (int64_t step = 0; step < Dashboards::kHistogramEvery; ++step) {
-      EXPECT_THAT(Events(), Not(HasSubstr(kName)));
-      StepFacts facts = Facts(step);
-      facts.times = &times;
-      sinks.OnStep(facts, NumbersOf(facts, 1), kStart);
-    }
-    EXPECT_EQ(Events().find(kName) != std::string::npos, is_measured);
-  }
 }
 
 TEST_F(DashboardsTest, WithoutFilesThereIsNothingToDo) {

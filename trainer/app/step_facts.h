@@ -17,7 +17,6 @@
 #include <optional>
 
 #include "absl/time/time.h"
-#include "evenkeel/bucket/step_times.h"
 #include "evenkeel/trainer/models/batch_result.h"
 #include "evenkeel/trainer/report/run_record.h"
 
@@ -38,8 +37,6 @@ struct StepFacts {
   double gradient_norm = kUnknown;             // Before clipping; unknown unless the options clip.
   StepClock clock = StepClock::kHost;  // Clock of the two times above: the device's on a device,
                                        // the host's on an exhausted rank.
-  const StepTimes* times = nullptr;    // The reducer's, by the host's clock; valid until
-                                       // on_step() returns. Null: exhausted.
 };
 
 struct StepNumbers {

@@ -115,14 +115,12 @@ absl::Status TrainingRun::Init() {
   DataParallelOptions options;
   options.reducer.caps = options_.bucket_caps;
   options.reducer.gradient_as_bucket_view = options_.gradients_are_views;
-  // Histograms need many values.
-  if (!options_.tensorboard_folder.empty()) options.reducer.stats_every = 10;
   options.trainability = {.policy = options_.trainability,
                           .every = options_.check_trainable_every,
                           .warn_on_change = false};  // The report has the events of the schedule.
   if (options_.wants_record()) {
     recorder_ = StepRecorder(plan().total_steps);
-    options.reducer.stats_every = recorder_.MeasuredEvery();
+    options.reducer.stats_every = recorder_.sampled_every();
   }
   const LostShard lost_shard =
       options_.lost_shard_is_fresh ? LostShard::kFresh : LostShard::kRefuse;

@@ -203,7 +203,6 @@ class TrainingRun {
   // A step that ended on the host before the device had computed its numbers.
   struct UnreportedStep {
     StepFacts facts;
-    StepTimes times;
     StepResult result;
     StreamMarks marks;
     bool is_noted = false;  // The device has computed its loss, and may not have finished it.

@@ -1,8 +1,6 @@
 // The work between steps: evaluation, comparing, saving, loading and describing the state, and
 // continuing without a lost rank.
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -18,7 +16,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "evenkeel/bucket/stats.h"
 #include "evenkeel/comm/agree.h"
 #include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/control/control.h"
@@ -250,21 +247,9 @@ RankMemory TrainingRun::MemoryHeld() const {
 }
 
 RankRecord TrainingRun::Record() const {
-  const ReducerStats stats = ddp_->reducer().stats();
-  const bool is_device = clock_ != nullptr;
-  const StepMeans means = is_device ? recorder_.device_means() : stats.means;
   return {.rank = comm_->members()[comm_->rank()],
           .host = HostName(),
-          .process = getpid(),
-          .steps = stats.steps,
-          .followed = stats.shadowed_steps,
           .memory = MemoryHeld(),
-          .means = {.steps = means.measured_steps,
-                    .to_first_gradient_us = means.to_first_gradient_us,
-                    .backward_us = means.backward_us,
-                    .communication_us = is_device ? kUnknown : means.communication_us,
-                    .exposed_us = means.exposed_us,
-                    .clock = is_device ? StepClock::kDevice : StepClock::kHost},
           .traces = recorder_.traces()};
 }
 

@@ -14,6 +14,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/bucket/step_times.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/join.h"
 #include "evenkeel/join/phase.h"
@@ -106,9 +107,8 @@ absl::Status TrainingRun::Report(UnreportedStep step, OnStep on_step) {
   EK_RETURN_IF_ERROR(Own(device.status()));
   recorder_.NoteDevice(step.facts.step, *device);
   step.facts.took = device->took;
-  step.facts.sync = device->durations.exposed;
+  step.facts.sync = device->exposed;
   step.facts.clock = StepClock::kDevice;
-  step.facts.times = &step.times;
   return Own(on_step(step.facts));
 }
 
@@ -193,9 +193,7 @@ absl::StatusOr<TrainingRun::StepResult> TrainingRun::Passes(int64_t step,
              {.weight = scale * (wants_sums ? static_cast<double>(part.size()) : share),
               .noise = NoiseOf(options_.seed, step, comm_->rank(), static_cast<int64_t>(first))},
              [&](int index) -> absl::Status {
-               if (!is_last) return absl::OkStatus();
-               if (clock_ != nullptr) EK_RETURN_IF_ERROR(Own(clock_->MarkFirstGradient()));
-               return ddp_->GradientReady(index);
+               return is_last ? ddp_->GradientReady(index) : absl::OkStatus();
              }));
     result.parts.push_back({std::move(pass), share});
   }
@@ -206,8 +204,8 @@ absl::StatusOr<TrainingRun::StepResult> TrainingRun::Step(int64_t step,
                                                           std::span<const int32_t> samples) {
   recorder_.Begin(step);
   if (clock_ != nullptr) {
-    clock_->Begin(recorder_.IsMeasured(step) ? StreamClock::Detail::kParts
-                                             : StreamClock::Detail::kSummary);
+    clock_->Begin(recorder_.IsSampled(step) ? StreamClock::Detail::kParts
+                                            : StreamClock::Detail::kSummary);
   }
   EK_RETURN_IF_ERROR(Freeze(step));
   const double learning_rate = LearningRate(learning_rates(), step);
@@ -269,10 +267,7 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(
       if (!unreported_.empty())
         unreported_.back().facts.gradient_norm = NormOf(options_, optimizer_->check_before());
       status = ReportPassed(on_step);
-      unreported_.push_back({.facts = facts,
-                             .times = *facts.times,
-                             .result = std::move(pending),
-                             .marks = clock_->End()});
+      unreported_.push_back({.facts = facts, .result = std::move(pending), .marks = clock_->End()});
     } else {
       if (facts.own_samples > 0) facts.gradient_norm = NormOf(options_, optimizer_->last_check());
       status = ReportAll(on_step);
@@ -326,7 +321,6 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(
     facts.own.reset();
     facts.own_samples = 0;
     facts.sync = absl::ZeroDuration();
-    facts.times = nullptr;
     recorder_.NotePlan(facts.step, ddp_->reducer().generation(), ddp_->buckets(),
                        setup_.model->parameters());
     recorder_.Follow(facts.step, begin);
@@ -353,8 +347,7 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(
       if (scaler_ != nullptr) facts.loss_scale = scaler_->scale();
       EK_ASSIGN_OR_RETURN(StepResult own, Step(facts.step, samples));
       facts.own_samples = static_cast<int64_t>(samples.size());
-      facts.times = &ddp_->reducer().last_step();
-      facts.sync = Durations(*facts.times).exposed;
+      facts.sync = Durations(ddp_->reducer().last_step()).exposed;
       if (clock_ == nullptr) {
         EK_ASSIGN_OR_RETURN(facts.own, Note(facts.step, epoch, own));
       }

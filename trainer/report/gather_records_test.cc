@@ -20,13 +20,13 @@ TEST(GatherRecordsTest, RankZeroHasThemAllInOrder) {
     const absl::Status status = RunRanks(ranks, [&](Communicator& comm) -> absl::Status {
       for (int time = 0; time < 3; ++time) {
         const RankRecord mine{
-            .rank = comm.rank(), .host = HostName(), .steps = 10 * time + comm.rank()};
+            .rank = comm.rank(), .host = HostName(), .memory = {.data = 10 * time + comm.rank()}};
         EK_ASSIGN_OR_RETURN(const std::vector<RankRecord> all, GatherRecords(comm, mine));
         EXPECT_EQ(all.size(), comm.rank() == 0 ? ranks : 0);
         for (size_t rank = 0; rank < all.size(); ++rank) {
           EXPECT_EQ(all[rank].rank, rank);
           EXPECT_EQ(all[rank].host, HostName());
-          EXPECT_EQ(all[rank].steps, 10 * time + static_cast<int>(rank));
+          EXPECT_EQ(all[rank].memory.data, 10 * time + static_cast<int>(rank));
         }
         EK_RETURN_IF_ERROR(
             comm.Barrier());  // Rank 0 must not take a record of the next time for one of this.

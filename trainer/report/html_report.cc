@@ -220,8 +220,9 @@ std::string RanksLead(const RunRecord& record) {
 }
 
 bool IsOnDevices(const RunRecord& record) {
-  return std::ranges::any_of(
-      record.ranks, [](const RankRecord& rank) { return rank.means.clock == StepClock::kDevice; });
+  return std::ranges::any_of(record.ranks, [](const RankRecord& rank) {
+    return std::ranges::count(rank.traces, StepClock::kDevice, &StepTrace::clock) > 0;
+  });
 }
 
 std::string StepsLead(const RunRecord& record) {
@@ -236,14 +237,6 @@ std::string StepsLead(const RunRecord& record) {
   return "The work of each rank in a few sampled steps, and below it the reduction of its gradient "
          "buckets. The line marks its last gradient: the part of the reduction after it was not "
          "hidden.";
-}
-
-std::string RankTableLead(const RunRecord& record) {
-  return absl::StrCat("Milliseconds of a step",
-                      IsOnDevices(record) ? " by the devices' clocks" : "",
-                      ", means over the measured steps: until the first gradient, backward from "
-                      "there, the reduction of buckets, and the part of it that backward did not "
-                      "hide.");
 }
 
 std::string Body(const RunRecord& record) {
@@ -265,7 +258,6 @@ std::string Body(const RunRecord& record) {
               "Memory of the model, the library, the optimizer and the data. A process also holds "
               "code.",
               RenderMemory(record)),
-      Section("Ranks", RankTableLead(record), RenderRankTable(record)),
       Section("Events", "", RenderEvents(record)), Section("Settings", "", RenderSettings(record)),
       "</main>\n");
 }

@@ -161,6 +161,7 @@ TEST(HtmlReportTest, RanksOfTwoHostsAreShownFromWhereEachBegins) {
   record.ranks[0].host = "a";
   record.ranks[1].host = "b";
   const std::string same_clock = RenderReport(record);
+  EXPECT_THAT(same_clock, HasSubstr("4.0 MiB on b, process at most 300 MiB"));
   for (StepTrace& trace : record.ranks[1].traces) {
     constexpr int64_t kAhead = int64_t{3600} * 1'000'000'000;
     if (trace.last_gradient_ns > 0) trace.last_gradient_ns += kAhead;

@@ -40,14 +40,6 @@ struct ScalarPoint {
   std::span<const Scalar> scalars;
 };
 
-// Values of one step, for a histogram.
-struct HistogramPoint {
-  int64_t step = 0;
-  absl::Time time;
-  absl::string_view name;
-  std::span<const double> values;
-};
-
 struct TextPoint {
   int64_t step = 0;
   absl::Time time;
@@ -62,8 +54,6 @@ class MetricsSink {
   MetricsSink& operator=(const MetricsSink&) = delete;
 
   virtual absl::Status Write(const ScalarPoint& point) = 0;
-  // Writes a histogram. Sinks without histograms ignore it.
-  virtual absl::Status WriteHistogram(const HistogramPoint&) { return absl::OkStatus(); }
   // Writes a text. Sinks without texts ignore it.
   virtual absl::Status WriteText(const TextPoint&) { return absl::OkStatus(); }
   // Invalidates the values of the steps from this one on, which are repeated.

@@ -15,7 +15,6 @@
 
 #include <bit>
 #include <cstdint>
-#include <span>
 #include <string>
 
 #include "absl/strings/string_view.h"
@@ -47,13 +46,6 @@ class ProtoWriter {
     Key(field, kLength);
     Varint(value.size());
     bytes_.append(value.data(), value.size());
-    return *this;
-  }
-  // Writes a packed repeated field.
-  ProtoWriter& Doubles(uint32_t field, std::span<const double> values) {
-    Key(field, kLength);
-    Varint(values.size() * sizeof(double));
-    for (double value : values) LittleEndian(std::bit_cast<uint64_t>(value), 8);
     return *this;
   }
 

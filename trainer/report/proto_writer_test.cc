@@ -22,10 +22,6 @@ TEST(ProtoWriterTest, WritesEachTypeAsTheFormatSays) {
   EXPECT_EQ(ProtoWriter().Double(1, -2.0).bytes(), "\x09\x00\x00\x00\x00\x00\x00\x00\xc0"s);
   EXPECT_EQ(ProtoWriter().Text(2, "testing").bytes(), "\x12\x07testing"s);
   EXPECT_EQ(ProtoWriter().Text(16, "").bytes(), "\x82\x01\x00"s);  // A key of two bytes.
-  const double values[] = {0, 1};
-  EXPECT_EQ(ProtoWriter().Doubles(6, values).bytes(),
-            "\x32\x10"s + std::string(8, '\0') + "\x00\x00\x00\x00\x00\x00\xf0\x3f"s);
-  EXPECT_EQ(ProtoWriter().Doubles(6, {}).bytes(), "\x32\x00"s);
 }
 
 TEST(ProtoWriterTest, LongTextsHaveLongSizes) {

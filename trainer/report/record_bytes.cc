@@ -19,16 +19,14 @@ namespace {
 using internal::ByteReader;
 using internal::ByteWriter;
 
-constexpr char kFormat[] = "evenkeel run record 2";
-constexpr char kFormerFormat[] = "evenkeel run record 1";  // Lacks the fields of SinceVersion2().
+constexpr char kFormat[] = "evenkeel run record 3";
 
 template <typename T, typename Struct>
 concept Is = std::same_as<std::remove_const_t<T>, Struct>;
 
 void Fields(auto& io, Is<StepPoint> auto& point) {
   io(point.step, point.count, point.seconds, point.loss, point.accuracy, point.learning_rate,
-     point.took, point.exposed, point.samples, point.active);
-  io.SinceVersion2(point.gradient_norm);
+     point.took, point.exposed, point.gradient_norm, point.samples, point.active);
 }
 void Fields(auto& io, Is<EpochPoint> auto& epoch) {
   io(epoch.epoch, epoch.step, epoch.seconds, epoch.train_loss, epoch.train_accuracy,
@@ -44,17 +42,10 @@ void Fields(auto& io, Is<StepTrace> auto& trace) {
 }
 void Fields(auto& io, Is<RankMemory> auto& memory) {
   io(memory.parameters, memory.gradients, memory.buckets, memory.optimizer, memory.activations,
-     memory.peak_resident);
-  io.SinceVersion2(memory.data);
-  io.SinceVersion2(memory.copies);
-}
-void Fields(auto& io, Is<RankMeans> auto& means) {
-  io(means.steps, means.to_first_gradient_us, means.backward_us, means.communication_us,
-     means.exposed_us, means.clock);
+     memory.data, memory.copies, memory.peak_resident);
 }
 void Fields(auto& io, Is<RankRecord> auto& rank) {
-  io(rank.rank, rank.host, rank.process, rank.steps, rank.followed, rank.memory, rank.means,
-     rank.traces);
+  io(rank.rank, rank.host, rank.memory, rank.traces);
 }
 void Fields(auto& io, Is<PlannedBucket> auto& bucket) { io(bucket.bytes, bucket.parameters); }
 void Fields(auto& io, Is<PlanRecord> auto& plan) { io(plan.step, plan.buckets); }
@@ -66,16 +57,13 @@ void Fields(auto& io, Is<RunRecord> auto& run) {
   io(run.title, run.summary, run.date, run.ending, run.unit_name, run.units_per_sample,
      run.bytes_per_prediction, run.has_accuracy, run.world_size, run.reporter, run.parameters,
      run.begin_ns, run.seconds);
-  io(run.steps, run.epochs, run.plans, run.ranks, run.events, run.settings, run.total_steps,
-     run.samples, run.samples_of_tail);
-  io.SinceVersion2(run.tests);
-  io.SinceVersion2(run.parts);
+  io(run.steps, run.epochs, run.parts, run.tests, run.plans, run.ranks, run.events, run.settings,
+     run.total_steps, run.samples, run.samples_of_tail);
 }
 
 class Writer {
  public:
   void operator()(const auto&... fields) { (Put(fields), ...); }
-  void SinceVersion2(const auto& field) { Put(field); }
   std::string Take() { return out_.Take(); }
 
  private:
@@ -100,10 +88,6 @@ class Reader {
  public:
   explicit Reader(absl::string_view bytes) : in_(bytes) {}
   void operator()(auto&... fields) { (Get(fields), ...); }
-  void SinceVersion2(auto& field) {
-    if (!is_version1_) Get(field);
-  }
-  void set_is_version1() { is_version1_ = true; }
   absl::Status Finish(absl::string_view what) const { return in_.Finish(what); }
 
  private:
@@ -129,7 +113,6 @@ class Reader {
   }
 
   ByteReader in_;
-  bool is_version1_ = false;  // The bytes lack the fields of SinceVersion2().
 };
 
 }  // namespace
@@ -158,15 +141,11 @@ absl::StatusOr<RunRecord> ParseRunRecord(absl::string_view bytes) {
   Reader reader(bytes);
   std::string format;
   reader(format);
-  if (format != kFormat && format != kFormerFormat)
+  if (format != kFormat)
     return absl::InvalidArgumentError(absl::StrCat("this is not an ", kFormat));
-  if (format == kFormerFormat) reader.set_is_version1();
   RunRecord record;
   reader(record);
   EK_RETURN_IF_ERROR(reader.Finish("a run's record"));
-  if (format == kFormat) return record;
-  for (const EpochPoint& epoch : record.epochs)
-    record.tests.push_back({epoch.step, epoch.test_loss, epoch.test_accuracy});
   return record;
 }
 

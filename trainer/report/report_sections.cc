@@ -146,7 +146,8 @@ std::string MemoryRow(const RankRecord& rank, int64_t most) {
     bars += Bar(begin, share, StyleOf(part), absl::StrCat(part.name, ": ", FormatBytes(bytes)));
     begin += share;
   }
-  std::string text = FormatBytes(TotalOf(rank.memory));
+  std::string text = absl::StrCat(FormatBytes(TotalOf(rank.memory)),
+                                  rank.host.empty() ? "" : " on ", EscapeHtml(rank.host));
   if (rank.memory.peak_resident > 0) {
     absl::StrAppend(&text, ", process at most ", FormatBytes(rank.memory.peak_resident));
   }
@@ -332,28 +333,6 @@ std::string RenderWaits(const RunRecord& record) {
                     i == kStepPhases ? "waiting" : NameOf(static_cast<StepPhase>(i)), "</span>");
   }
   return html + "</p>";
-}
-
-std::string RenderRankTable(const RunRecord& record) {
-  if (record.ranks.empty()) return "";
-  std::string rows;
-  for (const RankRecord& rank : record.ranks | std::views::take(kMaxRanksShown)) {
-    const auto ms = [&](double us) {
-      return rank.means.steps > 0 && std::isfinite(us) ? FormatNumber(us / 1e3) : "-";
-    };
-    absl::StrAppend(&rows, "<tr><th>", rank.rank, "</th><td>", EscapeHtml(rank.host), "</td><td>",
-                    rank.process, "</td><td>", FormatCount(rank.steps), "</td><td>",
-                    FormatCount(rank.followed), "</td><td>", ms(rank.means.to_first_gradient_us),
-                    "</td><td>", ms(rank.means.backward_us), "</td>");
-    absl::StrAppend(&rows, "<td>", ms(rank.means.communication_us), "</td><td>",
-                    ms(rank.means.exposed_us), "</td></tr>");
-  }
-  return absl::StrCat(
-      "<div class=\"scroll\"><table "
-      "class=\"numbers\"><thead><tr><th>rank</th><th>host</th><th>process</th>",
-      "<th>steps</th><th>shadowed</th><th>first "
-      "gradient</th><th>backward</th><th>buckets</th><th>exposed</th>",
-      "</tr></thead><tbody>", rows, "</tbody></table></div>");
 }
 
 std::string RenderEvents(const RunRecord& record) {

@@ -15,11 +15,10 @@
 namespace evenkeel {
 
 std::string RenderFigures(const RunRecord& record);
-std::string RenderRanks(const RunRecord& record);  // The steps for which each had a batch.
-std::string RenderPlans(const RunRecord& record);  // Buckets.
-std::string RenderMemory(const RunRecord& record);
-std::string RenderWaits(const RunRecord& record);  // Without the costs over time.
-std::string RenderRankTable(const RunRecord& record);
+std::string RenderRanks(const RunRecord& record);   // The steps for which each had a batch.
+std::string RenderPlans(const RunRecord& record);   // Buckets.
+std::string RenderMemory(const RunRecord& record);  // With the hosts of the ranks.
+std::string RenderWaits(const RunRecord& record);   // Without the costs over time.
 std::string RenderEvents(const RunRecord& record);
 std::string RenderSettings(const RunRecord& record);
 

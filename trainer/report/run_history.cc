@@ -4,23 +4,6 @@
 #include <utility>
 
 namespace evenkeel {
-namespace {
-
-// Means by different clocks cannot be merged; the newer ones are kept.
-void Add(const RankMeans& before, RankMeans& means) {
-  const int64_t steps = before.steps + means.steps;
-  if (before.steps == 0 || (means.steps > 0 && means.clock != before.clock)) return;
-  for (double RankMeans::*mean : {&RankMeans::to_first_gradient_us, &RankMeans::backward_us,
-                                  &RankMeans::communication_us, &RankMeans::exposed_us}) {
-    const double sum = means.steps == 0 ? 0 : means.*mean * static_cast<double>(means.steps);
-    means.*mean =
-        (before.*mean * static_cast<double>(before.steps) + sum) / static_cast<double>(steps);
-  }
-  means.steps = steps;
-  means.clock = before.clock;
-}
-
-}  // namespace
 
 void MoveTimes(RankRecord& rank, int64_t ns) {
   for (StepTrace& trace : rank.traces) {
@@ -41,10 +24,7 @@ std::vector<RankRecord> Continued(const std::vector<RankRecord>& before,
   for (RankRecord& rank : now) {
     const auto old = std::ranges::find(before, rank.rank, &RankRecord::rank);
     if (old == before.end()) continue;
-    rank.steps += old->steps;
-    rank.followed += old->followed;
     rank.memory.peak_resident = std::max(rank.memory.peak_resident, old->memory.peak_resident);
-    Add(old->means, rank.means);
     rank.traces.insert(rank.traces.begin(), old->traces.begin(), old->traces.end());
   }
   return now;

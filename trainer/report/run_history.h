@@ -22,8 +22,8 @@ void MoveTimes(RankRecord& rank, int64_t ns);
 // Moves the run's beginning to `begin_ns` (Unix time), and with it all absolute times.
 void MoveBegin(RunRecord& record, int64_t begin_ns);
 
-// Returns the ranks of `now`, with the steps, means and traces of ranks of the same number in
-// `before` added.
+// Returns the ranks of `now`, with the traces and the peaks of ranks of the same number in
+// `before`.
 std::vector<RankRecord> Continued(const std::vector<RankRecord>& before,
                                   std::vector<RankRecord> now);
 // Returns the plans of `before` and `now`, without the first one of `now` if it has the buckets of

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/testing/fuzz.h"
@@ -26,21 +27,14 @@ using testing::SizeIs;
 RankRecord ExampleRank() {
   return {.rank = 3,
           .host = "a\"<b>",
-          .process = 42,
-          .steps = 10,
-          .followed = 4,
           .memory = {.parameters = 1,
                      .gradients = 2,
                      .buckets = 3,
                      .optimizer = 4,
                      .activations = 6,
+                     .data = 7,
+                     .copies = 8,
                      .peak_resident = 5},
-          .means = {.steps = 6,
-                    .to_first_gradient_us = 1.5,
-                    .backward_us = 2.5,
-                    .communication_us = 3,
-                    .exposed_us = 4,
-                    .clock = StepClock::kDevice},
           .traces = {{.step = 2,
                       .last_gradient_ns = 77,
                       .spans = {{.kind = SpanKind::kForward, .begin_ns = 1, .end_ns = 2}},
@@ -53,11 +47,10 @@ TEST(RecordBytesTest, ARankComesBackAsItWas) {
   ASSERT_TRUE(record.ok()) << record.status();
   EXPECT_EQ(record->rank, 3);
   EXPECT_EQ(record->host, "a\"<b>");
-  EXPECT_EQ(record->followed, 4);
   EXPECT_EQ(record->memory.optimizer, 4);
   EXPECT_EQ(record->memory.peak_resident, 5);
-  EXPECT_EQ(record->means.exposed_us, 4);
-  EXPECT_EQ(record->means.clock, StepClock::kDevice);
+  EXPECT_EQ(record->memory.data, 7);
+  EXPECT_EQ(record->memory.copies, 8);
   ASSERT_THAT(record->traces, SizeIs(2));
   EXPECT_EQ(record->traces[0].spans[0].kind, SpanKind::kForward);
   EXPECT_EQ(record->traces[0].buckets[0].reduced_ns, 3);
@@ -90,24 +83,15 @@ TEST(RecordBytesTest, ARunComesBackAsItWas) {
   EXPECT_EQ(record->settings[1].value, "64");
 }
 
-// The former format had no gradient norms and no bytes of data, and only the tests at the ends of
-// epochs.
-TEST(RecordBytesTest, TheFormerFormatIsRead) {
-  RunRecord run = ExampleRecord(3);
-  run.steps.clear();
-  run.tests.clear();
-  run.ranks.clear();  // They, too, had less.
-  std::string bytes = Serialize(run);
-  const size_t version = bytes.find("evenkeel run record 2") + 20;
-  ASSERT_EQ(bytes[version], '2');
-  bytes[version] = '1';
-  bytes.resize(bytes.size() - 2 * sizeof(uint32_t));  // The numbers of tests and of parts.
-  const auto record = ParseRunRecord(bytes);
-  ASSERT_TRUE(record.ok()) << record.status();
-  ASSERT_THAT(record->tests, SizeIs(run.epochs.size()));
-  EXPECT_EQ(record->tests[1].step, run.epochs[1].step);
-  EXPECT_EQ(record->tests[1].loss, run.epochs[1].test_loss);
-  EXPECT_EQ(record->settings[1].value, "64");
+TEST(RecordBytesTest, AnotherFormatIsRefused) {
+  std::string bytes = Serialize(ExampleRecord(3));
+  const size_t version = bytes.find("evenkeel run record 3") + 20;
+  ASSERT_EQ(bytes[version], '3');
+  for (const char other : {'1', '2', '4'}) {
+    bytes[version] = other;
+    EXPECT_EQ(ParseRunRecord(bytes).status(),
+              absl::InvalidArgumentError("this is not an evenkeel run record 3"));
+  }
 }
 
 TEST(RecordBytesTest, NoBytesDoHarm) {
@@ -140,41 +124,20 @@ TEST(RunHistoryTest, TimesMoveTogetherAndDurationsStay) {
 }
 
 TEST(RunHistoryTest, RanksGoOnByTheirNumbers) {
-  const std::vector<RankRecord> before = {
-      {.rank = 0,
-       .steps = 10,
-       .memory = {.peak_resident = 500},
-       .means = {.steps = 2, .backward_us = 1}},
-      {.rank = 1, .steps = 10},
-      {.rank = 2, .steps = 10, .followed = 3, .traces = {{.step = 2}}}};
-  const std::vector<RankRecord> ranks = Continued(
-      before, {{.rank = 0, .process = 7, .steps = 5, .means = {.steps = 6, .backward_us = 5}},
-               {.rank = 2, .steps = 5, .followed = 1, .traces = {{.step = 12}}},
-               {.rank = 3, .steps = 5}});
+  const std::vector<RankRecord> before = {{.rank = 0, .memory = {.peak_resident = 500}},
+                                          {.rank = 1},
+                                          {.rank = 2, .traces = {{.step = 2}}}};
+  const std::vector<RankRecord> ranks =
+      Continued(before, {{.rank = 0, .host = "new", .memory = {.data = 5, .peak_resident = 400}},
+                         {.rank = 2, .traces = {{.step = 12}}},
+                         {.rank = 3}});
   ASSERT_THAT(ranks, SizeIs(3));
-  EXPECT_EQ(ranks[0].process, 7);
-  EXPECT_EQ(ranks[0].steps, 15);
+  EXPECT_EQ(ranks[0].host, "new");
+  EXPECT_EQ(ranks[0].memory.data, 5);
   EXPECT_EQ(ranks[0].memory.peak_resident, 500);
-  EXPECT_EQ(ranks[0].means.steps, 8);
-  EXPECT_EQ(ranks[0].means.backward_us, 4);
-  EXPECT_EQ(ranks[1].followed, 4);
   ASSERT_THAT(ranks[1].traces, SizeIs(2));
   EXPECT_EQ(ranks[1].traces[1].step, 12);
-  EXPECT_EQ(ranks[2].steps, 5);
-}
-
-// An attempt in which nothing was measured has means of nothing, and those of a host's and a
-// device's clock do not mix.
-TEST(RunHistoryTest, MeansGoOnAsFarAsTheyCan) {
-  const auto backward = [](const RankMeans& before, const RankMeans& now) {
-    return Continued({{.means = before}}, {{.means = now}})[0].means.backward_us;
-  };
-  const RankMeans host{.steps = 2, .backward_us = 3},
-      device{.steps = 2, .backward_us = 9, .clock = StepClock::kDevice};
-  EXPECT_EQ(backward(host, {}), 3);
-  EXPECT_EQ(backward({}, host), 3);
-  EXPECT_EQ(backward(device, {}), 9);
-  EXPECT_EQ(backward(host, device), 9);
+  EXPECT_EQ(ranks[2].rank, 3);
 }
 
 TEST(RunHistoryTest, APlanThatGoesOnIsOne) {

@@ -136,25 +136,11 @@ inline int64_t TotalOf(const RankMemory& memory) {
   return total;
 }
 
-// Means over the measured steps, in microseconds (bucket/stats.h).
-struct RankMeans {
-  int64_t steps = 0;
-  double to_first_gradient_us = 0;
-  double backward_us = 0;
-  double communication_us = 0;  // NaN (unknown) with a device's clock.
-  double exposed_us = 0;
-  StepClock clock = StepClock::kHost;
-};
-
 // The record of one rank.
 struct RankRecord {
   int rank = 0;  // Its number in the job's first group.
   std::string host;
-  int64_t process = 0;
-  int64_t steps = 0;     // Steps of the group in which it took part.
-  int64_t followed = 0;  // Those of them for which it had no batch.
   RankMemory memory;
-  RankMeans means;
   std::vector<StepTrace> traces;
 };
 

@@ -1,7 +1,6 @@
 #include "evenkeel/trainer/report/step_trace.h"
 
 #include <algorithm>
-#include <memory>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -26,10 +25,7 @@ BucketTrace TraceOf(const StepTimes& times, size_t bucket, int64_t bytes) {
 }  // namespace
 
 StepRecorder::StepRecorder(int64_t total_steps)
-    : every_(std::max<int64_t>(1, total_steps / (kLateSteps + 1))) {
-  if (every_ > kMeasuredBetween) every_ -= every_ % kMeasuredBetween;
-  device_means_ = std::make_unique<StepAverages>(MeasuredEvery());
-}
+    : every_(std::max<int64_t>(1, total_steps / (kLateSteps + 1))) {}
 
 bool StepRecorder::IsSampled(int64_t step) const {
   if (!is_on()) return false;
@@ -65,8 +61,6 @@ void StepRecorder::End(const StepTimes& times, const std::vector<BucketInfo>& bu
 }
 
 void StepRecorder::NoteDevice(int64_t step, const StreamStep& device) {
-  if (!IsMeasured(step)) return;
-  device_means_->Add(device.durations);
   const auto trace = std::ranges::find(traces_, step, &StepTrace::step);
   if (trace == traces_.end() || trace->spans.empty()) return;
   trace->clock = StepClock::kDevice;

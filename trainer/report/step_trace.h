@@ -17,10 +17,10 @@
 // On a device these times are those of the host enqueuing work. The device's times of the same step
 // (stream_clock.h) are known later, and replace them:
 //
-//   recorder.NoteDevice(step, stream_step);            // of steps for which IsMeasured()
+//   recorder.NoteDevice(step, stream_step);
 //
 // The ends of buckets that backward hides are exact in the steps that the reducer measures: set its
-// ReducerOptions::stats_every to MeasuredEvery().
+// ReducerOptions::stats_every to sampled_every().
 //
 // Threads: thread-compatible.
 
@@ -28,14 +28,12 @@
 #define EVENKEEL_TRAINER_REPORT_STEP_TRACE_H_
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <vector>
 
 #include "absl/time/time.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/reduction.h"
-#include "evenkeel/bucket/stats.h"
 #include "evenkeel/bucket/step_times.h"
 #include "evenkeel/trainer/report/run_record.h"
 #include "evenkeel/trainer/report/stream_clock.h"
@@ -53,13 +51,8 @@ class StepRecorder {
   explicit StepRecorder(int64_t total_steps);
 
   bool is_on() const { return every_ > 0; }
-  int64_t MeasuredEvery() const {
-    return every_ % kMeasuredBetween == 0 ? every_ / kMeasuredBetween : every_;
-  }
+  int64_t sampled_every() const { return every_; }
   bool IsSampled(int64_t step) const;
-  // Returns true if the parts of the step are used for device_means(): in the steps that the
-  // reducer measures, and in all sampled ones.
-  bool IsMeasured(int64_t step) const { return is_on() && device_means_->IsMeasured(step); }
 
   void Begin(int64_t step);
   void Mark(SpanKind kind) {
@@ -74,7 +67,6 @@ class StepRecorder {
   void NotePlan(int64_t step, uint64_t generation, const std::vector<BucketInfo>& buckets,
                 const ParameterSet& parameters);
 
-  StepMeans device_means() const { return is_on() ? device_means_->means() : StepMeans{}; }
   const std::vector<StepTrace>& traces() const { return traces_; }
   const std::vector<PlanRecord>& plans() const { return plans_; }
 
@@ -82,10 +74,7 @@ class StepRecorder {
   void AddSpan(SpanKind kind);
   void Keep(StepTrace trace);
 
-  static constexpr int64_t kMeasuredBetween = 10;  // Number of steps between samples for means.
-
-  int64_t every_ = 0;                           // 0: off.
-  std::unique_ptr<StepAverages> device_means_;  // Null: off.
+  int64_t every_ = 0;  // 0: off.
   std::vector<StepTrace> traces_;
   std::optional<StepTrace> current_;  // The current step, if it is sampled.
   int64_t marked_ns_ = 0;             // Its last mark.

@@ -36,12 +36,6 @@ absl::Status StreamClock::Mark(SpanKind kind) {
   return absl::OkStatus();
 }
 
-absl::Status StreamClock::MarkFirstGradient() {
-  if (detail_ == Detail::kSummary || current_.first_gradient) return absl::OkStatus();
-  EK_ASSIGN_OR_RETURN(current_.first_gradient, runtime_.RecordTimed(stream_));
-  return absl::OkStatus();
-}
-
 StreamMarks StreamClock::End() {
   current_.issued_ns = absl::GetCurrentTimeNanos();
   last_ = EndOf(current_);
@@ -62,16 +56,8 @@ absl::StatusOr<StreamStep> StreamClock::Read(const StreamMarks& marks) {
     EK_ASSIGN_OR_RETURN(const absl::Duration end, runtime_.Elapsed(marks.before, part.end));
     ends_ns.push_back(absl::ToInt64Nanoseconds(end));
     if (part.kind == SpanKind::kBackward) last_gradient = end;
-    if (part.kind == SpanKind::kWait) step.durations.exposed += end - step.took;
+    if (part.kind == SpanKind::kWait) step.exposed += end - step.took;
     step.took = end;
-  }
-  if (marks.first_gradient) {
-    EK_ASSIGN_OR_RETURN(const absl::Duration first,
-                        runtime_.Elapsed(marks.before, marks.first_gradient));
-    // Measured from the beginning of the step, as in the reducer.
-    const bool has_begin = !marks.parts.empty() && marks.parts.front().kind == SpanKind::kBegin;
-    step.durations.to_first_gradient = first - absl::Nanoseconds(has_begin ? ends_ns.front() : 0);
-    step.durations.backward = last_gradient - first;
   }
 
   const bool is_next = settled_.handle == marks.before.handle;

@@ -33,7 +33,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "evenkeel/bucket/step_times.h"
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/trainer/report/run_record.h"
 
@@ -47,22 +46,20 @@ struct StreamMarks {
   };
   Event before;
   std::vector<Part> parts;
-  Event first_gradient;   // Null: not marked.
   int64_t issued_ns = 0;  // When the host enqueued the last of them; Unix time.
 };
 
 // The times of a step, read from its marks.
 struct StreamStep {
   absl::Duration took;           // From the end of the step before it.
-  StepDurations durations;       // Without the communication, which is on other streams.
+  absl::Duration exposed;        // The sum of its kWait parts.
   std::vector<TraceSpan> spans;  // All marked parts, without gaps.
   int64_t last_gradient_ns = 0;  // 0: no backward.
 };
 
 class StreamClock {
  public:
-  // Each mark has a cost on the device: kSummary omits those that only traces and means over parts
-  // use.
+  // Each mark has a cost on the device: kSummary omits those that only traces use.
   enum class Detail : uint8_t { kSummary, kParts };
 
   StreamClock(DeviceRuntime& runtime, StreamRef stream) : runtime_(runtime), stream_(stream) {}
@@ -74,8 +71,6 @@ class StreamClock {
 
   void Begin(Detail detail);
   absl::Status Mark(SpanKind kind);
-  // Marks the first gradient of backward on the stream.
-  absl::Status MarkFirstGradient();
   StreamMarks End();
 
   // Returns true if the last mark, and so all of them, has passed.

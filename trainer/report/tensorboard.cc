@@ -19,7 +19,6 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/report/crc32c.h"
 #include "evenkeel/trainer/report/gather_records.h"
-#include "evenkeel/trainer/report/histogram.h"
 #include "evenkeel/trainer/report/proto_writer.h"
 
 namespace evenkeel {
@@ -28,17 +27,13 @@ namespace {
 // Numbers of fields. Event:
 constexpr uint32_t kWallTime = 1, kStep = 2, kFileVersion = 3, kSummary = 5, kSessionLog = 7;
 // Summary, and its Value:
-constexpr uint32_t kValue = 1, kTag = 1, kSimpleValue = 2, kHistogram = 5, kTensor = 8,
-                   kMetadata = 9;
+constexpr uint32_t kValue = 1, kTag = 1, kSimpleValue = 2, kTensor = 8, kMetadata = 9;
 // SummaryMetadata, its PluginData, and TensorProto with its type of strings:
 constexpr uint32_t kPlugin = 1, kPluginName = 1, kType = 1, kStringValue = 8;
 constexpr int64_t kStrings = 7;
 // SessionLog, and the status that makes readers discard the steps from the event's on:
 constexpr uint32_t kStatus = 1;
 constexpr int64_t kStart = 1;
-// HistogramProto:
-constexpr uint32_t kMin = 1, kMax = 2, kCount = 3, kSum = 4, kSumSquares = 5, kLimits = 6,
-                   kCounts = 7;
 
 // Length, its checksum, payload, its checksum.
 std::string Record(absl::string_view payload) {
@@ -52,18 +47,6 @@ ProtoWriter EventAt(absl::Time time) {
   ProtoWriter event;
   event.Double(kWallTime, static_cast<double>(absl::ToUnixMicros(time)) / 1e6);
   return event;
-}
-
-std::string HistogramMessage(const Histogram& histogram) {
-  return ProtoWriter()
-      .Double(kMin, histogram.min)
-      .Double(kMax, histogram.max)
-      .Double(kCount, histogram.count)
-      .Double(kSum, histogram.sum)
-      .Double(kSumSquares, histogram.sum_squares)
-      .Doubles(kLimits, histogram.limits)
-      .Doubles(kCounts, histogram.counts)
-      .bytes();
 }
 
 class EventFile : public MetricsSink {
@@ -83,14 +66,6 @@ class EventFile : public MetricsSink {
                    ProtoWriter().Text(kTag, scalar.name).Float(kSimpleValue, value).bytes());
     }
     return Append(EventAt(point.time).Int(kStep, point.step).Text(kSummary, summary.bytes()));
-  }
-
-  absl::Status WriteHistogram(const HistogramPoint& point) override {
-    const std::string histogram = HistogramMessage(MakeHistogram(point.values));
-    const std::string value =
-        ProtoWriter().Text(kTag, point.name).Text(kHistogram, histogram).bytes();
-    const std::string summary = ProtoWriter().Text(kValue, value).bytes();
-    return Append(EventAt(point.time).Int(kStep, point.step).Text(kSummary, summary));
   }
 
   absl::Status WriteText(const TextPoint& point) override {

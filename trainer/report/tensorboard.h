@@ -6,9 +6,9 @@
 //
 // Each sink writes a file of its own, events.out.tfevents.<time>.<host>.<process>.<number>, in the
 // folder, which is created if it does not exist: a run that is resumed, or continued by another
-// rank, adds a file, and TensorBoard shows all files of a folder as one run. Names of scalars and
-// histograms are shown unchanged; the part before a '/' is a group. GoBackTo() makes TensorBoard
-// discard the steps from there on.
+// rank, adds a file, and TensorBoard shows all files of a folder as one run. Names of scalars are
+// shown unchanged; the part before a '/' is a group. GoBackTo() makes TensorBoard discard the steps
+// from there on.
 //
 // Records are passed to the system whole and at once: readers see complete records, and a crash of
 // the process loses none.
@@ -16,7 +16,7 @@
 // Threads: thread-compatible; sinks have different files.
 // Errors:  the file system's own, with the path.
 // Source:  TFRecord framing (tensorflow.org/tutorials/load_data/tfrecord); the messages Event,
-//          Summary, HistogramProto and SessionLog of TensorBoard (tensorboard/compat/proto).
+//          Summary and SessionLog of TensorBoard (tensorboard/compat/proto).
 
 #ifndef EVENKEEL_TRAINER_REPORT_TENSORBOARD_H_
 #define EVENKEEL_TRAINER_REPORT_TENSORBOARD_H_

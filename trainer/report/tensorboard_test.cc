@@ -31,7 +31,6 @@ namespace evenkeel {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::SizeIs;
 using testing::StartsWith;
@@ -98,12 +97,6 @@ struct Message {
   }
 };
 
-std::vector<double> Doubles(absl::string_view bytes) {
-  std::vector<double> values;
-  while (!bytes.empty()) values.push_back(Take<double>(bytes));
-  return values;
-}
-
 // The events of a file, all of which must be whole.
 std::vector<Message> ReadEvents(const std::string& path) {
   const std::string file = *ReadFile(path);
@@ -168,30 +161,6 @@ TEST(TensorboardTest, AScalarPointIsOneEvent) {
   EXPECT_EQ(summary.message(1, 0).number(2), 0.625);
   EXPECT_EQ(summary.message(1, 1).number(2), 1e6);
   EXPECT_TRUE(std::isnan(summary.message(1, 2).number(2)));
-}
-
-TEST(TensorboardTest, AHistogramHasItsSumsAndBuckets) {
-  const std::string folder = NewFolder("histograms");
-  const std::unique_ptr<MetricsSink> sink = *OpenTensorboard(folder);
-  const double values[] = {1, 1, 1.05};
-  ASSERT_TRUE(
-      sink->WriteHistogram({.step = 7, .time = kTime, .name = "bucket/us", .values = values}).ok());
-  ASSERT_TRUE(
-      sink->WriteHistogram({.step = 8, .time = kTime, .name = "bucket/us", .values = {}}).ok());
-  const std::vector<Message> events = ReadEvents(FilesIn(folder)[0]);
-  ASSERT_THAT(events, SizeIs(3));
-  EXPECT_EQ(events[1].number(2), 7);
-  const Message value = events[1].message(5).message(1);
-  EXPECT_EQ(value.text(1), "bucket/us");
-  const Message histogram = value.message(5);
-  EXPECT_EQ(histogram.number(1), 1);
-  EXPECT_EQ(histogram.number(2), 1.05);
-  EXPECT_EQ(histogram.number(3), 3);
-  EXPECT_EQ(histogram.number(4), 3.05);
-  EXPECT_DOUBLE_EQ(histogram.number(5), 2 + 1.05 * 1.05);
-  EXPECT_THAT(Doubles(histogram.text(6)), ElementsAre(1, testing::DoubleEq(1.1)));
-  EXPECT_THAT(Doubles(histogram.text(7)), ElementsAre(2, 1));
-  EXPECT_EQ(events[2].message(5).message(1).message(5).number(3), 0);
 }
 
 TEST(TensorboardTest, StepsThatAreTakenAgainAreForgotten) {

@@ -36,18 +36,13 @@ StepTrace ExampleStep(int64_t step, int64_t lag) {
 }
 
 RankRecord ExampleRank(int rank) {
-  RankRecord record{
-      .rank = rank,
-      .host = kHostile,
-      .process = 1000 + rank,
-      .steps = 100,
-      .followed = rank,
-      .memory = {.parameters = 1 << 20,
-                 .gradients = 1 << 20,
-                 .buckets = 1 << 20,
-                 .optimizer = (2 << 20) / (rank + 1),
-                 .peak_resident = 300 << 20},
-      .means = {.steps = 12, .to_first_gradient_us = 2000, .backward_us = 4000, .exposed_us = 300}};
+  RankRecord record{.rank = rank,
+                    .host = kHostile,
+                    .memory = {.parameters = 1 << 20,
+                               .gradients = 1 << 20,
+                               .buckets = 1 << 20,
+                               .optimizer = (2 << 20) / (rank + 1),
+                               .peak_resident = 300 << 20}};
   for (const int64_t step : {2, 3, 50}) record.traces.push_back(ExampleStep(step, rank * kMs / 2));
   if (rank > 0) {
     record.traces.push_back(

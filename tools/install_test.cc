@@ -70,8 +70,9 @@ TEST(InstallTest, ItsProgramsRunFromAnyFolder) {
     EXPECT_EQ(help.code, 0) << help.output;
     EXPECT_THAT(help.output, HasSubstr(program)) << program;
   }
-  const Outcome launch = RunCommand(absl::StrCat(bin, "launch --nproc=2 -- ", bin,
-                                                 "train --model=mlp --dry_run --rank_steps=1,1"));
+  const Outcome launch =
+      RunCommand(absl::StrCat(bin, "launch --nproc=2 -- ", bin,
+                              "train --model=mlp --hidden=4 --epochs=1 --rank_steps=1,1"));
   EXPECT_EQ(launch.code, 0) << launch.output;
   EXPECT_THAT(launch.output, HasSubstr("on 2 ranks"));
 }

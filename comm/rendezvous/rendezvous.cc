@@ -118,7 +118,8 @@ absl::StatusOr<std::shared_ptr<Rendezvous>> Rendezvous::Join(const Environment& 
                                                          : "the process",
                    .host_rank = environment.rank_zero_hosts ? 0 : -1,
                    .timeout = timeout};
-  // On rank 0's host, its name may be a loopback address, on which the store does not listen.
+  // On rank 0's host its name may be a loopback address, on which the store does not listen. A rank
+  // does not find out whether that is its host, so each tries its own address, too.
   if (environment.rank_zero_hosts && !environment.address.empty() &&
       !environment.store_addresses.empty()) {
     EK_ASSIGN_OR_RETURN(const std::vector<std::string> places, PlacesToListen(environment));

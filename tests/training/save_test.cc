@@ -168,6 +168,20 @@ TEST_F(SaveTest, StepsGoOnWhileItIsWritten) {
   }
 }
 
+// A save first waits for the one before it, which flushes several files.
+TEST_F(SaveTest, TheStallHasTheWaitForTheSaveBefore) {
+  constexpr int kFlushMs = 100;
+  const Ended ended =
+      Train(RunOf(1) + Flags{"--checkpoint_every=1", "--max_steps=3"}, Disk(kFlushMs));
+  ASSERT_EQ(ended.code, 0) << ended.err;
+  const std::vector<Json> saves = Saves();
+  ASSERT_EQ(saves.size(), 3);
+  for (size_t i = 1; i < saves.size(); ++i) {
+    EXPECT_GE(saves[i]["stall_ms"].get<double>(), kFlushMs) << saves[i];
+    EXPECT_GE(saves[i]["written_ms"].get<double>(), saves[i]["stall_ms"].get<double>());
+  }
+}
+
 TEST_F(SaveTest, AFullDiskIsReportedAndTheRunGoesOn) {
   for (const int ranks : {1, 2, 3}) {
     SCOPED_TRACE(ranks);

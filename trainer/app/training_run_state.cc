@@ -16,6 +16,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
 #include "evenkeel/comm/agree.h"
 #include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/control/control.h"
@@ -46,6 +47,7 @@ uint64_t HashOf(const void* data, int64_t bytes, uint64_t seed) {
 
 absl::Status TrainingRun::Save(int epoch, int64_t steps, int model_rank) {
   const PhaseScope saving(*comm_, StepPhase::kSaving);
+  const absl::Time begin = absl::Now();  // The step waits from here on.
   // Less than the other ranks wait in the next step for one whose disk is slow.
   NoteSaved(checkpoints_->Wait(comm_->timeout() / 2), /*goes_on=*/true);
   EK_RETURN_IF_ERROR(ddp_->RebuildNow());  // As the next step would: its plan is saved.
@@ -61,7 +63,8 @@ absl::Status TrainingRun::Save(int epoch, int64_t steps, int model_rank) {
                 .record = Record(),
                 .optimizer = optimizer_->Pieces(),
                 .optimizer_name = optimizer_->join_name(),
-                .optimizer_steps = optimizer_->steps_finished()};
+                .optimizer_steps = optimizer_->steps_finished(),
+                .begin = begin};
   if (scaler_ != nullptr) {
     const auto& check = optimizer_->last_check();
     run.state.loss_scale = scaler_->state().Serialize();
@@ -101,12 +104,12 @@ absl::StatusOr<std::string> TrainingRun::WaitForSave() {
 }
 
 absl::Status TrainingRun::FinishSaves() {
+  if (checkpoints_ == nullptr || !checkpoints_->has_folder()) return absl::OkStatus();
   const bool is_last = has_converged() || step_ == plan().total_steps;
-  if (checkpoints_ == nullptr || !checkpoints_->has_folder() || !is_last || saved_step_ == step_)
-    EK_RETURN_IF_ERROR(WaitForSave().status());
-  if (checkpoints_ == nullptr || !checkpoints_->has_folder() || !is_last) return absl::OkStatus();
-  // Not the last one: Save() waits for it. After a lost rank 0 the ranks may have seen different
-  // checkpoints in the folder.
+  // Save() waits for an older one, whose failure does not prevent the last one.
+  if (!is_last || saved_step_ == step_) EK_RETURN_IF_ERROR(WaitForSave().status());
+  if (!is_last) return absl::OkStatus();
+  // After a lost rank 0 the ranks may have seen different checkpoints in the folder.
   EK_ASSIGN_OR_RETURN(const auto saved,
                       AgreeOn(*comm_, "saved", absl::OkStatus(), absl::StrCat(saved_step_)));
   const std::string mine = absl::StrCat(step_);

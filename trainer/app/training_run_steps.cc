@@ -276,7 +276,9 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(
     step_ = ++facts.step;
     EK_RETURN_IF_ERROR(status);
     if (checkpoints_ != nullptr) NoteSaved(checkpoints_->Poll(), /*goes_on=*/true);
-    if (checkpoints_ != nullptr && checkpoints_->has_folder() && !has_reserved_) {
+    // The pieces of a device would be copies of its state.
+    if (checkpoints_ != nullptr && checkpoints_->has_folder() && clock_ == nullptr &&
+        !has_reserved_) {
       has_reserved_ = true;
       checkpoints_->Reserve(*setup_.model, rank == options_.ModelRank(comm_->world_size()),
                             optimizer_->Pieces());

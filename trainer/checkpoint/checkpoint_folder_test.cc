@@ -70,6 +70,21 @@ TEST(CheckpointFolderTest, KeepsTheNewest) {
   EXPECT_THAT(NamesIn(path), UnorderedElementsAre("step-1000000002", ".lock"));
 }
 
+TEST(CheckpointFolderTest, IsPublishedEvenIfAnOlderOneCannotBeRemoved) {
+  const std::string path = Folder("stuck");
+  auto folder = CheckpointFolder::Open(path);
+  ASSERT_TRUE(folder.ok()) << folder.status();
+  Save(**folder, 5, 0);
+  const std::string obstacle = path + "/.removing-step-000000005";
+  std::filesystem::create_directory(obstacle);
+  Write(obstacle + "/file");
+  Save(**folder, 6, 1);
+  EXPECT_THAT(StepsIn(path), ElementsAre(5, 6));
+  std::filesystem::remove_all(obstacle);
+  Save(**folder, 7, 1);
+  EXPECT_THAT(StepsIn(path), ElementsAre(7));
+}
+
 TEST(CheckpointFolderTest, OneThatIsSetAsideIsKeptAndNotFound) {
   const std::string path = Folder("aside");
   auto folder = CheckpointFolder::Open(path);

@@ -12,6 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
 #include "evenkeel/comm/agree.h"
 #include "evenkeel/comm/arith/finite.h"
 #include "evenkeel/comm/base/bytes.h"
@@ -340,8 +341,7 @@ absl::StatusOr<std::string> RunCheckpoints::Begin(int64_t step) {
 
 void RunCheckpoints::Reserve(const Model& model, bool has_model,
                              const absl::StatusOr<StatePieces>& optimizer) {
-  // On a device there are copies already; an error is one of the save, too.
-  if (!model.place().is_host() || !optimizer.ok()) return;
+  if (!optimizer.ok()) return;  // The save has the error, too.
   std::vector<TensorView> tensors;
   for (const StatePiece& piece : optimizer->pieces) tensors.push_back(piece.data);
   if (has_model) {

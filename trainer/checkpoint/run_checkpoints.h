@@ -50,7 +50,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/trainer/checkpoint/checkpoint_folder.h"
@@ -76,7 +75,7 @@ struct RunToSave {
   absl::StatusOr<StatePieces> optimizer;
   std::string optimizer_name;
   int64_t optimizer_steps = 0;
-  absl::Time begin = absl::Now();
+  absl::Time begin;  // The time from which on the step has waited.
 };
 
 // A checkpoint whose writing has ended.
@@ -128,8 +127,8 @@ class RunCheckpoints {
   // Returns true if a checkpoint is due after `steps` steps, in the last of which the ranks asked
   // for `requests`.
   bool IsDue(int64_t steps, int64_t total_steps, uint32_t requests) const;
-  // Takes the memory for the copies of the first checkpoint in the background. `has_model`: this
-  // rank will write the model's file.
+  // Takes the memory for the copies of the first checkpoint in the background, for a model on the
+  // host. `has_model`: this rank will write the model's file.
   void Reserve(const Model& model, bool has_model, const absl::StatusOr<StatePieces>& optimizer);
   // Waits for the previous checkpoint, and copies this rank's part, which a thread then writes.
   void Start(Communicator& comm, RunToSave run);

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <set>
 #include <vector>
 
 #include "evenkeel/comm/types.h"
@@ -73,6 +74,65 @@ TEST(AttentionGradientTest, MatchesDifferencesAlsoWithDropout) {
                 1e-7);
     }
   }
+}
+
+// The columns of head `head` of sequence `sequence` in a matrix of `parts` (queries, keys, values,
+// or one) of all heads.
+std::vector<float> OfHead(const AttentionShape& shape, int parts, int64_t sequence, int64_t head,
+                          const std::vector<float>& all) {
+  std::vector<float> own;
+  for (int64_t row = sequence * shape.context; row < (sequence + 1) * shape.context; ++row) {
+    for (int64_t part = row * parts; part < (row + 1) * parts; ++part) {
+      const auto begin = all.begin() + part * shape.width() + head * shape.head_width;
+      own.insert(own.end(), begin, begin + shape.head_width);
+    }
+  }
+  return own;
+}
+
+// More matrices than a part has: some sequences, and some heads of one.
+TEST(AttentionPartsTest, EachMatrixIsThatOfItsHeadAlone) {
+  for (const AttentionShape& shape :
+       {AttentionShape{.sequences = 20, .context = 70, .heads = 2, .head_width = 3},
+        AttentionShape{.sequences = 2, .context = 530, .heads = 4, .head_width = 2}}) {
+    SCOPED_TRACE(shape.context);
+    Memory<float> whole(shape);
+    const std::vector<float> qkv = RandomValues<float>(whole.diff_qkv.size(), 1);
+    const std::vector<float> diff = RandomValues<float>(whole.output.size(), 2);
+    whole.Forward(qkv), whole.Backward(qkv, diff);
+    for (int64_t sequence = 0; sequence < shape.sequences; ++sequence) {
+      for (int64_t head = 0; head < shape.heads; ++head) {
+        SCOPED_TRACE(testing::Message() << "head " << head << " of " << sequence);
+        Memory<float> alone(
+            {.sequences = 1, .context = shape.context, .heads = 1, .head_width = shape.head_width});
+        const std::vector<float> own = OfHead(shape, 3, sequence, head, qkv);
+        alone.Forward(own), alone.Backward(own, OfHead(shape, 1, sequence, head, diff));
+        EXPECT_LT(Difference<float>(OfHead(shape, 1, sequence, head, whole.output),
+                                    std::vector<double>(alone.output.begin(), alone.output.end())),
+                  kRounding<float>);
+        EXPECT_LT(
+            Difference<float>(OfHead(shape, 3, sequence, head, whole.diff_qkv),
+                              std::vector<double>(alone.diff_qkv.begin(), alone.diff_qkv.end())),
+            kRounding<float>);
+      }
+    }
+  }
+}
+
+TEST(AttentionPartsTest, EqualMatricesHaveDropoutOfTheirOwn) {
+  const AttentionShape shape{.sequences = 20, .context = 70, .heads = 2, .head_width = 3};
+  Memory<float> run(shape);
+  run.noise = {.probability = 0.5, .seed = 7};
+  const std::vector<float> row = RandomValues<float>(shape.head_width, 1);
+  std::vector<float> qkv;
+  while (qkv.size() < run.diff_qkv.size()) qkv.insert(qkv.end(), row.begin(), row.end());
+  run.Forward(qkv);
+  std::set<std::vector<float>> outputs;
+  for (int64_t sequence = 0; sequence < shape.sequences; ++sequence) {
+    for (int64_t head = 0; head < shape.heads; ++head)
+      outputs.insert(OfHead(shape, 1, sequence, head, run.output));
+  }
+  EXPECT_EQ(static_cast<int64_t>(outputs.size()), shape.matrices());
 }
 
 TEST(AttentionForwardTest, NothingComesFromLaterPositions) {

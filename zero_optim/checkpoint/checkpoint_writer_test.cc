@@ -110,6 +110,29 @@ TEST(CheckpointWriterTest, KeepsTheMemoryOfItsCopies) {
   });
 }
 
+TEST(CheckpointWriterTest, AReservationHasTheMemoryOfTheFirstSave) {
+  const std::string folder = Folder("reserved");
+  RunGroup(2, [&](Communicator& comm) -> absl::Status {
+    EK_ASSIGN_OR_RETURN(auto trainer, Trainer::Create(comm, Mode::kZeroAlone, AdamW{}));
+    EK_RETURN_IF_ERROR(trainer->Step(0));
+    EK_ASSIGN_OR_RETURN(StatePieces mine, trainer->zero->Pieces());
+    std::vector<TensorView> tensors;
+    for (const StatePiece& piece : mine.pieces) tensors.push_back(piece.data);
+    CheckpointWriter writer;
+    writer.Reserve(tensors);
+    EK_RETURN_IF_ERROR(writer.last().Wait(kLong));
+    const int64_t reserved = writer.copy_bytes();
+    EXPECT_GE(reserved, trainer->zero->state_bytes());
+    EK_RETURN_IF_ERROR(
+        writer
+            .Start(comm, trainer->model.params(),
+                   {.folder = folder, .name = trainer->zero->join_name(), .state = std::move(mine)})
+            .Wait(kLong));
+    EXPECT_EQ(writer.copy_bytes(), reserved);
+    return ReadAll(folder, trainer->model.params()).status();
+  });
+}
+
 // Files of the caller's own, and a rename, as a part of the save.
 TEST(CheckpointWriterTest, HooksAddFilesAndHaveTheLastWord) {
   const std::string folder = Folder("hooked");

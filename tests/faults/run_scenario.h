@@ -20,16 +20,9 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "evenkeel/tests/faults/scenario.h"
-#include "evenkeel/tests/rank_report.h"
+#include "evenkeel/tests/faults/verdict.h"
 
 namespace evenkeel {
-
-struct Outcome {
-  std::vector<RankReport> reports;  // By rank.
-  bool is_over = true;              // False: it had to be ended.
-  std::string crash;                // How a process ended that should have ended well.
-  std::string complaints;           // The ranks' output on standard error.
-};
 
 // After `patience` it hangs.
 absl::StatusOr<Outcome> RunScenario(const Scenario& scenario, absl::Duration patience);

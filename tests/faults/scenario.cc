@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "evenkeel/comm/testing/tested_group.h"
+#include "evenkeel/tests/simulation/draws.h"
 
 namespace evenkeel {
 namespace {
@@ -16,29 +17,12 @@ constexpr int kSteps = 4;
 constexpr int kMaxDelayMicros =
     400;  // A sharded optimizer's step over processes takes about as long.
 
-// SplitMix64: the same numbers on every platform.
-class Draws {
- public:
-  explicit Draws(uint64_t seed) : state_(seed) {}
-  uint64_t Next() {
-    uint64_t x = (state_ += 0x9e3779b97f4a7c15);
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-    return x ^ (x >> 31);
-  }
-  int Below(int limit) { return static_cast<int>(Next() % static_cast<uint64_t>(limit)); }
-  bool OneIn(int n) { return Below(n) == 0; }
-
- private:
-  uint64_t state_;
-};
-
 // Every fault, over processes, and over threads if they have it.
-std::vector<std::pair<Fault, bool>> AllPairs() {
+std::vector<std::pair<Fault, bool>> AllPairs(bool with_threads) {
   std::vector<std::pair<Fault, bool>> pairs;
   for (Fault fault : kAllFaults) {
     pairs.emplace_back(fault, true);
-    if (fault < Fault::kStoreReset) pairs.emplace_back(fault, false);
+    if (with_threads && fault < Fault::kStoreReset) pairs.emplace_back(fault, false);
   }
   return pairs;
 }
@@ -126,13 +110,14 @@ std::vector<std::vector<int>> Scenario::batches() const {
   return batches;
 }
 
-Scenario MakeScenario(uint64_t seed, int index) {
-  static const std::vector<std::pair<Fault, bool>> pairs = AllPairs();
+Scenario MakeScenario(uint64_t seed, int index, const ScenarioOptions& options) {
+  const std::vector<std::pair<Fault, bool>> pairs = AllPairs(options.with_threads);
   Draws draws(seed * 0x100000 + static_cast<uint64_t>(index));
   Scenario scenario{.seed = seed, .index = index};
   std::tie(scenario.fault, scenario.as_processes) =
       pairs[(seed + static_cast<uint64_t>(index)) % pairs.size()];
-  const int world_size = std::vector<int>{2, 3, 5}[draws.Below(3)];
+  const int sizes = static_cast<int>(options.world_sizes.size());
+  const int world_size = options.world_sizes[draws.Below(sizes)];
   scenario.victim = draws.Below(world_size);
   scenario.is_sharded = draws.OneIn(2);
   scenario.verifies_every = draws.OneIn(4);

@@ -91,7 +91,11 @@ struct Scenario {
   std::vector<std::vector<int>> batches() const;
 };
 
-Scenario MakeScenario(uint64_t seed, int index);
+struct ScenarioOptions {
+  std::vector<int> world_sizes = {2, 3, 5};
+  bool with_threads = true;  // False: all ranks are processes.
+};
+Scenario MakeScenario(uint64_t seed, int index, const ScenarioOptions& options = {});
 std::string Describe(const Scenario& scenario);
 
 }  // namespace evenkeel

@@ -11,10 +11,17 @@
 #include <string>
 #include <vector>
 
-#include "evenkeel/tests/faults/run_scenario.h"
 #include "evenkeel/tests/faults/scenario.h"
+#include "evenkeel/tests/rank_report.h"
 
 namespace evenkeel {
+
+struct Outcome {
+  std::vector<RankReport> reports;  // By rank.
+  bool is_over = true;              // False: it had to be ended.
+  std::string crash;                // How a process ended that should have ended well.
+  std::string complaints;           // The ranks' output on standard error.
+};
 
 struct Verdict {
   bool hangs = false;       // Somebody who should have ended has not.

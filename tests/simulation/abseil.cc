@@ -1,0 +1,285 @@
+// absl::Mutex, absl::CondVar, absl::Condition, absl::Now() and absl::SleepFor() as operations on
+// the world.
+//
+// This file defines every function that Abseil's own object files for them define and that a
+// program of ours refers to, so that the linker leaves Abseil's out; if one is missing here, the
+// link fails with duplicate definitions. Outside a world there is one thread, and a lock is a mark.
+//
+// The first word of a Mutex is 0, the thread that holds it plus kWriter, or the number of readers
+// times kReader. A thread that waits is in a queue beside it, by the address.
+
+#include <time.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "evenkeel/tests/simulation/clock.h"
+#include "evenkeel/tests/simulation/world.h"
+
+namespace evenkeel::simulation {
+namespace {
+
+constexpr intptr_t kWriter = 1, kReader = 2;
+constexpr intptr_t kOutside = kWriter;  // Held by a thread that is not simulated.
+
+intptr_t& WordOf(const void* lock) { return *static_cast<intptr_t*>(const_cast<void*>(lock)); }
+
+struct Waiter {
+  Thread* thread;
+  const absl::Condition* condition;  // Null: only for the lock.
+};
+
+// Leaked, because locks are used until the process ends.
+std::unordered_map<const void*, std::vector<Waiter>>& Queues() {
+  static auto* const queues = new std::unordered_map<const void*, std::vector<Waiter>>();
+  return *queues;
+}
+
+void WakeAll(const void* address) {
+  const auto found = Queues().find(address);
+  if (found == Queues().end()) return;
+  std::vector<Waiter> woken;
+  std::vector<Waiter> rest;
+  for (const Waiter& waiter : found->second) {
+    const bool is_due = waiter.condition == nullptr || waiter.condition->Eval();
+    (is_due ? woken : rest).push_back(waiter);
+  }
+  if (rest.empty()) {
+    Queues().erase(found);
+  } else {
+    found->second = std::move(rest);
+  }
+  for (const Waiter& waiter : woken) World::Get()->Wake(waiter.thread);
+}
+
+void Forget(const void* address, const Thread* thread) {
+  const auto found = Queues().find(address);
+  if (found == Queues().end()) return;
+  std::erase_if(found->second, [&](const Waiter& waiter) { return waiter.thread == thread; });
+  if (found->second.empty()) Queues().erase(found);
+}
+
+// Until WakeAll() finds the condition true, or the deadline.
+void WaitIn(const void* address, const absl::Condition* condition, Nanos deadline,
+            const char* doing) {
+  Thread* const self = World::Current();
+  Queues()[address].push_back({self, condition});
+  (void)World::Get()->Block(deadline, doing);
+  Forget(address, self);
+}
+
+bool IsFree(intptr_t word, bool for_reading) {
+  return word == 0 || (for_reading && (word & kWriter) == 0);
+}
+
+void Take(intptr_t& word, bool for_reading) {
+  word = for_reading ? word + kReader
+                     : reinterpret_cast<intptr_t>(World::Current()) | kWriter;  // Aligned: bit 0.
+}
+
+// The ranks are threads of one process, so they share its global locks. A rank that dies while it
+// holds one gets as far as the lock's release.
+void ReviveDeadHolder(const void* lock) {
+  const intptr_t word = WordOf(lock);
+  if ((word & kWriter) == 0 || word == kOutside) return;
+  Thread* const holder = reinterpret_cast<Thread*>(word & ~kWriter);
+  if (holder->host->is_dead && holder->revivals == 0) World::Get()->Revive(holder);
+}
+
+void Lock(const void* lock, bool for_reading, const char* doing) {
+  intptr_t& word = WordOf(lock);
+  if (World::Current() == nullptr) {
+    if (!IsFree(word, for_reading)) std::abort();  // A second thread outside the world.
+    return Take(word, for_reading);
+  }
+  World::Get()->Point(doing);
+  while (!IsFree(word, for_reading)) {
+    ReviveDeadHolder(lock);
+    WaitIn(lock, nullptr, kNever, doing);
+  }
+  Take(word, for_reading);
+}
+
+bool TryLock(const void* lock, bool for_reading) {
+  if (World::Current() != nullptr) World::Get()->Point("tries a lock");
+  if (!IsFree(WordOf(lock), for_reading)) return false;
+  Take(WordOf(lock), for_reading);
+  return true;
+}
+
+// Without a point at which the thread may lose the processor: the caller goes on to wait.
+void Release(const void* lock) {
+  intptr_t& word = WordOf(lock);
+  if ((word & kWriter) == 0 && word > kReader) {
+    word -= kReader;
+    return;
+  }
+  if (World::Current() != nullptr) WakeAll(lock);  // Conditions are evaluated under the lock.
+  word = 0;
+}
+
+void Unlock(const void* lock) {
+  Release(lock);
+  Thread* const self = World::Current();
+  if (self == nullptr) return;
+  World::Get()->ReleaseRevived(self);
+  World::Get()->Point("has released a lock");
+}
+
+bool LockWhen(const void* lock, bool for_reading, const absl::Condition& condition,
+              Nanos deadline) {
+  constexpr char kDoing[] = "waits for a condition";
+  Lock(lock, for_reading, kDoing);
+  while (!condition.Eval()) {
+    if (World::Current() == nullptr) std::abort();  // Nobody can ever make it true.
+    if (World::Get()->now() >= deadline) return false;
+    Release(lock);
+    WaitIn(lock, &condition, deadline, kDoing);
+    Lock(lock, for_reading, kDoing);
+  }
+  return true;
+}
+
+bool Await(const void* lock, const absl::Condition& condition, Nanos deadline) {
+  if (condition.Eval()) return true;
+  const bool for_reading = (WordOf(lock) & kWriter) == 0;
+  Release(lock);
+  return LockWhen(lock, for_reading, condition, deadline);
+}
+
+bool WaitFor(const void* variable, const void* lock, Nanos deadline) {
+  constexpr char kDoing[] = "waits for a signal";
+  if (World::Current() == nullptr) std::abort();
+  const bool for_reading = (WordOf(lock) & kWriter) == 0;
+  Thread* const self = World::Current();
+  Queues()[variable].push_back({self, nullptr});
+  Release(lock);
+  const bool is_late = !World::Get()->Block(deadline, kDoing);
+  Forget(variable, self);
+  Lock(lock, for_reading, kDoing);
+  return is_late;
+}
+
+}  // namespace
+}  // namespace evenkeel::simulation
+
+namespace absl {
+ABSL_NAMESPACE_BEGIN
+
+namespace sim = evenkeel::simulation;
+
+Mutex::~Mutex() {}
+void Mutex::Lock() { sim::Lock(this, false, "takes a lock"); }
+void Mutex::Unlock() { sim::Unlock(this); }
+bool Mutex::TryLock() { return sim::TryLock(this, false); }
+void Mutex::ReaderLock() { sim::Lock(this, true, "takes a lock for reading"); }
+void Mutex::ReaderUnlock() { sim::Unlock(this); }
+bool Mutex::ReaderTryLock() { return sim::TryLock(this, true); }
+void Mutex::Await(const Condition& condition) { sim::Await(this, condition, sim::kNever); }
+void Mutex::LockWhen(const Condition& condition) {
+  sim::LockWhen(this, false, condition, sim::kNever);
+}
+void Mutex::ReaderLockWhen(const Condition& condition) {
+  sim::LockWhen(this, true, condition, sim::kNever);
+}
+bool Mutex::AwaitWithTimeout(const Condition& condition, Duration timeout) {
+  return sim::Await(this, condition, sim::TimeAfter(timeout));
+}
+bool Mutex::AwaitWithDeadline(const Condition& condition, Time deadline) {
+  return sim::Await(this, condition, sim::WorldTime(deadline));
+}
+bool Mutex::LockWhenWithTimeout(const Condition& condition, Duration timeout) {
+  return sim::LockWhen(this, false, condition, sim::TimeAfter(timeout));
+}
+bool Mutex::LockWhenWithDeadline(const Condition& condition, Time deadline) {
+  return sim::LockWhen(this, false, condition, sim::WorldTime(deadline));
+}
+bool Mutex::ReaderLockWhenWithTimeout(const Condition& condition, Duration timeout) {
+  return sim::LockWhen(this, true, condition, sim::TimeAfter(timeout));
+}
+bool Mutex::ReaderLockWhenWithDeadline(const Condition& condition, Time deadline) {
+  return sim::LockWhen(this, true, condition, sim::WorldTime(deadline));
+}
+void Mutex::AssertHeld() const {
+  if ((sim::WordOf(this) & sim::kWriter) != 0) return;
+  std::fprintf(stderr, "simulation: a lock that must be held is not\n");
+  std::abort();
+}
+void Mutex::AssertReaderHeld() const {
+  if (sim::WordOf(this) == 0) AssertHeld();
+}
+void Mutex::AssertNotHeld() const {}
+void Mutex::ForgetDeadlockInfo() {}
+void Mutex::EnableInvariantDebugging(void (*)(void*), void*) {}
+void Mutex::EnableDebugLog(const char*) {}
+
+CondVar::~CondVar() {}
+void CondVar::EnableDebugLog(const char*) {}
+void CondVar::Wait(Mutex* mutex) { sim::WaitFor(this, mutex, sim::kNever); }
+bool CondVar::WaitWithTimeout(Mutex* mutex, Duration timeout) {
+  return sim::WaitFor(this, mutex, sim::TimeAfter(timeout));
+}
+bool CondVar::WaitWithDeadline(Mutex* mutex, Time deadline) {
+  return sim::WaitFor(this, mutex, sim::WorldTime(deadline));
+}
+void CondVar::SignalAll() {
+  if (sim::World::Current() == nullptr) return;
+  sim::WakeAll(this);
+  sim::World::Get()->Point("has signalled");
+}
+void CondVar::Signal() {
+  if (sim::World::Current() == nullptr) return;
+  if (const auto found = sim::Queues().find(this); found != sim::Queues().end()) {
+    const int count = static_cast<int>(found->second.size());
+    sim::Thread* const thread = found->second[sim::World::Get()->draws().Below(count)].thread;
+    sim::Forget(this, thread);
+    sim::World::Get()->Wake(thread);
+  }
+  sim::World::Get()->Point("has signalled");
+}
+
+const Condition Condition::kTrue;
+Condition::Condition() : eval_(nullptr), function_(nullptr), method_(nullptr), arg_(nullptr) {}
+Condition::Condition(bool (*function)(void*), void* argument)
+    : eval_(&CallVoidPtrFunction), function_(function), method_(nullptr), arg_(argument) {}
+Condition::Condition(const bool* condition)
+    : eval_([](const Condition* self) { return *static_cast<const bool*>(self->arg_); }),
+      function_(nullptr),
+      method_(nullptr),
+      arg_(const_cast<bool*>(condition)) {}
+bool Condition::CallVoidPtrFunction(const Condition* self) { return self->function_(self->arg_); }
+bool Condition::Eval() const { return eval_ == nullptr || eval_(this); }
+
+void ReleasableMutexLock::Release() {
+  mu_->Unlock();
+  mu_ = nullptr;
+}
+
+// Abseil's own extrapolates from the processor's cycles.
+int64_t GetCurrentTimeNanos() {
+  timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  return now.tv_sec * int64_t{1'000'000'000} + now.tv_nsec;
+}
+
+Time Now() { return FromUnixNanos(GetCurrentTimeNanos()); }
+
+ABSL_NAMESPACE_END
+}  // namespace absl
+
+extern "C" void ABSL_INTERNAL_C_SYMBOL(AbslInternalSleepFor)(absl::Duration duration) {
+  for (absl::Duration left = duration; left > absl::ZeroDuration();) {
+    const absl::Duration part = std::min(left, absl::Hours(1));
+    const timespec time = absl::ToTimespec(part);
+    nanosleep(&time, nullptr);
+    left -= part;
+  }
+}

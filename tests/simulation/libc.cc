@@ -1,0 +1,363 @@
+// The functions of the C library, and the random numbers of OpenSSL, as operations on the world.
+//
+// On a thread outside a world each calls the original, which the dynamic linker finds behind this
+// definition.
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <linux/futex.h>
+#include <linux/sockios.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "evenkeel/tests/simulation/clock.h"
+#include "evenkeel/tests/simulation/network.h"
+#include "evenkeel/tests/simulation/world.h"
+
+using evenkeel::simulation::kMicrosecond;
+using evenkeel::simulation::kMillisecond;
+using evenkeel::simulation::kNever;
+using evenkeel::simulation::kSecond;
+using evenkeel::simulation::Nanos;
+using evenkeel::simulation::Network;
+using evenkeel::simulation::Thread;
+using evenkeel::simulation::TimeOfDay;
+using evenkeel::simulation::World;
+
+namespace {
+
+bool IsSimulated() { return World::Current() != nullptr; }
+bool IsSimulated(int fd) { return fd >= Network::kFirstFd && IsSimulated(); }
+
+World& TheWorld() { return *World::Get(); }
+// The network, at a point where the thread may lose the processor.
+Network& Net(const char* doing) {
+  TheWorld().Point(doing);
+  return *Network::Get();
+}
+
+timespec ToTimespec(int64_t nanos) {
+  return {.tv_sec = nanos / kSecond, .tv_nsec = nanos % kSecond};
+}
+Nanos FromTimespec(const timespec& time) { return time.tv_sec * kSecond + time.tv_nsec; }
+Nanos DeadlineOfPoll(int milliseconds) {
+  return milliseconds < 0 ? kNever : TheWorld().now() + milliseconds * kMillisecond;
+}
+
+}  // namespace
+
+// The original function of this name and type.
+#define EK_ORIGINAL(name) \
+  static const auto original = reinterpret_cast<decltype(&::name)>(dlsym(RTLD_NEXT, #name))
+
+extern "C" {
+
+// ---- Threads ------------------------------------------------------------------------------------
+
+int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*body)(void*),
+                   void* argument) {
+  EK_ORIGINAL(pthread_create);
+  if (!IsSimulated()) return original(thread, attributes, body, argument);
+  *thread = TheWorld()
+                .StartThread(World::Current()->host, [body, argument] { (void)body(argument); })
+                ->real;
+  TheWorld().Point("has started a thread");
+  return 0;
+}
+
+int pthread_join(pthread_t thread, void** result) {
+  EK_ORIGINAL(pthread_join);
+  if (IsSimulated()) {
+    if (Thread* const simulated = TheWorld().Find(thread)) TheWorld().Join(simulated);
+  }
+  return original(thread, result);
+}
+
+int pthread_getcpuclockid(pthread_t thread, clockid_t* clock) {
+  EK_ORIGINAL(pthread_getcpuclockid);
+  return IsSimulated() ? ENOENT : original(thread, clock);
+}
+
+int sched_yield() {
+  EK_ORIGINAL(sched_yield);
+  if (!IsSimulated()) return original();
+  TheWorld().Sleep(TheWorld().now() + kMicrosecond, "yields");
+  return 0;
+}
+
+// Futexes: what waits in one looks again after a while. Abseil and the C++ library use them only
+// where a thread loses the processor within an initialisation.
+long syscall(long number, ...) {
+  va_list list;
+  va_start(list, number);
+  long a[6];
+  for (long& one : a) one = va_arg(list, long);
+  va_end(list);
+  if (IsSimulated() && number == SYS_futex) {
+    const int operation = static_cast<int>(a[1]) & FUTEX_CMD_MASK;
+    if (operation == FUTEX_WAKE) return 0;
+    if (__atomic_load_n(reinterpret_cast<uint32_t*>(a[0]), __ATOMIC_SEQ_CST) !=
+        static_cast<uint32_t>(a[2])) {
+      errno = EAGAIN;
+      return -1;
+    }
+    TheWorld().Sleep(TheWorld().now() + 10 * kMicrosecond, "waits in a futex");
+    return 0;
+  }
+  static const auto original = reinterpret_cast<long (*)(long, ...)>(dlsym(RTLD_NEXT, "syscall"));
+  return original(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+}
+
+// ---- Time ---------------------------------------------------------------------------------------
+
+int clock_gettime(clockid_t clock, timespec* time) noexcept {
+  EK_ORIGINAL(clock_gettime);
+  if (!IsSimulated()) return original(clock, time);
+  switch (clock) {
+    case CLOCK_REALTIME:
+    case CLOCK_REALTIME_COARSE:
+      *time = ToTimespec(TimeOfDay(*World::Current()->host, TheWorld().Tick()));
+      return 0;
+    case CLOCK_MONOTONIC:
+    case CLOCK_MONOTONIC_COARSE:
+    case CLOCK_MONOTONIC_RAW:
+    case CLOCK_BOOTTIME:
+      *time = ToTimespec(TheWorld().Tick());
+      return 0;
+    default:  // Computing takes no time.
+      *time = {};
+      return 0;
+  }
+}
+
+int gettimeofday(timeval* time, void* zone) noexcept {
+  static const auto original =
+      reinterpret_cast<int (*)(timeval*, void*)>(dlsym(RTLD_NEXT, "gettimeofday"));
+  if (!IsSimulated()) return original(time, zone);
+  timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  *time = {.tv_sec = now.tv_sec, .tv_usec = now.tv_nsec / 1000};
+  return 0;
+}
+
+time_t time(time_t* result) noexcept {
+  EK_ORIGINAL(time);
+  if (!IsSimulated()) return original(result);
+  timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  if (result != nullptr) *result = now.tv_sec;
+  return now.tv_sec;
+}
+
+int nanosleep(const timespec* duration, timespec* left) {
+  EK_ORIGINAL(nanosleep);
+  if (!IsSimulated()) return original(duration, left);
+  TheWorld().Sleep(TheWorld().now() + FromTimespec(*duration), "sleeps");
+  return 0;
+}
+
+int clock_nanosleep(clockid_t clock, int flags, const timespec* time, timespec* left) {
+  EK_ORIGINAL(clock_nanosleep);
+  if (!IsSimulated()) return original(clock, flags, time, left);
+  Nanos until = FromTimespec(*time);
+  if (flags != TIMER_ABSTIME) {
+    until += TheWorld().now();
+  } else if (clock == CLOCK_REALTIME) {
+    until = evenkeel::simulation::WorldTime(absl::FromUnixNanos(until));
+  }
+  TheWorld().Sleep(until, "sleeps");
+  return 0;
+}
+
+// ---- Files --------------------------------------------------------------------------------------
+
+int socket(int domain, int type, int protocol) noexcept {
+  EK_ORIGINAL(socket);
+  if (!IsSimulated()) return original(domain, type, protocol);
+  if (domain != AF_INET) {
+    errno = EAFNOSUPPORT;
+    return -1;
+  }
+  return Net("makes a socket").Socket(type);
+}
+
+int eventfd(unsigned count, int flags) noexcept {
+  EK_ORIGINAL(eventfd);
+  return IsSimulated() ? Net("makes an event").EventFd() : original(count, flags);
+}
+
+int epoll_create1(int flags) noexcept {
+  EK_ORIGINAL(epoll_create1);
+  return IsSimulated() ? Net("makes an epoll").EpollCreate() : original(flags);
+}
+
+int close(int fd) {
+  EK_ORIGINAL(close);
+  return IsSimulated(fd) ? Net("closes").Close(fd) : original(fd);
+}
+
+int bind(int fd, const sockaddr* address, socklen_t size) noexcept {
+  EK_ORIGINAL(bind);
+  if (!IsSimulated(fd)) return original(fd, address, size);
+  return Net("binds").Bind(fd, *reinterpret_cast<const sockaddr_in*>(address));
+}
+
+int listen(int fd, int backlog) noexcept {
+  EK_ORIGINAL(listen);
+  return IsSimulated(fd) ? Net("listens").Listen(fd) : original(fd, backlog);
+}
+
+int accept4(int fd, sockaddr* address, socklen_t* size, int flags) {
+  EK_ORIGINAL(accept4);
+  return IsSimulated(fd) ? Net("accepts").Accept(fd) : original(fd, address, size, flags);
+}
+
+int connect(int fd, const sockaddr* address, socklen_t size) {
+  EK_ORIGINAL(connect);
+  if (!IsSimulated(fd)) return original(fd, address, size);
+  return Net("connects").Connect(fd, *reinterpret_cast<const sockaddr_in*>(address));
+}
+
+int getsockname(int fd, sockaddr* address, socklen_t* size) noexcept {
+  EK_ORIGINAL(getsockname);
+  if (!IsSimulated(fd)) return original(fd, address, size);
+  *size = sizeof(sockaddr_in);
+  return Network::Get()->GetName(fd, false, *reinterpret_cast<sockaddr_in*>(address));
+}
+
+int getpeername(int fd, sockaddr* address, socklen_t* size) noexcept {
+  EK_ORIGINAL(getpeername);
+  if (!IsSimulated(fd)) return original(fd, address, size);
+  *size = sizeof(sockaddr_in);
+  return Network::Get()->GetName(fd, true, *reinterpret_cast<sockaddr_in*>(address));
+}
+
+int setsockopt(int fd, int level, int option, const void* value, socklen_t size) noexcept {
+  EK_ORIGINAL(setsockopt);
+  return IsSimulated(fd) ? 0 : original(fd, level, option, value, size);
+}
+
+int getsockopt(int fd, int level, int option, void* value, socklen_t* size) noexcept {
+  EK_ORIGINAL(getsockopt);
+  if (!IsSimulated(fd)) return original(fd, level, option, value, size);
+  return Network::Get()->GetOption(fd, level, option, value, size);
+}
+
+int ioctl(int fd, unsigned long request, ...) noexcept {
+  va_list list;
+  va_start(list, request);
+  void* const argument = va_arg(list, void*);
+  va_end(list);
+  static const auto original =
+      reinterpret_cast<int (*)(int, unsigned long, ...)>(dlsym(RTLD_NEXT, "ioctl"));
+  if (!IsSimulated(fd)) return original(fd, request, argument);
+  if (request != SIOCOUTQ) {
+    errno = ENOTTY;
+    return -1;
+  }
+  const int waiting = Network::Get()->BytesWaiting(fd);
+  std::memcpy(argument, &waiting, sizeof(waiting));
+  return waiting < 0 ? -1 : 0;
+}
+
+int shutdown(int fd, int how) noexcept {
+  EK_ORIGINAL(shutdown);
+  return IsSimulated(fd) ? Net("shuts down").Shutdown(fd, how) : original(fd, how);
+}
+
+ssize_t read(int fd, void* data, size_t bytes) {
+  EK_ORIGINAL(read);
+  if (!IsSimulated(fd)) return original(fd, data, bytes);
+  const iovec part = {data, bytes};
+  return Net("reads").Read(fd, &part, 1);
+}
+
+ssize_t readv(int fd, const iovec* parts, int count) {
+  EK_ORIGINAL(readv);
+  return IsSimulated(fd) ? Net("reads").Read(fd, parts, count) : original(fd, parts, count);
+}
+
+ssize_t recv(int fd, void* data, size_t bytes, int flags) {
+  EK_ORIGINAL(recv);
+  if (!IsSimulated(fd)) return original(fd, data, bytes, flags);
+  const iovec part = {data, bytes};
+  return Net("reads").Read(fd, &part, 1);
+}
+
+ssize_t write(int fd, const void* data, size_t bytes) {
+  EK_ORIGINAL(write);
+  if (!IsSimulated(fd)) return original(fd, data, bytes);
+  const iovec part = {const_cast<void*>(data), bytes};
+  return Net("writes").Write(fd, &part, 1);
+}
+
+ssize_t send(int fd, const void* data, size_t bytes, int flags) {
+  EK_ORIGINAL(send);
+  if (!IsSimulated(fd)) return original(fd, data, bytes, flags);
+  const iovec part = {const_cast<void*>(data), bytes};
+  return Net("writes").Write(fd, &part, 1);
+}
+
+ssize_t sendmsg(int fd, const msghdr* message, int flags) {
+  EK_ORIGINAL(sendmsg);
+  if (!IsSimulated(fd)) return original(fd, message, flags);
+  return Net("writes").Write(fd, message->msg_iov, static_cast<int>(message->msg_iovlen));
+}
+
+int poll(pollfd* entries, nfds_t count, int timeout) {
+  EK_ORIGINAL(poll);
+  if (!IsSimulated()) return original(entries, count, timeout);
+  Network& network = Net("polls");
+  return network.Poll(entries, count, DeadlineOfPoll(timeout));
+}
+
+int epoll_ctl(int epoll, int operation, int fd, epoll_event* event) noexcept {
+  EK_ORIGINAL(epoll_ctl);
+  if (!IsSimulated(epoll)) return original(epoll, operation, fd, event);
+  return Net("watches").EpollControl(epoll, operation, fd, event);
+}
+
+int epoll_wait(int epoll, epoll_event* events, int most, int timeout) {
+  EK_ORIGINAL(epoll_wait);
+  if (!IsSimulated(epoll)) return original(epoll, events, most, timeout);
+  Network& network = Net("polls");
+  return network.EpollWait(epoll, events, most, DeadlineOfPoll(timeout));
+}
+
+// Under these names compilers call functions above whose buffer has a size that they know.
+ssize_t __read_chk(int fd, void* data, size_t bytes, size_t) { return read(fd, data, bytes); }
+ssize_t __recv_chk(int fd, void* data, size_t bytes, size_t, int flags) {
+  return recv(fd, data, bytes, flags);
+}
+int __poll_chk(pollfd* entries, nfds_t count, int timeout, size_t) {
+  return poll(entries, count, timeout);
+}
+
+// ---- OpenSSL ------------------------------------------------------------------------------------
+
+int RAND_bytes(unsigned char* bytes, int count) {
+  static const auto original =
+      reinterpret_cast<int (*)(unsigned char*, int)>(dlsym(RTLD_NEXT, "RAND_bytes"));
+  if (!IsSimulated()) return original(bytes, count);
+  std::generate(bytes, bytes + count,
+                [] { return static_cast<unsigned char>(TheWorld().draws().Next()); });
+  return 1;
+}
+
+}  // extern "C"

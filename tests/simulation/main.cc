@@ -1,0 +1,236 @@
+// Runs the real code of many ranks in simulated worlds, and judges how every rank ends.
+//
+//   bazel run //tests/simulation -- --seeds=1000                  # seeds 0 to 999
+//   bazel run //tests/simulation -- --seeds=1 --first=4711 --trace
+//   bazel run //tests/simulation -- --seeds=10000 --worlds=8,16,64 --jobs=8
+//
+// A seed determines the ranks, the fault, the network, the clocks and the order in which threads
+// run. Each failure is printed with its seed. The exit code is 1 if anything was not as it should
+// be.
+
+#include <sys/personality.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "evenkeel/tests/faults/scenario.h"
+#include "evenkeel/tests/faults/verdict.h"
+#include "evenkeel/tests/simulation/simulate.h"
+#include "evenkeel/tests/simulation/weather.h"
+#include "gflags/gflags.h"
+
+DEFINE_uint64(first, 0, "The first seed.");
+DEFINE_uint64(seeds, 100, "How many.");
+DEFINE_string(worlds, "2,3,4,5,8", "The numbers of ranks that seeds choose from.");
+DEFINE_int32(jobs, 2, "How many worlds run at a time, one on each processor.");
+DEFINE_bool(list, false, "Only prints what would be run.");
+DEFINE_bool(trace, false, "Prints every event.");
+DEFINE_bool(hashes, false, "Prints the hash of each run's trace, and the time it took.");
+DEFINE_int32(most_failures, 20, "Ends after so many.");
+
+namespace evenkeel::simulation {
+namespace {
+
+constexpr Nanos kLimit = 90 * kSecond;      // Of virtual time.
+constexpr unsigned kPatienceSeconds = 600;  // Of real time, for one world.
+
+struct Result {
+  uint64_t seed = 0;
+  int hangs = 0, wrong = 0, unnamed = 0, other = 0;
+  double slowest = 0;  // Seconds of virtual time from the fault to the last rank's report.
+  uint64_t trace_hash = 0;
+  double virtual_seconds = 0, real_seconds = 0;
+  std::string text;  // Complaints, one to a line.
+};
+
+std::vector<int> WorldSizes() {
+  std::vector<int> sizes;
+  for (const absl::string_view part : absl::StrSplit(FLAGS_worlds, ',')) {
+    int size = 0;
+    if (!absl::SimpleAtoi(part, &size) || size < 2 || size > 4096) {
+      std::cerr << "simulation: --worlds=" << FLAGS_worlds
+                << ": give numbers of ranks from 2 to 4096, separated by commas\n";
+      std::exit(2);
+    }
+    sizes.push_back(size);
+  }
+  return sizes;
+}
+
+Scenario ScenarioOf(uint64_t seed) {
+  static const std::vector<int> sizes = WorldSizes();
+  return MakeScenario(seed, 0, {.world_sizes = sizes, .with_threads = false});
+}
+
+Weather WeatherOf(uint64_t seed) {
+  Weather weather = DrawWeather(seed, ScenarioOf(seed).world_size());
+  weather.world.traces = FLAGS_trace;
+  return weather;
+}
+
+// In a process of its own: prints the result to `out`, and ends.
+[[noreturn]] void RunSeed(uint64_t seed, int out) {
+  alarm(kPatienceSeconds);
+  const absl::Time start = absl::Now();
+  const Scenario scenario = ScenarioOf(seed);
+  const SimulatedRun run = Simulate(scenario, WeatherOf(seed), kLimit);
+  Verdict verdict = Judge(scenario, run.outcome);
+  if (!run.leftovers.empty()) {
+    verdict.is_other = true;
+    verdict.complaints.push_back(absl::StrCat("left over: ", run.leftovers));
+  }
+  const double slowest = verdict.seconds.empty()
+                             ? 0
+                             : *std::max_element(verdict.seconds.begin(), verdict.seconds.end());
+  std::string text =
+      absl::StrCat(verdict.hangs, " ", verdict.is_wrong, " ", verdict.is_unnamed, " ",
+                   verdict.is_other, " ", slowest, " ", run.trace_hash, " ", run.time * 1e-9, " ",
+                   absl::ToDoubleSeconds(absl::Now() - start), "\n");
+  for (const std::string& complaint : verdict.complaints) absl::StrAppend(&text, complaint, "\n");
+  if (!verdict.is_good()) absl::StrAppend(&text, run.outcome.complaints);
+  (void)!write(out, text.data(), text.size());
+  _exit(0);
+}
+
+struct Running {
+  uint64_t seed;
+  int in;  // The end of the pipe from it.
+};
+
+pid_t StartSeed(uint64_t seed, Running& running) {
+  int ends[2];
+  if (pipe(ends) != 0) {
+    std::cerr << "simulation: no pipe can be made\n";
+    std::exit(2);
+  }
+  const pid_t child = fork();
+  if (child == 0) {
+    close(ends[0]);
+    RunSeed(seed, ends[1]);
+  }
+  close(ends[1]);
+  running = {seed, ends[0]};
+  return child;
+}
+
+Result Collect(const Running& running, int status) {
+  std::string text;
+  char buffer[4096];
+  for (ssize_t got; (got = read(running.in, buffer, sizeof(buffer))) > 0;) text.append(buffer, got);
+  close(running.in);
+  Result result{.seed = running.seed};
+  const size_t end = text.find('\n');
+  const std::vector<std::string> fields = absl::StrSplit(text.substr(0, end), ' ');
+  if (fields.size() != 8) {
+    result.other = 1;
+    result.text = WIFSIGNALED(status)
+                      ? absl::StrCat("its process was ended by signal ", WTERMSIG(status), "\n")
+                      : absl::StrCat("its process ended with code ", WEXITSTATUS(status), "\n");
+    return result;
+  }
+  int* const counts[] = {&result.hangs, &result.wrong, &result.unnamed, &result.other};
+  for (int i = 0; i < 4; ++i) (void)absl::SimpleAtoi(fields[i], counts[i]);
+  (void)absl::SimpleAtod(fields[4], &result.slowest);
+  (void)absl::SimpleAtoi(fields[5], &result.trace_hash);
+  (void)absl::SimpleAtod(fields[6], &result.virtual_seconds);
+  (void)absl::SimpleAtod(fields[7], &result.real_seconds);
+  result.text = text.substr(end + 1);
+  return result;
+}
+
+class Tally {
+ public:
+  void Add(const Result& result) {
+    ++seeds_;
+    hangs_ += result.hangs;
+    wrong_ += result.wrong;
+    unnamed_ += result.unnamed;
+    other_ += result.other;
+    virtual_seconds_ += result.virtual_seconds;
+    slowest_ = std::max(slowest_, result.slowest);
+    if (FLAGS_hashes) {
+      std::cout << absl::StrFormat("%d %016x %.3f s, %.3f s real\n", result.seed, result.trace_hash,
+                                   result.virtual_seconds, result.real_seconds);
+    }
+    if (result.hangs + result.wrong + result.unnamed + result.other == 0) return;
+    ++failed_;
+    std::cout << "FAILED --first=" << result.seed << " --seeds=1 --worlds=" << FLAGS_worlds << "  "
+              << Describe(ScenarioOf(result.seed)) << "\n    " << Describe(WeatherOf(result.seed))
+              << "\n";
+    for (const absl::string_view line : absl::StrSplit(result.text, '\n', absl::SkipEmpty()))
+      std::cout << "    " << line << "\n";
+    std::cout << std::flush;
+  }
+
+  bool Print(double seconds) const {
+    std::cout << absl::StrFormat(
+        "%d seeds: %d failed (%d hang, %d wrong, %d do not name the guilty rank, %d otherwise); "
+        "a fault is reported within %.3f s; %.0f s of virtual time in %.1f s\n",
+        seeds_, failed_, hangs_, wrong_, unnamed_, other_, slowest_, virtual_seconds_, seconds);
+    return failed_ == 0;
+  }
+  bool HasEnough() const { return failed_ >= FLAGS_most_failures; }
+
+ private:
+  int seeds_ = 0, failed_ = 0, hangs_ = 0, wrong_ = 0, unnamed_ = 0, other_ = 0;
+  double virtual_seconds_ = 0, slowest_ = 0;
+};
+
+int RunAll() {
+  const absl::Time start = absl::Now();
+  const uint64_t end = FLAGS_first + FLAGS_seeds;
+  Tally tally;
+  std::map<pid_t, Running> running;
+  uint64_t next = FLAGS_first;
+  while (next < end || !running.empty()) {
+    while (next < end && static_cast<int>(running.size()) < FLAGS_jobs && !tally.HasEnough()) {
+      Running one;
+      const pid_t child = StartSeed(next++, one);
+      running[child] = one;
+    }
+    if (running.empty()) break;
+    int status = 0;
+    const pid_t child = wait(&status);
+    const auto found = running.find(child);
+    if (found == running.end()) continue;
+    tally.Add(Collect(found->second, status));
+    running.erase(found);
+  }
+  return tally.Print(absl::ToDoubleSeconds(absl::Now() - start)) ? 0 : 1;
+}
+
+int List() {
+  for (uint64_t seed = FLAGS_first; seed < FLAGS_first + FLAGS_seeds; ++seed) {
+    std::cout << seed << "  " << Describe(ScenarioOf(seed)) << "\n    " << Describe(WeatherOf(seed))
+              << "\n";
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace evenkeel::simulation
+
+int main(int argc, char** argv) {
+  // The order of a hash table depends on addresses, so they must be the same each time.
+  const int persona = personality(0xffffffff);
+  if (persona != -1 && (persona & ADDR_NO_RANDOMIZE) == 0 &&
+      personality(persona | ADDR_NO_RANDOMIZE) != -1) {
+    execv("/proc/self/exe", argv);
+  }
+  gflags::SetUsageMessage("Runs the real code of many ranks in simulated worlds.");
+  gflags::ParseCommandLineFlags(&argc, &argv, /*remove_flags=*/true);
+  return FLAGS_list ? evenkeel::simulation::List() : evenkeel::simulation::RunAll();
+}

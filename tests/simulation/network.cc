@@ -1,0 +1,553 @@
+#include "evenkeel/tests/simulation/network.h"
+
+#include <errno.h>
+#include <linux/tcp.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+
+#include "absl/strings/str_cat.h"
+
+namespace evenkeel::simulation {
+
+class Epoll : public File {
+ public:
+  short Ready() const override { return 0; }
+
+  std::map<int, std::pair<File*, epoll_event>> watched;
+};
+
+struct EventCounter : File {
+  short Ready() const override { return static_cast<short>(POLLOUT | (count > 0 ? POLLIN : 0)); }
+
+  uint64_t count = 0;
+};
+
+// A socket of which nothing is known yet, or for datagrams, which only has addresses.
+struct Unconnected : File {
+  short Ready() const override { return POLLOUT | POLLHUP; }
+
+  std::pair<uint32_t, int> local = {0, 0}, peer = {0, 0};
+};
+
+struct Listener : Unconnected {
+  short Ready() const override { return waiting.empty() ? 0 : POLLIN; }
+
+  std::deque<std::shared_ptr<Stream>> waiting;
+};
+
+// One end of a connection.
+struct Stream : Unconnected {
+  short Ready() const override {
+    short ready = 0;
+    if (!inbox.empty() || has_peer_ended || error != 0) ready |= POLLIN;
+    if (is_connected && HasRoom() > 0) ready |= POLLOUT;
+    if (error != 0) ready |= POLLERR | POLLHUP | POLLOUT;
+    if (has_ended && has_peer_ended) ready |= POLLHUP;
+    return ready;
+  }
+  size_t HasRoom() const {
+    if (other == nullptr) return 0;
+    const size_t used = on_the_way + other->inbox.size();
+    return used < window ? window - used : 0;
+  }
+
+  std::shared_ptr<Stream> other;  // Null before the connection is made.
+  size_t window = 0;
+  std::string inbox;
+  size_t on_the_way = 0;  // From here.
+  uint64_t acknowledged = 0;
+  Nanos last_arrival = 0;  // At the other end.
+  bool is_connected = false;
+  bool has_ended = false;       // Has sent its end.
+  bool has_peer_ended = false;  // Everything has been received.
+  bool is_closed = false;
+  int error = 0;  // For the next call.
+  bool is_broken = false;
+};
+
+namespace {
+
+Network* the_network = nullptr;
+
+uint32_t NumberOf(const Host& host) { return 0x0a000001u + static_cast<uint32_t>(host.id); }
+constexpr uint32_t kLoopback = 0x7f000001u;
+
+int Fail(int error) {
+  errno = error;
+  return -1;
+}
+
+std::pair<int, int> PairOf(const Host* a, const Host* b) {
+  return {std::min(a->id, b->id), std::max(a->id, b->id)};
+}
+
+}  // namespace
+
+Network::Network(World* world, const NetworkOptions& options) : world_(*world), options_(options) {
+  the_network = this;
+  world->on_death = [this](Host* host) { OnDeath(host); };
+}
+
+Network* Network::Get() { return the_network; }
+
+std::string Network::AddressOf(const Host& host) {
+  const uint32_t number = NumberOf(host);
+  return absl::StrCat(number >> 24, ".", number >> 16 & 255, ".", number >> 8 & 255, ".",
+                      number & 255);
+}
+
+template <typename Kind>
+Kind* Network::Find(int fd, const char* use) {
+  const auto found = files_.find(fd);
+  Host* const host = World::Current()->host;
+  if (found == files_.end() || (found->second->host != host && !host->is_dead)) {
+    // The files of a dead process are gone before its last thread is.
+    if (!host->is_dead) {
+      absl::StrAppend(&misuse_, host->name, " calls ", use,
+                      "() with a descriptor that is not open; ");
+    }
+    errno = EBADF;
+    return nullptr;
+  }
+  Kind* const file = dynamic_cast<Kind*>(found->second.get());
+  if (file == nullptr) errno = EINVAL;
+  return file;
+}
+
+int Network::Add(std::shared_ptr<File> file) {
+  file->host = World::Current()->host;
+  file->fd = next_fd_++;
+  const int fd = file->fd;
+  files_[fd] = std::move(file);
+  return fd;
+}
+
+void Network::Changed(File& file) {
+  for (Thread* const thread : file.waiters) world_.Wake(thread);
+  for (Epoll* const watcher : file.watchers) {
+    for (Thread* const thread : watcher->waiters) world_.Wake(thread);
+  }
+}
+
+bool Network::IsCut(const Host* a, const Host* b) const {
+  return a != b && cuts_.contains(PairOf(a, b));
+}
+
+Nanos Network::Delay(size_t bytes) {
+  Nanos delay = options_.latency + static_cast<Nanos>(bytes) * kSecond / options_.bytes_per_second;
+  if (options_.jitter > 0)
+    delay += static_cast<Nanos>(world_.draws().Next() % static_cast<uint64_t>(options_.jitter));
+  if (options_.lost_one_in > 0 && world_.draws().OneIn(options_.lost_one_in))
+    delay += options_.retransmission;
+  return delay;
+}
+
+void Network::Carry(const std::shared_ptr<Stream>& from, size_t bytes,
+                    std::function<void(Stream&)> arrive) {
+  from->last_arrival = std::max(from->last_arrival, world_.now() + Delay(bytes));
+  world_.At(from->last_arrival, [this, from, arrive = std::move(arrive)] { Arrive(from, arrive); });
+}
+
+void Network::Arrive(const std::shared_ptr<Stream>& from,
+                     const std::function<void(Stream&)>& arrive) {
+  const Host* const a = from->host;
+  const Host* const b = from->other->host;
+  if (auto& held = held_[PairOf(a, b)]; IsCut(a, b) || !held.empty()) {
+    held.push_back([from, arrive] { arrive(*from->other); });
+    return;
+  }
+  arrive(*from->other);
+}
+
+void Network::Break(Stream& stream, int error) {
+  if (stream.is_broken) return;
+  stream.is_broken = true;
+  stream.error = error;
+  world_.Trace("is broken", stream.fd, error);
+  Changed(stream);
+}
+
+void Network::Cut(const Host* a, const Host* b) {
+  world_.Trace("is cut", a->id, b->id);
+  cuts_.insert(PairOf(a, b));
+  world_.At(world_.now() + kIdlePatience, [this, a, b] {
+    for (const std::weak_ptr<Stream>& weak : streams_) {
+      const std::shared_ptr<Stream> stream = weak.lock();
+      if (stream == nullptr || stream->other == nullptr || stream->on_the_way > 0) continue;
+      const bool is_theirs = PairOf(stream->host, stream->other->host) == PairOf(a, b);
+      if (is_theirs && IsCut(a, b)) Break(*stream, ETIMEDOUT);
+    }
+  });
+}
+
+void Network::Heal(const Host* a, const Host* b) {
+  world_.Trace("is whole", a->id, b->id);
+  cuts_.erase(PairOf(a, b));
+  // The retransmissions come soon after.
+  world_.At(world_.now() + options_.retransmission, [this, a, b] {
+    if (IsCut(a, b)) return;
+    auto& held = held_[PairOf(a, b)];
+    for (const auto& arrive : held) arrive();
+    held.clear();
+  });
+}
+
+void Network::Isolate(const Host* host) {
+  for (const std::unique_ptr<Host>& other : world_.hosts()) {
+    if (other.get() != host) Cut(host, other.get());
+  }
+}
+
+void Network::Reset(const Host* a, const Host* b) {
+  world_.Trace("is reset", a->id, b->id);
+  for (const std::weak_ptr<Stream>& weak : streams_) {
+    const std::shared_ptr<Stream> stream = weak.lock();
+    if (stream == nullptr || stream->other == nullptr) continue;
+    if (PairOf(stream->host, stream->other->host) == PairOf(a, b)) Break(*stream, ECONNRESET);
+  }
+}
+
+void Network::OnDeath(Host* host) {
+  std::vector<std::shared_ptr<File>> files;
+  for (const auto& [fd, file] : files_) {
+    if (file->host == host) files.push_back(file);
+  }
+  for (const std::shared_ptr<File>& file : files) Release(file);
+}
+
+// As the kernel closes it: of a connection with bytes that nobody has read, the peer sees a reset.
+void Network::Release(const std::shared_ptr<File>& file) {
+  files_.erase(file->fd);
+  for (Epoll* const watcher : file->watchers) watcher->watched.erase(file->fd);
+  file->watchers.clear();
+  file->waiters.clear();
+  if (Epoll* const epoll = dynamic_cast<Epoll*>(file.get())) {
+    for (auto& [fd, entry] : epoll->watched) std::erase(entry.first->watchers, epoll);
+  }
+  if (Listener* const listener = dynamic_cast<Listener*>(file.get())) {
+    for (const std::shared_ptr<Stream>& stream : listener->waiting) {
+      stream->is_closed = true;
+      Carry(stream, 0, [this](Stream& end) { Break(end, ECONNRESET); });
+    }
+  }
+  const std::shared_ptr<Stream> stream = std::dynamic_pointer_cast<Stream>(file);
+  if (stream == nullptr) return;
+  stream->is_closed = true;
+  if (stream->other == nullptr || stream->is_broken) return;
+  const bool has_unread = !stream->inbox.empty();
+  Carry(stream, 0, [this, has_unread](Stream& end) {
+    if (has_unread) return Break(end, ECONNRESET);
+    end.has_peer_ended = true;
+    Changed(end);
+  });
+}
+
+int Network::OpenFiles() const {
+  return static_cast<int>(std::count_if(files_.begin(), files_.end(), [](const auto& entry) {
+    return !entry.second->host->is_dead && !entry.second->host->is_stopped;
+  }));
+}
+
+int Network::Socket(int type) {
+  (void)type;
+  return Add(std::make_shared<Unconnected>());
+}
+
+int Network::EventFd() { return Add(std::make_shared<EventCounter>()); }
+
+int Network::EpollCreate() { return Add(std::make_shared<Epoll>()); }
+
+int Network::Bind(int fd, const sockaddr_in& address) {
+  Unconnected* const socket = Find<Unconnected>(fd, "bind");
+  if (socket == nullptr) return -1;
+  const uint32_t number = ntohl(address.sin_addr.s_addr);
+  if (number != INADDR_ANY && number != kLoopback && number != NumberOf(*socket->host))
+    return Fail(EADDRNOTAVAIL);
+  int port = ntohs(address.sin_port);
+  if (port == 0) port = socket->host->next_port++;
+  socket->local = {number, port};
+  const auto taken = listeners_.find({NumberOf(*socket->host), port});
+  return taken != listeners_.end() && !taken->second.expired() ? Fail(EADDRINUSE) : 0;
+}
+
+int Network::Listen(int fd) {
+  Unconnected* const socket = Find<Unconnected>(fd, "listen");
+  if (socket == nullptr) return -1;
+  auto listener = std::make_shared<Listener>();
+  listener->host = socket->host;
+  listener->fd = fd;
+  listener->local = socket->local;
+  listeners_[{NumberOf(*listener->host), listener->local.second}] = listener;
+  files_[fd] = std::move(listener);
+  return 0;
+}
+
+int Network::Accept(int fd) {
+  Listener* const listener = Find<Listener>(fd, "accept");
+  if (listener == nullptr) return -1;
+  if (listener->waiting.empty()) return Fail(EAGAIN);
+  std::shared_ptr<Stream> stream = std::move(listener->waiting.front());
+  listener->waiting.pop_front();
+  const int accepted = Add(std::move(stream));
+  world_.Trace("accepts", fd, accepted);
+  return accepted;
+}
+
+int Network::Connect(int fd, const sockaddr_in& address) {
+  Unconnected* const socket = Find<Unconnected>(fd, "connect");
+  if (socket == nullptr) return -1;
+  uint32_t number = ntohl(address.sin_addr.s_addr);
+  socket->peer = {number, ntohs(address.sin_port)};
+  socket->local = {number == kLoopback ? kLoopback : NumberOf(*socket->host),
+                   socket->host->next_port++};
+  if (number == kLoopback) number = NumberOf(*socket->host);
+  auto stream = std::make_shared<Stream>();
+  static_cast<Unconnected&>(*stream) = *socket;
+  stream->window = options_.window;
+  files_[fd] = stream;
+  streams_.push_back(stream);
+  world_.Trace("connects", fd, number);
+  TryToConnect(stream, {number, socket->peer.second}, kSecond);
+  return Fail(EINPROGRESS);
+}
+
+void Network::TryToConnect(const std::shared_ptr<Stream>& stream, const Address& to, Nanos pause) {
+  world_.At(world_.now() + Delay(0), [this, stream, to, pause] {
+    if (stream->is_closed || stream->is_broken) return;
+    const size_t index = to.first - 0x0a000001u;
+    Host* const host = index < world_.hosts().size() ? world_.hosts()[index].get() : nullptr;
+    if (host == nullptr || IsCut(stream->host, host)) {
+      if (pause > kConnectPatience / 2) return Break(*stream, ETIMEDOUT);
+      world_.At(world_.now() + pause,
+                [this, stream, to, pause] { TryToConnect(stream, to, 2 * pause); });
+      return;
+    }
+    const auto found = listeners_.find(to);
+    const std::shared_ptr<Listener> listener =
+        found == listeners_.end() ? nullptr : found->second.lock();
+    if (listener == nullptr || host->is_dead) {
+      world_.At(world_.now() + Delay(0), [this, stream] { Break(*stream, ECONNREFUSED); });
+      return;
+    }
+    auto end = std::make_shared<Stream>();
+    end->host = host;
+    end->local = {to.first, to.second};
+    end->peer = stream->local;
+    end->window = options_.window;
+    end->is_connected = true;
+    end->other = stream;
+    stream->other = end;
+    streams_.push_back(end);
+    listener->waiting.push_back(end);
+    Changed(*listener);
+    Carry(end, 0, [this](Stream& caller) {
+      caller.is_connected = true;
+      Changed(caller);
+    });
+  });
+}
+
+int Network::GetName(int fd, bool of_peer, sockaddr_in& address) {
+  const Unconnected* const socket = Find<Unconnected>(fd, of_peer ? "getpeername" : "getsockname");
+  if (socket == nullptr) return -1;
+  const auto& [number, port] = of_peer ? socket->peer : socket->local;
+  if (of_peer && port == 0) return Fail(ENOTCONN);
+  address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(number);
+  return 0;
+}
+
+int Network::GetOption(int fd, int level, int option, void* value, socklen_t* size) {
+  Stream* const stream = Find<Stream>(fd, "getsockopt");
+  if (stream == nullptr) return -1;
+  if (level == SOL_SOCKET && option == SO_ERROR) {
+    std::memcpy(value, &stream->error, sizeof(int));
+    if (!stream->is_broken) stream->error = 0;
+    return 0;
+  }
+  if (level == IPPROTO_TCP && option == TCP_INFO) {
+    tcp_info info = {};
+    info.tcpi_unacked = stream->on_the_way > 0 ? 1 : 0;
+    info.tcpi_bytes_acked = stream->acknowledged;
+    *size = std::min<socklen_t>(*size, sizeof(info));
+    std::memcpy(value, &info, *size);
+    return 0;
+  }
+  return Fail(ENOPROTOOPT);
+}
+
+int Network::BytesWaiting(int fd) {
+  const Stream* const stream = Find<Stream>(fd, "ioctl");
+  return stream == nullptr ? -1 : static_cast<int>(stream->on_the_way);
+}
+
+int Network::Shutdown(int fd, int how) {
+  Stream* const stream = Find<Stream>(fd, "shutdown");
+  if (stream == nullptr) return -1;
+  if (stream->is_broken || !stream->is_connected) return Fail(ENOTCONN);
+  if (how != SHUT_RD && !stream->has_ended) {
+    stream->has_ended = true;
+    Carry(std::static_pointer_cast<Stream>(files_[fd]), 0, [this](Stream& end) {
+      end.has_peer_ended = true;
+      Changed(end);
+    });
+  }
+  if (how != SHUT_WR) stream->has_peer_ended = true;
+  Changed(*stream);
+  return 0;
+}
+
+int Network::Close(int fd) {
+  if (Find<File>(fd, "close") == nullptr) return -1;
+  world_.Trace("closes", fd);
+  Release(std::shared_ptr<File>(files_[fd]));
+  return 0;
+}
+
+ssize_t Network::Write(int fd, const iovec* parts, int count) {
+  File* const file = Find<File>(fd, "write");
+  if (file == nullptr) return -1;
+  if (EventCounter* const counter = dynamic_cast<EventCounter*>(file)) {
+    uint64_t add;
+    std::memcpy(&add, parts[0].iov_base, sizeof(add));
+    counter->count += add;
+    Changed(*counter);
+    return sizeof(add);
+  }
+  Stream* const stream = dynamic_cast<Stream*>(file);
+  if (stream == nullptr) return Fail(EPIPE);
+  if (stream->error != 0 && stream->is_broken) return Fail(std::exchange(stream->error, EPIPE));
+  if (stream->has_ended) return Fail(EPIPE);
+  if (!stream->is_connected) return Fail(EAGAIN);
+  std::string bytes;
+  size_t room = stream->HasRoom();
+  if (room == 0) return Fail(EAGAIN);
+  for (int i = 0; i < count && room > 0; ++i) {
+    const size_t take = std::min(room, parts[i].iov_len);
+    bytes.append(static_cast<const char*>(parts[i].iov_base), take);
+    room -= take;
+  }
+  stream->on_the_way += bytes.size();
+  // In one or two packets, which a reader may see one after the other.
+  const std::shared_ptr<Stream> owner = std::static_pointer_cast<Stream>(files_[fd]);
+  const auto send = [this, &owner](std::string packet) {
+    const size_t size = packet.size();
+    Carry(owner, size, [this, owner, packet = std::move(packet)](Stream& end) {
+      owner->on_the_way -= packet.size();
+      owner->acknowledged += packet.size();
+      if (end.is_closed || end.is_broken || end.host->is_dead) {
+        world_.At(world_.now() + Delay(0), [this, owner] { Break(*owner, ECONNRESET); });
+        return;
+      }
+      end.inbox += packet;
+      Changed(end);
+    });
+  };
+  const ssize_t sent = static_cast<ssize_t>(bytes.size());
+  world_.Trace("writes", fd, sent);
+  if (sent > 1 && world_.draws().OneIn(4)) {
+    const int first = 1 + world_.draws().Below(static_cast<int>(sent) - 1);
+    send(bytes.substr(0, first));
+    send(bytes.substr(first));
+  } else {
+    send(std::move(bytes));
+  }
+  return sent;
+}
+
+ssize_t Network::Read(int fd, const iovec* parts, int count) {
+  File* const file = Find<File>(fd, "read");
+  if (file == nullptr) return -1;
+  if (EventCounter* const counter = dynamic_cast<EventCounter*>(file)) {
+    if (counter->count == 0) return Fail(EAGAIN);
+    std::memcpy(parts[0].iov_base, &counter->count, sizeof(counter->count));
+    counter->count = 0;
+    return sizeof(counter->count);
+  }
+  Stream* const stream = dynamic_cast<Stream*>(file);
+  if (stream == nullptr) return Fail(ENOTCONN);
+  if (stream->is_broken) {
+    const int error = std::exchange(stream->error, 0);
+    return error == 0 || error == EPIPE ? 0 : Fail(error);
+  }
+  if (stream->inbox.empty()) return stream->has_peer_ended ? 0 : Fail(EAGAIN);
+  size_t done = 0;
+  for (int i = 0; i < count && done < stream->inbox.size(); ++i) {
+    const size_t take = std::min(parts[i].iov_len, stream->inbox.size() - done);
+    std::memcpy(parts[i].iov_base, stream->inbox.data() + done, take);
+    done += take;
+  }
+  stream->inbox.erase(0, done);
+  world_.Trace("reads", fd, static_cast<int64_t>(done));
+  if (stream->other != nullptr) Changed(*stream->other);  // There is room again.
+  return static_cast<ssize_t>(done);
+}
+
+int Network::Poll(pollfd* entries, size_t count, Nanos deadline) {
+  Thread* const self = World::Current();
+  while (true) {
+    int ready = 0;
+    std::vector<File*> files(count);
+    for (size_t i = 0; i < count; ++i) {
+      entries[i].revents = 0;
+      if (entries[i].fd < 0) continue;
+      files[i] = Find<File>(entries[i].fd, "poll");
+      entries[i].revents = static_cast<short>(
+          files[i] == nullptr ? POLLNVAL
+                              : files[i]->Ready() & (entries[i].events | POLLERR | POLLHUP));
+      if (entries[i].revents != 0) ++ready;
+    }
+    if (ready > 0 || world_.now() >= deadline) return ready;
+    for (File* const file : files) {
+      if (file != nullptr) file->waiters.push_back(self);
+    }
+    (void)world_.Block(deadline, "polls");
+    for (size_t i = 0; i < count; ++i) {
+      // It may have been closed meanwhile.
+      if (const auto found = files_.find(entries[i].fd);
+          files[i] != nullptr && found != files_.end() && found->second.get() == files[i]) {
+        std::erase(files[i]->waiters, self);
+      }
+    }
+  }
+}
+
+int Network::EpollControl(int epoll_fd, int operation, int fd, const epoll_event* event) {
+  Epoll* const epoll = Find<Epoll>(epoll_fd, "epoll_ctl");
+  File* const file = epoll == nullptr ? nullptr : Find<File>(fd, "epoll_ctl");
+  if (file == nullptr) return -1;
+  if (operation == EPOLL_CTL_DEL) {
+    std::erase(file->watchers, epoll);
+    return epoll->watched.erase(fd) > 0 ? 0 : Fail(ENOENT);
+  }
+  if (operation == EPOLL_CTL_ADD) file->watchers.push_back(epoll);
+  epoll->watched[fd] = {file, *event};
+  if (file->Ready() != 0) Changed(*file);
+  return 0;
+}
+
+int Network::EpollWait(int epoll_fd, epoll_event* events, int most, Nanos deadline) {
+  Epoll* const epoll = Find<Epoll>(epoll_fd, "epoll_wait");
+  if (epoll == nullptr) return -1;
+  while (true) {
+    int count = 0;
+    for (const auto& [fd, entry] : epoll->watched) {
+      const auto& [file, event] = entry;
+      const uint32_t ready =
+          static_cast<uint32_t>(file->Ready()) & (event.events | EPOLLERR | EPOLLHUP);
+      if (ready == 0 || count == most) continue;
+      events[count++] = {.events = ready, .data = event.data};
+    }
+    if (count > 0 || world_.now() >= deadline) return count;
+    epoll->waiters.push_back(World::Current());
+    (void)world_.Block(deadline, "polls");
+    std::erase(epoll->waiters, World::Current());
+  }
+}
+
+}  // namespace evenkeel::simulation

@@ -1,0 +1,131 @@
+// The network of a simulated world: files, TCP connections between hosts, and what can happen to
+// them.
+//
+//   Network network(&world, {.latency = 20 * kMicrosecond});
+//   network.Cut(a, b);             // all that they send to each other is lost, in silence
+//   network.Reset(a, b);           // their connections break, and both ends see it
+//
+// A connection carries bytes in order. What is sent arrives in pieces, after a latency; a lost
+// packet delays what comes behind it by the time of a retransmission. A writer is blocked when the
+// window is full. The kernel of a stopped host still receives. That of a dead process closes its
+// files; a lost host is cut off and does nothing.
+//
+// The functions are those of the C library in libc.cc: they return -1 and set errno. Sockets never
+// block. Descriptors are never used again, so that use after close() is noticed.
+
+#ifndef EVENKEEL_TESTS_SIMULATION_NETWORK_H_
+#define EVENKEEL_TESTS_SIMULATION_NETWORK_H_
+
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/uio.h>
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "evenkeel/tests/simulation/world.h"
+
+namespace evenkeel::simulation {
+
+struct NetworkOptions {
+  Nanos latency = 20 * kMicrosecond;
+  Nanos jitter = 20 * kMicrosecond;          // Added to each piece, uniformly.
+  int64_t bytes_per_second = 1'000'000'000;  // Of one connection.
+  int window = 256 << 10;                    // Bytes on the way and not read, of one direction.
+  int lost_one_in = 0;                       // Packets; 0: none.
+  Nanos retransmission = 200 * kMillisecond;
+};
+
+// What a descriptor stands for.
+struct File {
+  virtual ~File() = default;
+  virtual short Ready() const = 0;  // As poll() reports it.
+  virtual void Close() {}
+
+  Host* host = nullptr;
+  int fd = -1;
+  std::vector<Thread*> waiters;
+  std::vector<class Epoll*> watchers;
+};
+
+class Network {
+ public:
+  static constexpr int kFirstFd = 1 << 20;
+  // As long as a kernel goes on sending before it gives up, and with idle connections.
+  static constexpr Nanos kConnectPatience = 127 * kSecond, kIdlePatience = 30 * kSecond;
+
+  Network(World* world, const NetworkOptions& options);
+  static Network* Get();
+
+  // "10.0.0.1" for the first host.
+  static std::string AddressOf(const Host& host);
+
+  void Cut(const Host* a, const Host* b);
+  void Heal(const Host* a, const Host* b);
+  void Reset(const Host* a, const Host* b);
+  void Isolate(const Host* host);  // From all others, for ever.
+
+  // Descriptors that living hosts have not closed; and wrong uses of descriptors so far.
+  int OpenFiles() const;
+  const std::string& misuse() const { return misuse_; }
+
+  // ---- The C library's, on threads of the world ----
+  int Socket(int type);
+  int EventFd();
+  int EpollCreate();
+  int Bind(int fd, const sockaddr_in& address);
+  int Listen(int fd);
+  int Accept(int fd);
+  int Connect(int fd, const sockaddr_in& address);
+  int GetName(int fd, bool of_peer, sockaddr_in& address);
+  int GetOption(int fd, int level, int option, void* value, socklen_t* size);
+  int BytesWaiting(int fd);  // Sent and not acknowledged.
+  int Shutdown(int fd, int how);
+  int Close(int fd);
+  ssize_t Write(int fd, const iovec* parts, int count);
+  ssize_t Read(int fd, const iovec* parts, int count);
+  int Poll(pollfd* entries, size_t count, Nanos deadline);
+  int EpollControl(int epoll, int operation, int fd, const epoll_event* event);
+  int EpollWait(int epoll, epoll_event* events, int most, Nanos deadline);
+
+ private:
+  friend struct Stream;
+  using Address = std::pair<uint32_t, int>;  // In the host's byte order; port.
+
+  template <typename Kind>
+  Kind* Find(int fd, const char* use);
+  int Add(std::shared_ptr<File> file);
+  void Changed(File& file);
+  bool IsCut(const Host* a, const Host* b) const;
+  // Calls `arrive` at the other end of `from`, after all that was sent before; not while they are
+  // cut off.
+  void Carry(const std::shared_ptr<struct Stream>& from, size_t bytes,
+             std::function<void(Stream&)> arrive);
+  void Arrive(const std::shared_ptr<Stream>& from, const std::function<void(Stream&)>& arrive);
+  void Break(Stream& stream, int error);
+  void TryToConnect(const std::shared_ptr<Stream>& stream, const Address& to, Nanos pause);
+  void OnDeath(Host* host);
+  void Release(const std::shared_ptr<File>& file);
+  Nanos Delay(size_t bytes);
+
+  World& world_;
+  const NetworkOptions options_;
+  std::map<int, std::shared_ptr<File>> files_;
+  std::vector<std::weak_ptr<Stream>> streams_;
+  std::map<Address, std::weak_ptr<struct Listener>> listeners_;
+  std::set<std::pair<int, int>> cuts_;  // Host numbers, the lower one first.
+  std::map<std::pair<int, int>, std::deque<std::function<void()>>> held_;
+  int next_fd_ = kFirstFd;
+  std::string misuse_;
+};
+
+}  // namespace evenkeel::simulation
+
+#endif  // EVENKEEL_TESTS_SIMULATION_NETWORK_H_

@@ -1,0 +1,327 @@
+#include "evenkeel/tests/simulation/world.h"
+
+#include <dlfcn.h>
+#include <linux/futex.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace evenkeel::simulation {
+namespace {
+
+// More than any world that makes progress needs.
+constexpr int64_t kMostOperations = 2'000'000'000;
+// Enough for the libraries, and little enough for ten thousand threads.
+constexpr size_t kStackBytes = 512 << 10;
+
+World* the_world = nullptr;
+thread_local Thread* current = nullptr;
+// Its destructor runs after those of the thread's own variables, which still take locks.
+pthread_key_t last_breath;
+
+// The original syscall(): libc.cc defines another one.
+long Futex(std::atomic<uint32_t>* word, int operation, uint32_t value) {
+  static const auto real = reinterpret_cast<long (*)(long, ...)>(dlsym(RTLD_NEXT, "syscall"));
+  return real(SYS_futex, word, operation, value, nullptr, nullptr, 0);
+}
+
+void Post(std::atomic<uint32_t>& word) {
+  word.store(1, std::memory_order_release);
+  Futex(&word, FUTEX_WAKE_PRIVATE, 1);
+}
+
+void Await(std::atomic<uint32_t>& word) {
+  while (word.load(std::memory_order_acquire) == 0) Futex(&word, FUTEX_WAIT_PRIVATE, 0);
+  word.store(0, std::memory_order_relaxed);
+}
+
+template <typename Function>
+Function* Original(const char* name) {
+  return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
+}
+
+}  // namespace
+
+World::World(const WorldOptions& options) : options_(options), draws_(options.seed) {
+  the_world = this;
+  pthread_key_create(&last_breath, &World::EndThread);
+  points_left_ = PointsUntilSwitch();
+}
+
+World::~World() { the_world = nullptr; }
+
+World* World::Get() { return the_world; }
+
+Thread* World::Current() { return current; }
+
+Host* World::AddHost(const Host& host) {
+  hosts_.push_back(std::make_unique<Host>(host));
+  hosts_.back()->id = static_cast<int>(hosts_.size()) - 1;
+  return hosts_.back().get();
+}
+
+void World::Start(Host* host, std::function<void()> body) {
+  StartThread(host, std::move(body))->is_root = true;
+  ++roots_;
+}
+
+Thread* World::StartThread(Host* host, std::function<void()> body) {
+  static const auto create =
+      Original<int(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*)>("pthread_create");
+  Thread* const thread = threads_.emplace_back(std::make_unique<Thread>()).get();
+  thread->host = host;
+  thread->id = static_cast<int>(threads_.size()) - 1;
+  thread->body = std::move(body);
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  pthread_attr_setstacksize(&attributes, kStackBytes);
+  const int error = create(&thread->real, &attributes, &World::RunThread, thread);
+  pthread_attr_destroy(&attributes);
+  if (error != 0) {
+    std::fprintf(stderr, "simulation: thread %d cannot be created (error %d)\n", thread->id, error);
+    _exit(2);
+  }
+  by_real_[thread->real] = thread;
+  MakeReady(thread);
+  return thread;
+}
+
+void* World::RunThread(void* argument) {
+  Thread* const thread = static_cast<Thread*>(argument);
+  current = thread;
+  pthread_setspecific(last_breath, thread);
+  Await(thread->baton);
+  thread->body();
+  thread->body = nullptr;
+  return nullptr;
+}
+
+void World::EndThread(void* argument) {
+  Thread* const thread = static_cast<Thread*>(argument);
+  World& world = *the_world;
+  thread->is_over = true;
+  world.by_real_.erase(thread->real);
+  world.Trace("ends", thread->id);
+  for (Thread* const joiner : thread->joiners) world.Wake(joiner);
+  if (thread->is_root && --world.roots_ == 0) world.End(true);
+  Thread* const next = world.Next();
+  current = nullptr;
+  if (next != nullptr) Post(next->baton);
+}
+
+void World::Join(Thread* thread) {
+  while (!thread->is_over) {
+    thread->joiners.push_back(current);
+    Block(kNever, "joins a thread");
+  }
+}
+
+Thread* World::Find(pthread_t real) {
+  const auto found = by_real_.find(real);
+  return found == by_real_.end() ? nullptr : found->second;
+}
+
+bool World::Run(Nanos limit) {
+  limit_ = limit;
+  if (Thread* const first = Next(); first != nullptr) Post(first->baton);
+  Await(over_);
+  return is_good_;
+}
+
+void World::End(bool is_good) {
+  if (is_over_) return;
+  is_over_ = true;
+  is_good_ = is_good;
+  Post(over_);
+}
+
+bool World::MayRun(const Thread& thread) const {
+  return thread.revivals > 0 || (!thread.host->is_dead && !thread.host->is_stopped);
+}
+
+void World::MakeReady(Thread* thread) {
+  if (thread->is_ready || thread->is_over) return;
+  thread->is_ready = true;
+  (MayRun(*thread) ? ready_ : thread->host->held).push_back(thread);
+}
+
+void World::Wake(Thread* thread) {
+  if (thread->is_ready) return;
+  thread->was_late = false;
+  MakeReady(thread);
+}
+
+Thread* World::Next() {
+  while (!is_over_) {
+    while (!events_.empty() && (events_.top().time <= now_ || ready_.empty())) {
+      if (events_.top().time > limit_) {
+        End(false);
+        return nullptr;
+      }
+      now_ = std::max(now_, events_.top().time);
+      // Moved out first: it may add events.
+      const std::function<void()> run = std::move(const_cast<Event&>(events_.top()).run);
+      events_.pop();
+      run();
+    }
+    if (ready_.empty()) break;
+    const int index = draws_.Below(static_cast<int>(ready_.size()));
+    Thread* const thread = ready_[index];
+    ready_[index] = ready_.back();
+    ready_.pop_back();
+    if (!MayRun(*thread)) {
+      thread->host->held.push_back(thread);
+      continue;
+    }
+    thread->is_ready = false;
+    Trace("runs", thread->id);
+    return thread;
+  }
+  End(false);  // If it has not ended: nobody can ever run again.
+  return nullptr;
+}
+
+void World::Switch() {
+  Thread* const self = current;
+  Thread* const next = Next();
+  if (next == self) return;
+  if (next != nullptr) Post(next->baton);
+  Await(self->baton);
+}
+
+int World::PointsUntilSwitch() {
+  return options_.switch_one_in <= 1 ? 1 : 1 + draws_.Below(2 * options_.switch_one_in - 1);
+}
+
+void World::Point(const char* doing) {
+  if (++operations_ > kMostOperations) End(false);
+  if (--points_left_ > 0) return;
+  points_left_ = PointsUntilSwitch();
+  current->doing = doing;
+  if (draws_.OneIn(options_.pause_one_in)) {
+    const Nanos pause = draws_.Magnitude(kMicrosecond, options_.longest_pause);
+    return Sleep(now_ + pause * current->host->slowness, doing);
+  }
+  MakeReady(current);
+  Switch();
+}
+
+void World::Sleep(Nanos until, const char* doing) {
+  while (now_ < until) Block(until, doing);
+}
+
+bool World::Block(Nanos deadline, const char* doing) {
+  Thread* const self = current;
+  self->doing = doing;
+  self->was_late = false;
+  const uint64_t wait = ++self->waits;
+  if (deadline != kNever) {
+    At(deadline, [this, self, wait] {
+      if (self->waits != wait || self->is_ready) return;
+      self->was_late = true;
+      MakeReady(self);
+    });
+  }
+  Switch();
+  ++self->waits;
+  return !self->was_late;
+}
+
+void World::At(Nanos time, std::function<void()> event) {
+  events_.push({time, events_made_++, std::move(event)});
+}
+
+void World::Kill(Host* host) {
+  if (host->is_dead) return;
+  Trace("dies", host->id);
+  host->is_dead = true;
+  if (on_death) on_death(host);
+  for (const std::unique_ptr<Thread>& thread : threads_) {
+    if (thread->host == host && thread->is_root && !thread->is_over && !host->is_stopped) --roots_;
+  }
+  if (roots_ == 0) End(true);
+  if (current != nullptr && current->host == host) {
+    MakeReady(current);
+    Switch();
+  }
+}
+
+void World::Stop(Host* host) {
+  if (host->is_dead || host->is_stopped) return;
+  Trace("stops", host->id);
+  host->is_stopped = true;
+  for (const std::unique_ptr<Thread>& thread : threads_) {
+    if (thread->host == host && thread->is_root && !thread->is_over) --roots_;
+  }
+  if (roots_ == 0) End(true);
+  if (current != nullptr && current->host == host) {
+    MakeReady(current);
+    Switch();
+  }
+}
+
+void World::Continue(Host* host) {
+  if (host->is_dead || !host->is_stopped) return;
+  Trace("continues", host->id);
+  host->is_stopped = false;
+  for (const std::unique_ptr<Thread>& thread : threads_) {
+    if (thread->host == host && thread->is_root && !thread->is_over) ++roots_;
+  }
+  ready_.insert(ready_.end(), host->held.begin(), host->held.end());
+  host->held.clear();
+}
+
+void World::Revive(Thread* thread) {
+  ++thread->revivals;
+  std::vector<Thread*>& held = thread->host->held;
+  const auto found = std::find(held.begin(), held.end(), thread);
+  if (found == held.end()) return;
+  held.erase(found);
+  ready_.push_back(thread);
+}
+
+void World::ReleaseRevived(Thread* thread) {
+  if (thread->revivals == 0 || --thread->revivals > 0 || MayRun(*thread)) return;
+  MakeReady(thread);
+  Switch();
+}
+
+void World::Trace(absl::string_view what, int64_t a, int64_t b) {
+  const auto add = [this](uint64_t value) { trace_hash_ = (trace_hash_ ^ value) * 0x100000001b3; };
+  add(static_cast<uint64_t>(now_));
+  for (const char c : what) add(static_cast<unsigned char>(c));
+  add(static_cast<uint64_t>(a));
+  add(static_cast<uint64_t>(b));
+  if (!options_.traces) return;
+  const Thread* const thread = current;
+  std::fprintf(stderr, "%12.6f ms  %-10s thread %d  %.*s %lld %lld\n",
+               static_cast<double>(now_) * 1e-6,
+               thread == nullptr ? "" : thread->host->name.c_str(),
+               thread == nullptr ? -1 : thread->id, static_cast<int>(what.size()), what.data(),
+               static_cast<long long>(a), static_cast<long long>(b));
+}
+
+std::string World::Unfinished() const {
+  std::string text;
+  for (const std::unique_ptr<Thread>& thread : threads_) {
+    if (thread->is_over || !MayRun(*thread)) continue;
+    absl::StrAppend(&text, text.empty() ? "" : "; ", thread->host->name, " thread ", thread->id,
+                    thread->is_ready ? " is ready, it " : " ", thread->doing);
+  }
+  return text;
+}
+
+int World::LeftBehind() const {
+  return static_cast<int>(
+      std::count_if(threads_.begin(), threads_.end(), [this](const std::unique_ptr<Thread>& t) {
+        return !t->is_root && !t->is_over && MayRun(*t);
+      }));
+}
+
+}  // namespace evenkeel::simulation

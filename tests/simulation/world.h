@@ -1,0 +1,183 @@
+// Hosts whose threads run one at a time, in an order and at times that a seed determines.
+//
+//   World world({.seed = 7});
+//   Host* host = world.AddHost({.name = "rank 0"});
+//   world.Start(host, [&] { ... any code: std::thread, absl::Mutex, sockets, clocks ... });
+//   bool all_ended = world.Run(/*limit=*/60 * kSecond);
+//
+// The code under test is not changed: this library defines the functions of the C library and of
+// absl::Mutex by which a program starts threads, waits, reads clocks and uses sockets (libc.cc,
+// abseil.cc). In a thread of a world they are operations on the world; in other threads they
+// are the originals. Each simulated thread is a real thread that waits until it is chosen, so that
+// thread-local variables, exceptions and debuggers work.
+//
+// Time is virtual. Computing takes none. A thread may lose the processor at each operation, for a
+// while that the seed determines; when no thread can run, time advances to the next event.
+//
+// Threads:   one world at a time in a process. Run() and AddHost() on a thread outside it; the rest
+//            on threads of the world.
+// Ownership: threads of dead and stopped hosts never end, so neither does their memory. A process
+//            simulates one world, and exits with _exit().
+
+#ifndef EVENKEEL_TESTS_SIMULATION_WORLD_H_
+#define EVENKEEL_TESTS_SIMULATION_WORLD_H_
+
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <queue>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "evenkeel/tests/simulation/draws.h"
+
+namespace evenkeel::simulation {
+
+using Nanos = int64_t;  // Virtual time; a world begins at 0.
+inline constexpr Nanos kMicrosecond = 1'000, kMillisecond = 1'000'000, kSecond = 1'000'000'000;
+inline constexpr Nanos kNever = std::numeric_limits<Nanos>::max();
+
+class World;
+struct Host;
+
+struct Thread {
+  Host* host = nullptr;
+  int id = 0;
+  bool is_root = false;  // Started by World::Start().
+  bool is_ready = false, is_over = false;
+  bool was_late = false;   // The last Block() ended at its deadline.
+  uint64_t waits = 0;      // Counts Block(), so that an old deadline wakes nobody.
+  int revivals = 0;        // Of a dead host: locks to release that living hosts wait for.
+  const char* doing = "";  // For reports of hangs.
+  pthread_t real = 0;
+  std::function<void()> body;
+  std::vector<Thread*> joiners;
+  std::atomic<uint32_t> baton = 0;  // 1: it is this thread's turn.
+};
+
+struct Host {
+  std::string name;
+  int id = 0;
+  // Its clock of the day is ahead of the world's by `clock_offset`, and `clock_drift` parts per
+  // million fast.
+  Nanos clock_offset = 0;
+  double clock_drift = 0;
+  // Each loss of the processor lasts so many times as long.
+  int slowness = 1;
+
+  bool is_dead = false, is_stopped = false;
+  std::vector<Thread*> held;  // Ready to run when the host continues.
+  int next_port = 40000;
+};
+
+struct WorldOptions {
+  uint64_t seed = 0;
+  // A thread loses the processor at one in so many operations, on average.
+  int switch_one_in = 8;
+  // One in so many of these losses lasts for a while, up to `longest_pause`.
+  int pause_one_in = 8;
+  Nanos longest_pause = kMillisecond;
+  bool traces = false;  // Prints each event.
+};
+
+class World {
+ public:
+  explicit World(const WorldOptions& options);
+  ~World();
+
+  // The world of this process, or null.
+  static World* Get();
+  // The simulated thread that runs this, or null: a thread outside the world.
+  static Thread* Current();
+
+  Host* AddHost(const Host& host);
+  const std::vector<std::unique_ptr<Host>>& hosts() const { return hosts_; }
+  // A thread from which all other threads of the host begin.
+  void Start(Host* host, std::function<void()> body);
+  // Returns true if all root threads of living hosts that are not stopped have ended; false at
+  // `limit`, if no thread can ever run again, or after very many operations without an end.
+  bool Run(Nanos limit);
+  // For a report: the threads that have not ended, and what each one does.
+  std::string Unfinished() const;
+  // Threads, other than root threads, that living hosts have left behind.
+  int LeftBehind() const;
+
+  Nanos now() const { return now_; }
+  Draws& draws() { return draws_; }
+  uint64_t trace_hash() const { return trace_hash_; }
+  int64_t operations() const { return operations_; }
+  void Trace(absl::string_view what, int64_t a = 0, int64_t b = 0);
+
+  // ---- On threads of the world ----
+
+  // A point at which the thread may lose the processor.
+  void Point(const char* doing);
+  void Sleep(Nanos until, const char* doing);
+  // Until Wake(), or the deadline: then it returns false. Callers check their condition again.
+  bool Block(Nanos deadline, const char* doing);
+  void Wake(Thread* thread);
+  // Calls `event` at that time, on any thread; it must not block.
+  void At(Nanos time, std::function<void()> event);
+  // Reading a clock takes a nanosecond, so that loops that wait for a time end.
+  Nanos Tick() { return ++now_; }
+
+  Thread* StartThread(Host* host, std::function<void()> body);
+  void Join(Thread* thread);
+  Thread* Find(pthread_t real);
+
+  // Threads of the host run no longer; returns unless the caller is one of them. `on_death` is for
+  // what the kernel does then.
+  void Kill(Host* host);
+  void Stop(Host* host);
+  void Continue(Host* host);
+  std::function<void(Host*)> on_death;
+  // Lets a thread of a dead host go on until it has released a lock that all hosts share because
+  // they are one process. Called for each lock; ReleaseRevived() ends it.
+  void Revive(Thread* thread);
+  void ReleaseRevived(Thread* thread);
+
+ private:
+  struct Event {
+    Nanos time;
+    uint64_t number;
+    std::function<void()> run;
+    bool operator<(const Event& other) const {
+      return time != other.time ? time > other.time : number > other.number;
+    }
+  };
+  static void* RunThread(void* thread);
+  static void EndThread(void* thread);
+  bool MayRun(const Thread& thread) const;
+  void MakeReady(Thread* thread);
+  int PointsUntilSwitch();
+  Thread* Next();  // Null: it is over.
+  void Switch();   // Gives the processor to the next one, and waits for its return.
+  void End(bool is_good);
+
+  const WorldOptions options_;
+  Draws draws_;
+  Nanos now_ = 0, limit_ = kNever;
+  int points_left_ = 0;
+  int64_t operations_ = 0;
+  uint64_t events_made_ = 0;
+  uint64_t trace_hash_ = 0xcbf29ce484222325;
+  int roots_ = 0;  // That have not ended, of hosts that run.
+  bool is_over_ = false, is_good_ = false;
+  std::atomic<uint32_t> over_ = 0;
+  std::vector<std::unique_ptr<Host>> hosts_;
+  std::vector<std::unique_ptr<Thread>> threads_;
+  std::vector<Thread*> ready_;
+  std::unordered_map<pthread_t, Thread*> by_real_;
+  std::priority_queue<Event> events_;
+};
+
+}  // namespace evenkeel::simulation
+
+#endif  // EVENKEEL_TESTS_SIMULATION_WORLD_H_

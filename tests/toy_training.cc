@@ -113,10 +113,12 @@ std::vector<Joinable*> ToyTrainer::joinables() const {
 
 absl::Status ToyTrainer::Train(int first_step) {
   result_.steps = first_step;
-  const auto loop = [&] { return Loop(first_step); };
-  result_.status = settings_.joins ? RunJoined(joinables(), settings_.join_options,
-                                               [&](JoinScope&) { return loop(); })
-                                   : loop();
+  const auto in_scope = [&](JoinScope& scope) {
+    if (settings_.on_scope) settings_.on_scope(scope);
+    return Loop(first_step);
+  };
+  result_.status =
+      settings_.joins ? RunJoined(joinables(), settings_.join_options, in_scope) : Loop(first_step);
   for (const int batch : settings_.even_batches) {
     if (!result_.status.ok()) return result_.status;
     result_.status = Step(result_.steps, batch);

@@ -26,6 +26,7 @@
 #include "evenkeel/bucket/plan/planner.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/join/joinable.h"
+#include "evenkeel/join/scope.h"
 
 namespace evenkeel {
 
@@ -56,6 +57,8 @@ struct ToySettings {
   std::vector<Bytes> caps = {Bytes{8}, Bytes{24}};
   int data_rank = -1;  // Whose data this is; -1: the rank's in the group.
   JoinOptions join_options;
+  // The scope in which the loop runs, before it begins.
+  std::function<void(JoinScope&)> on_scope;
   // An error ends the loop with it.
   std::function<absl::Status(StepPoint point, int step, int gradients)> at;
 };

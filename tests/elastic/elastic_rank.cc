@@ -38,6 +38,15 @@ absl::StatusOr<std::vector<int>> Numbers(absl::string_view text, char separator)
   return numbers;
 }
 
+// From which steps survivors may go on. A rank that is in a step has all contributions to the one
+// before, but the others may still be about to get its result; one that has reduced a step has
+// begun it with everybody.
+std::pair<int, int> PossibleSteps(const Loss& loss) {
+  const bool has_reduced = loss.point == StepPoint::kReduced || loss.point == StepPoint::kStepped;
+  return has_reduced ? std::pair(loss.step, loss.step + 1)
+                     : std::pair(std::max(loss.step - 1, 0), loss.step);
+}
+
 }  // namespace
 
 std::string ToText(const ElasticTraining& training) {
@@ -134,6 +143,37 @@ ToyState TrainElasticallyAlone(const ElasticTraining& training,
   }
   train(begin, steps);
   return TrainToyAlone(done).back();
+}
+
+std::vector<std::string> WrongIn(const ElasticTraining& training,
+                                 const std::vector<ElasticReport>& survivors) {
+  std::vector<std::string> wrong;
+  if (survivors.empty()) return {"nobody has survived"};
+  const ElasticReport& first = survivors[0];
+  const std::string steps =
+      absl::StrCat("went on from steps ", absl::StrJoin(first.went_on_from, ","));
+  if (first.went_on_from.size() != training.losses.size())
+    return {absl::StrCat(steps, " after ", training.losses.size(), " losses")};
+  for (size_t i = 0; i < training.losses.size(); ++i) {
+    const auto [earliest, latest] = PossibleSteps(training.losses[i]);
+    if (first.went_on_from[i] < earliest || first.went_on_from[i] > latest)
+      wrong.push_back(absl::StrCat(steps, ", not between ", earliest, " and ", latest));
+  }
+  const ToyState expected = TrainElasticallyAlone(training, first.went_on_from);
+  for (const ElasticReport& report : survivors) {
+    const std::string who = absl::StrCat("rank ", report.rank, " ");
+    if (report.went_on_from != first.went_on_from)
+      wrong.push_back(absl::StrCat(who, "does not go on from the steps of rank ", first.rank));
+    if (report.ended.weights != first.ended.weights ||
+        report.ended.momentum != first.ended.momentum) {
+      wrong.push_back(absl::StrCat(who, "does not end as rank ", first.rank, " does"));
+    }
+    if (!IsClose(report.ended.weights, expected.weights) ||
+        !IsClose(report.ended.momentum, expected.momentum)) {
+      wrong.push_back(absl::StrCat(who, "ends with wrong weights or a wrong momentum"));
+    }
+  }
+  return wrong;
 }
 
 }  // namespace evenkeel

@@ -56,6 +56,11 @@ absl::StatusOr<ElasticReport> TrainElastically(std::unique_ptr<Communicator> com
 ToyState TrainElasticallyAlone(const ElasticTraining& training,
                                const std::vector<int>& went_on_from);
 
+// Returns a sentence for each thing that is wrong in the reports of the survivors: whether they
+// went on from the same steps, which were possible, and ended with the same and right state.
+std::vector<std::string> WrongIn(const ElasticTraining& training,
+                                 const std::vector<ElasticReport>& survivors);
+
 }  // namespace evenkeel
 
 #endif  // EVENKEEL_TESTS_ELASTIC_ELASTIC_RANK_H_

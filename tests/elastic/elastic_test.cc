@@ -24,9 +24,6 @@
 namespace evenkeel {
 namespace {
 
-using testing::AllOf;
-using testing::Ge;
-using testing::Le;
 using testing::SizeIs;
 
 using Reports = std::vector<ElasticReport>;
@@ -96,36 +93,13 @@ const Case kCases[] = {
      {{7, 7, 7, 7}, false, {{0, 2, StepPoint::kBackward}, {3, 5, StepPoint::kReduced}}}},
 };
 
-// From which steps survivors may go on. A rank that is in a step has all contributions to the one
-// before, but the others may still be about to get its result; one that has reduced a step has
-// begun it with everybody.
-std::pair<int, int> PossibleSteps(const Loss& loss) {
-  const bool has_reduced = loss.point == StepPoint::kReduced || loss.point == StepPoint::kStepped;
-  return has_reduced ? std::pair(loss.step, loss.step + 1)
-                     : std::pair(std::max(loss.step - 1, 0), loss.step);
-}
-
 class ElasticTest : public testing::TestWithParam<Case> {
  protected:
   void Check(const Reports& survivors) {
     const ElasticTraining& training = GetParam().training;
     ASSERT_THAT(survivors, SizeIs(training.inputs.size() - training.losses.size()));
-    const ElasticReport& first = survivors[0];
-    ASSERT_THAT(first.went_on_from, SizeIs(training.losses.size()));
-    for (size_t i = 0; i < training.losses.size(); ++i) {
-      const auto [earliest, latest] = PossibleSteps(training.losses[i]);
-      EXPECT_THAT(first.went_on_from[i], AllOf(Ge(earliest), Le(latest)));
-    }
-    const ToyState expected = TrainElasticallyAlone(training, first.went_on_from);
-    for (const ElasticReport& report : survivors) {
-      SCOPED_TRACE(absl::StrCat("rank ", report.rank));
-      EXPECT_EQ(report.went_on_from, first.went_on_from);
-      EXPECT_EQ(report.ended.weights, first.ended.weights);
-      EXPECT_EQ(report.ended.momentum, first.ended.momentum);
-      EXPECT_TRUE(IsClose(report.ended.weights, expected.weights));
-      EXPECT_TRUE(IsClose(report.ended.momentum, expected.momentum));
-      EXPECT_LT(report.seconds_without_group, 10);
-    }
+    EXPECT_THAT(WrongIn(training, survivors), testing::IsEmpty());
+    for (const ElasticReport& report : survivors) EXPECT_LT(report.seconds_without_group, 10);
   }
 };
 

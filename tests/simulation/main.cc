@@ -16,7 +16,9 @@
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
+#include <iterator>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -26,15 +28,15 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "evenkeel/tests/faults/scenario.h"
 #include "evenkeel/tests/faults/verdict.h"
-#include "evenkeel/tests/simulation/simulate.h"
+#include "evenkeel/tests/simulation/play.h"
 #include "evenkeel/tests/simulation/weather.h"
 #include "gflags/gflags.h"
 
 DEFINE_uint64(first, 0, "The first seed.");
 DEFINE_uint64(seeds, 100, "How many.");
 DEFINE_string(worlds, "2,3,4,5,8", "The numbers of ranks that seeds choose from.");
+DEFINE_string(play, "", "Only plays of this kind: fault, program, elastic.");
 DEFINE_int32(jobs, 2, "How many worlds run at a time, one on each processor.");
 DEFINE_bool(list, false, "Only prints what would be run.");
 DEFINE_bool(trace, false, "Prints every event.");
@@ -70,13 +72,16 @@ std::vector<int> WorldSizes() {
   return sizes;
 }
 
-Scenario ScenarioOf(uint64_t seed) {
-  static const std::vector<int> sizes = WorldSizes();
-  return MakeScenario(seed, 0, {.world_sizes = sizes, .with_threads = false});
+std::unique_ptr<Play> PlayOf(uint64_t seed) {
+  static const PlayOptions options{.world_sizes = WorldSizes()};
+  if (FLAGS_play == "fault") return MakeFaultPlay(seed, options);
+  if (FLAGS_play == "program") return MakeProgramPlay(seed, options);
+  if (FLAGS_play == "elastic") return MakeElasticPlay(seed, options);
+  return MakePlay(seed, options);
 }
 
 Weather WeatherOf(uint64_t seed) {
-  Weather weather = DrawWeather(seed, ScenarioOf(seed).world_size());
+  Weather weather = DrawWeather(seed, PlayOf(seed)->world_size());
   weather.world.traces = FLAGS_trace;
   return weather;
 }
@@ -85,13 +90,9 @@ Weather WeatherOf(uint64_t seed) {
 [[noreturn]] void RunSeed(uint64_t seed, int out) {
   alarm(kPatienceSeconds);
   const absl::Time start = absl::Now();
-  const Scenario scenario = ScenarioOf(seed);
-  const SimulatedRun run = Simulate(scenario, WeatherOf(seed), kLimit);
-  Verdict verdict = Judge(scenario, run.outcome);
-  if (!run.leftovers.empty()) {
-    verdict.is_other = true;
-    verdict.complaints.push_back(absl::StrCat("left over: ", run.leftovers));
-  }
+  const std::unique_ptr<Play> play = PlayOf(seed);
+  const PlayedRun run = Perform(*play, WeatherOf(seed), kLimit);
+  const Verdict& verdict = run.verdict;
   const double slowest = verdict.seconds.empty()
                              ? 0
                              : *std::max_element(verdict.seconds.begin(), verdict.seconds.end());
@@ -100,7 +101,7 @@ Weather WeatherOf(uint64_t seed) {
                    verdict.is_other, " ", slowest, " ", run.trace_hash, " ", run.time * 1e-9, " ",
                    absl::ToDoubleSeconds(absl::Now() - start), "\n");
   for (const std::string& complaint : verdict.complaints) absl::StrAppend(&text, complaint, "\n");
-  if (!verdict.is_good()) absl::StrAppend(&text, run.outcome.complaints);
+  if (!verdict.is_good()) absl::StrAppend(&text, run.warnings);
   (void)!write(out, text.data(), text.size());
   _exit(0);
 }
@@ -167,8 +168,9 @@ class Tally {
     }
     if (result.hangs + result.wrong + result.unnamed + result.other == 0) return;
     ++failed_;
-    std::cout << "FAILED --first=" << result.seed << " --seeds=1 --worlds=" << FLAGS_worlds << "  "
-              << Describe(ScenarioOf(result.seed)) << "\n    " << Describe(WeatherOf(result.seed))
+    std::cout << "FAILED --first=" << result.seed << " --seeds=1 --worlds=" << FLAGS_worlds
+              << (FLAGS_play.empty() ? "" : " --play=") << FLAGS_play << "  "
+              << PlayOf(result.seed)->Describe() << "\n    " << Describe(WeatherOf(result.seed))
               << "\n";
     for (const absl::string_view line : absl::StrSplit(result.text, '\n', absl::SkipEmpty()))
       std::cout << "    " << line << "\n";
@@ -214,7 +216,7 @@ int RunAll() {
 
 int List() {
   for (uint64_t seed = FLAGS_first; seed < FLAGS_first + FLAGS_seeds; ++seed) {
-    std::cout << seed << "  " << Describe(ScenarioOf(seed)) << "\n    " << Describe(WeatherOf(seed))
+    std::cout << seed << "  " << PlayOf(seed)->Describe() << "\n    " << Describe(WeatherOf(seed))
               << "\n";
   }
   return 0;
@@ -232,5 +234,10 @@ int main(int argc, char** argv) {
   }
   gflags::SetUsageMessage("Runs the real code of many ranks in simulated worlds.");
   gflags::ParseCommandLineFlags(&argc, &argv, /*remove_flags=*/true);
+  constexpr const char* kPlays[] = {"", "fault", "program", "elastic"};
+  if (std::find(std::begin(kPlays), std::end(kPlays), FLAGS_play) == std::end(kPlays)) {
+    std::cerr << "simulation: --play=" << FLAGS_play << " is none of fault, program, elastic\n";
+    return 2;
+  }
   return FLAGS_list ? evenkeel::simulation::List() : evenkeel::simulation::RunAll();
 }

@@ -1,0 +1,143 @@
+#include "evenkeel/tests/simulation/play.h"
+
+#include <set>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/environment.h"
+#include "evenkeel/comm/factory.h"
+#include "evenkeel/comm/rendezvous/tcp_store_server.h"
+#include "evenkeel/comm/status.h"
+
+namespace evenkeel::simulation {
+namespace {
+
+constexpr char kSecret[] = "of the simulated job";
+constexpr int kPort = 29400;
+
+class Performance {
+ public:
+  Performance(Play& play, const Weather& weather)
+      : play_(play),
+        world_(weather.world),
+        network_(&world_, weather.network),
+        stage_{world_, network_, {}} {
+    Draws draws(weather.world.seed + 1);
+    const int hosts = play.world_size() + (play.rank0_hosts() ? 0 : 1);
+    for (int i = 0; i < hosts; ++i) {
+      const bool is_rank = i < play.world_size();
+      Host host{.name = is_rank ? absl::StrCat("rank ", i) : "store",
+                .slowness = i == weather.slow_host ? weather.slowness : 1};
+      if (weather.clock_spread > 0) {
+        host.clock_offset =
+            static_cast<Nanos>(draws.Fraction() * static_cast<double>(weather.clock_spread));
+        host.clock_drift = weather.clock_drift * (2 * draws.Fraction() - 1);
+      }
+      Host* const added = world_.AddHost(host);
+      if (is_rank) stage_.ranks.push_back(added);
+      if (play.rank0_hosts() ? i == 0 : !is_rank) stage_.store = added;
+    }
+  }
+
+  PlayedRun Run(Nanos limit) {
+    if (!play_.rank0_hosts()) world_.Start(stage_.store, [this] { HostStore(); });
+    for (int rank = 0; rank < play_.world_size(); ++rank)
+      world_.Start(stage_.ranks[rank], [this, rank] { RunRank(rank); });
+    play_.Prepare(stage_);
+    const bool is_over = world_.Run(limit);
+    PlayedRun run{.verdict = play_.Judge(is_over, stage_),
+                  .warnings = stage_.warnings,
+                  .trace_hash = world_.trace_hash(),
+                  .time = world_.now(),
+                  .operations = world_.operations()};
+    const std::string leftovers = Leftovers(is_over);
+    if (leftovers.empty()) return run;
+    run.verdict.is_other = true;
+    run.verdict.complaints.push_back(leftovers);
+    return run;
+  }
+
+ private:
+  std::string Leftovers(bool is_over) const {
+    std::string text = network_.misuse();
+    if (!is_over) return absl::StrCat(text, "not ended: ", world_.Unfinished());
+    const int threads = world_.LeftBehind(), files = network_.OpenFiles();
+    if (threads > 0) absl::StrAppend(&text, threads, " threads are left; ");
+    if (files > 0) absl::StrAppend(&text, files, " descriptors are left");
+    return text;
+  }
+
+  // As a launcher does, until the last rank has ended.
+  void HostStore() {
+    const std::string address = absl::StrCat(Network::AddressOf(*stage_.store), ":", kPort);
+    absl::StatusOr<std::unique_ptr<TcpStoreServer>> server =
+        TcpStoreServer::Create({.address = address,
+                                .secret = kSecret,
+                                .world_size = play_.world_size(),
+                                .host = "the simulation"});
+    if (!server.ok()) absl::StrAppend(&stage_.crash, server.status().ToString());
+    while (!HaveAllEnded()) absl::SleepFor(absl::Milliseconds(100));
+  }
+
+  bool HaveAllEnded() const {
+    for (int rank = 0; rank < play_.world_size(); ++rank) {
+      const Host& host = *stage_.ranks[rank];
+      if (!host.is_dead && !host.is_stopped && !has_ended_.contains(rank)) return false;
+    }
+    return true;
+  }
+
+  void RunRank(int rank) {
+    absl::StatusOr<std::unique_ptr<Communicator>> comm = MakeGroup(rank);
+    if (comm.ok()) {
+      play_.RunRank(rank, *std::move(comm), stage_);
+    } else {
+      absl::StrAppend(&stage_.crash, "rank ", rank, ": ", comm.status().ToString(), "; ");
+    }
+    has_ended_.insert(rank);
+  }
+
+  absl::StatusOr<std::unique_ptr<Communicator>> MakeGroup(int rank) {
+    EK_ASSIGN_OR_RETURN(Environment environment, EnvironmentOfRank(rank, play_.world_size()));
+    environment.store_addresses = {absl::StrCat(Network::AddressOf(*stage_.store), ":", kPort)};
+    environment.secret = kSecret;
+    environment.is_one_host = false;
+    environment.rank_zero_hosts = play_.rank0_hosts();
+    environment.hosts_store = play_.rank0_hosts() && rank == 0;
+    FactoryOptions options{.backend = "tcp", .communicator = play_.options()};
+    options.communicator.watch.warn = [this, rank](const std::string& text) {
+      absl::StrAppend(&stage_.warnings, "[", rank, "] ", text, "\n");
+    };
+    return CreateCommunicator(environment, options);
+  }
+
+  Play& play_;
+  World world_;
+  Network network_;
+  Stage stage_;
+  std::set<int> has_ended_;
+};
+
+}  // namespace
+
+std::unique_ptr<Play> MakePlay(uint64_t seed, const PlayOptions& options) {
+  switch (Draws(seed).Below(5)) {
+    case 0:
+    case 1:
+      return MakeFaultPlay(seed, options);
+    case 2:
+      return MakeElasticPlay(seed, options);
+    default:
+      return MakeProgramPlay(seed, options);
+  }
+}
+
+PlayedRun Perform(Play& play, const Weather& weather, Nanos limit) {
+  // Leaked: threads of lost hosts still refer to it.
+  return (new Performance(play, weather))->Run(limit);
+}
+
+}  // namespace evenkeel::simulation

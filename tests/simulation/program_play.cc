@@ -1,0 +1,341 @@
+// A drawn program: loops with uneven inputs, one after the other, some of them trainings, with
+// collectives in them; ranks that are late, and ranks that wait where others do not. It is correct,
+// so every rank must end well with the right numbers, unless a rank is lost.
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "evenkeel/comm/failure_info.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/join/join.h"
+#include "evenkeel/join/steps/step_control.h"
+#include "evenkeel/join/testing/ticker.h"
+#include "evenkeel/tests/simulation/play.h"
+#include "evenkeel/tests/toy_training.h"
+
+namespace evenkeel::simulation {
+namespace {
+
+constexpr absl::Duration kTimeout = absl::Seconds(12);
+constexpr absl::Duration kBeat = absl::Milliseconds(250), kSilence = absl::Milliseconds(1500);
+// From the loss of a rank to the end of all others. A connection that breaks is noticed at once, a
+// silent one after kSilence; then messages travel.
+constexpr Nanos kSoon = 3 * kSecond;
+
+// A collective that all ranks with inputs issue.
+struct Call {
+  enum class Kind { kAllReduce, kBroadcast, kAllGather, kBarrier };
+  Kind kind = Kind::kAllReduce;
+  int count = 0;
+};
+
+struct Loop {
+  bool trains = false;      // Else its steps do nothing.
+  bool waits = false;       // Steps that do nothing wait for all ranks.
+  std::vector<int> inputs;  // By rank.
+  // By the step before or in which ranks issue it; the last one, after the loop, is only for ranks
+  // with the most inputs: there the others are exhausted.
+  std::vector<std::optional<Call>> before, within;
+  std::set<int> waiting;  // Ranks that wait for the answer to each of their steps.
+  bool is_sharded = false;
+  ToyList list = ToyList::kGradientsFirst;
+  int64_t leaves_after = std::numeric_limits<int64_t>::max();
+
+  int most() const { return *std::max_element(inputs.begin(), inputs.end()); }
+};
+
+enum class Loss { kNone, kKilled, kStopped, kIsolated };
+
+struct Program {
+  std::vector<Loop> loops;
+  bool rank0_hosts = false;
+  Loss loss = Loss::kNone;
+  int victim = 0;
+  Nanos when = 0;
+};
+
+std::optional<Call> DrawCall(Draws& draws) {
+  if (draws.OneIn(2)) return std::nullopt;
+  constexpr int kCounts[] = {0, 1, 100, 6000};
+  return Call{static_cast<Call::Kind>(draws.Below(4)), kCounts[draws.Below(4)]};
+}
+
+Loop DrawLoop(Draws& draws, int world_size, bool may_train) {
+  Loop loop{.trains = may_train && draws.OneIn(2), .waits = draws.OneIn(3)};
+  const int most = draws.Below(5);
+  for (int rank = 0; rank < world_size; ++rank)
+    loop.inputs.push_back(draws.OneIn(2) ? most : draws.Below(most + 1));
+  // Trainings need a step; somebody must have the most.
+  loop.inputs[draws.Below(world_size)] = std::max(most, loop.trains ? 1 : 0);
+  for (int step = 0; step <= loop.most(); ++step) {
+    loop.before.push_back(DrawCall(draws));
+    loop.within.push_back(draws.OneIn(2) ? DrawCall(draws) : std::nullopt);
+  }
+  for (int rank = 0; rank < world_size; ++rank) {
+    if (draws.OneIn(4)) loop.waiting.insert(rank);
+  }
+  loop.is_sharded = draws.OneIn(2);
+  loop.list = draws.OneIn(3) ? ToyList::kOptimizerFirst : ToyList::kGradientsFirst;
+  if (draws.OneIn(3) && !(loop.trains && loop.is_sharded)) loop.leaves_after = 1 + draws.Below(2);
+  return loop;
+}
+
+Program DrawProgram(Draws& draws, int world_size) {
+  Program program;
+  const int loops = 1 + draws.Below(3);
+  for (int i = 0; i < loops; ++i) {
+    const bool has_trained = std::any_of(program.loops.begin(), program.loops.end(),
+                                         [](const Loop& l) { return l.trains; });
+    program.loops.push_back(DrawLoop(draws, world_size, !has_trained));
+  }
+  program.rank0_hosts = draws.OneIn(3);
+  if (draws.OneIn(2)) return program;
+  program.loss = static_cast<Loss>(1 + draws.Below(3));
+  program.victim = draws.Below(world_size);
+  program.when = draws.Magnitude(kMillisecond, 2 * kSecond);
+  return program;
+}
+
+class ProgramPlay : public Play {
+ public:
+  ProgramPlay(uint64_t seed, Program program)
+      : seed_(seed), program_(std::move(program)), ends_(program_.loops[0].inputs.size()) {}
+
+  std::string Describe() const override {
+    std::string text = absl::StrCat(world_size(), " ranks",
+                                    program_.rank0_hosts ? ", rank 0 hosts the store" : "");
+    for (const Loop& loop : program_.loops) {
+      const auto calls = [](const std::vector<std::optional<Call>>& list) {
+        return std::count_if(list.begin(), list.end(), [](const auto& c) { return c.has_value(); });
+      };
+      absl::StrAppend(&text, "; ", loop.trains ? "trains " : "ticks ",
+                      absl::StrJoin(loop.inputs, ","),
+                      loop.trains && loop.is_sharded ? " sharded" : "", ", ",
+                      calls(loop.before) + calls(loop.within), " calls");
+      if (loop.leaves_after < 100) absl::StrAppend(&text, ", leaves after ", loop.leaves_after);
+    }
+    constexpr const char* kLosses[] = {"", "is killed", "is stopped", "is cut off"};
+    if (program_.loss == Loss::kNone) return text;
+    return absl::StrCat(text, "; rank ", program_.victim, " ",
+                        kLosses[static_cast<int>(program_.loss)], " at ",
+                        absl::FormatDuration(absl::Nanoseconds(program_.when)));
+  }
+  int world_size() const override { return static_cast<int>(ends_.size()); }
+  bool rank0_hosts() const override { return program_.rank0_hosts; }
+  CommunicatorOptions options() const override {
+    return {.timeout = kTimeout, .watch = {.beat = kBeat, .silence = kSilence}};
+  }
+
+  void Prepare(Stage& stage) override {
+    if (program_.loss == Loss::kNone) return;
+    stage.world.At(program_.when, [this, &stage] {
+      Host* const host = stage.ranks[program_.victim];
+      if (ends_[program_.victim].is_over || !ends_[program_.victim].has_begun) return;
+      lost_at_ = stage.world.now();
+      if (program_.loss == Loss::kKilled) return stage.world.Kill(host);
+      if (program_.loss == Loss::kStopped) return stage.world.Stop(host);
+      stage.network.Isolate(host);
+    });
+  }
+
+  void RunRank(int rank, std::unique_ptr<Communicator> comm, Stage& stage) override {
+    End& end = ends_[rank];
+    end.has_begun = true;
+    Draws draws(seed_ * 1000 + static_cast<uint64_t>(rank));
+    for (const Loop& loop : program_.loops) {
+      end.status = loop.trains ? Train(loop, *comm, end, draws) : Tick(loop, *comm, end, draws);
+      if (!end.status.ok()) break;
+    }
+    if (end.status.ok()) end.status = comm->Finalize(comm->timeout());
+    end.when = stage.world.now();
+    if (!end.status.ok()) comm->Abort(end.status);
+    end.is_over = true;
+  }
+
+  Verdict Judge(bool is_over, const Stage& stage) override {
+    Verdict verdict;
+    const auto complain = [&](bool& kind, int rank, absl::string_view text) {
+      kind = true;
+      verdict.complaints.push_back(absl::StrCat("rank ", rank, " ", text));
+    };
+    if (!is_over) {
+      verdict.hangs = true;
+      verdict.complaints.push_back("it was not over in time");
+    }
+    if (!stage.crash.empty() && lost_at_ == 0) {
+      verdict.is_other = true;
+      verdict.complaints.push_back(stage.crash);
+    }
+    for (int rank = 0; rank < world_size(); ++rank) {
+      const End& end = ends_[rank];
+      if (!end.wrong.empty()) complain(verdict.is_wrong, rank, end.wrong);
+      if (!end.is_over || !end.has_begun) continue;
+      if (end.status.ok()) continue;
+      const std::string text = end.status.ToString();
+      if (lost_at_ == 0) {
+        complain(verdict.is_other, rank, absl::StrCat("fails, but nothing is wrong: ", text));
+        continue;
+      }
+      if (rank == program_.victim) continue;  // Cut off: it cannot know that it is the one.
+      verdict.seconds.push_back(static_cast<double>(end.when - lost_at_) * 1e-9);
+      if (end.when - lost_at_ > absl::ToInt64Nanoseconds(kSilence) + kSoon)
+        complain(verdict.is_other, rank, absl::StrCat("ends too late: ", text));
+      const std::optional<FailureInfo> failure = FailureInfoOf(end.status);
+      if (!failure.has_value() || failure->ranks != std::vector<int>{program_.victim})
+        complain(verdict.is_unnamed, rank, absl::StrCat("accuses somebody else: ", text));
+    }
+    return verdict;
+  }
+
+ private:
+  struct End {
+    bool has_begun = false, is_over = false;
+    absl::Status status;
+    Nanos when = 0;
+    std::string wrong;  // The first wrong number.
+  };
+
+  // Most ranks are in time, some are late, one in a while very late.
+  static void MayBeLate(Draws& draws) {
+    if (!draws.OneIn(4)) return;
+    absl::SleepFor(absl::Nanoseconds(draws.Magnitude(kMicrosecond, 400 * kMillisecond)));
+  }
+
+  // The ranks that issue the calls before or in this step.
+  static std::vector<int> Callers(const Loop& loop, int step) {
+    std::vector<int> callers;
+    for (int rank = 0; rank < static_cast<int>(loop.inputs.size()); ++rank) {
+      if (loop.inputs[rank] > step || (step == loop.most() && loop.inputs[rank] == step))
+        callers.push_back(rank);
+    }
+    return callers;
+  }
+
+  static absl::Status Issue(const std::optional<Call>& call, const Loop& loop, int step,
+                            JoinScope& scope, End& end, Draws& draws) {
+    if (!call.has_value()) return absl::OkStatus();
+    MayBeLate(draws);
+    const int rank = scope.communicator().rank();
+    const std::vector<int> callers = Callers(loop, step);
+    std::vector<float> data(call->count, static_cast<float>(rank + 1)), all;
+    float expected = 0;
+    switch (call->kind) {
+      case Call::Kind::kBarrier:
+        return scope.Barrier();
+      case Call::Kind::kAllReduce:
+        for (const int caller : callers) expected += static_cast<float>(caller + 1);
+        EK_RETURN_IF_ERROR(scope.AllReduce(absl::MakeSpan(data), ReduceOp::kSum));
+        break;
+      case Call::Kind::kBroadcast:
+        expected = static_cast<float>(callers.back() + 1);
+        EK_RETURN_IF_ERROR(scope.Broadcast(absl::MakeSpan(data), kHighestActive));
+        break;
+      case Call::Kind::kAllGather: {
+        all.assign(data.size() * loop.inputs.size(), -1.0f);
+        EK_RETURN_IF_ERROR(scope.AllGather(absl::MakeSpan(data), absl::MakeSpan(all)));
+        for (size_t i = 0; i < all.size(); ++i) {
+          const int from = static_cast<int>(i / data.size());
+          const bool is_caller = std::count(callers.begin(), callers.end(), from) > 0;
+          if (all[i] != (is_caller ? static_cast<float>(from + 1) : 0.0f) && end.wrong.empty())
+            end.wrong = absl::StrCat("gathers ", all[i], " from rank ", from, " in step ", step);
+        }
+        return absl::OkStatus();
+      }
+    }
+    for (const float value : data) {
+      if (value != expected && end.wrong.empty())
+        end.wrong = absl::StrCat("has ", value, " instead of ", expected, " in step ", step);
+    }
+    return absl::OkStatus();
+  }
+
+  static absl::Status AwaitAnswer(const Loop& loop, Communicator& comm) {
+    if (!loop.waiting.contains(comm.rank())) return absl::OkStatus();
+    const std::shared_ptr<StepTicket> ticket = StepControl::Of(comm).current();
+    return ticket == nullptr ? absl::OkStatus() : ticket->Wait().status();
+  }
+
+  static JoinOptions OptionsOf(const Loop& loop) {
+    return {.leave_after_shadow_steps = loop.leaves_after};
+  }
+
+  static absl::Status Tick(const Loop& loop, Communicator& comm, End& end, Draws& draws) {
+    internal::Ticker ticker(&comm, loop.waits);
+    const int steps = loop.inputs[comm.rank()];
+    return RunJoined({&ticker}, OptionsOf(loop), [&](JoinScope& scope) -> absl::Status {
+      for (int step = 0; step < steps; ++step) {
+        MayBeLate(draws);
+        EK_RETURN_IF_ERROR(Issue(loop.before[step], loop, step, scope, end, draws));
+        EK_RETURN_IF_ERROR(ticker.Tick());
+        EK_RETURN_IF_ERROR(AwaitAnswer(loop, comm));
+        EK_RETURN_IF_ERROR(Issue(loop.within[step], loop, step, scope, end, draws));
+      }
+      MayBeLate(draws);
+      if (steps < loop.most()) return absl::OkStatus();
+      return Issue(loop.before[steps], loop, steps, scope, end, draws);
+    });
+  }
+
+  static absl::Status Train(const Loop& loop, Communicator& comm, End& end, Draws& draws) {
+    std::vector<std::vector<int>> batches;
+    for (const int inputs : loop.inputs) {
+      batches.emplace_back(inputs);
+      std::iota(batches.back().begin(), batches.back().end(), 0);
+    }
+    JoinScope* scope = nullptr;
+    ToySettings settings{.batches = batches[comm.rank()],
+                         .joins = true,
+                         .list = loop.list,
+                         .is_sharded = loop.is_sharded,
+                         .join_options = OptionsOf(loop)};
+    settings.on_scope = [&](JoinScope& begun) { scope = &begun; };
+    settings.at = [&](StepPoint point, int step, int gradients) -> absl::Status {
+      MayBeLate(draws);
+      const bool is_last = point == StepPoint::kLoopEnd;
+      if (is_last && step < loop.most()) return absl::OkStatus();
+      if (is_last || point == StepPoint::kBeforeRecord)
+        return Issue(loop.before[step], loop, step, *scope, end, draws);
+      if (point == StepPoint::kForward) EK_RETURN_IF_ERROR(AwaitAnswer(loop, comm));
+      if (point == StepPoint::kBackward && gradients == 2)
+        return Issue(loop.within[step], loop, step, *scope, end, draws);
+      return absl::OkStatus();
+    };
+    EK_ASSIGN_OR_RETURN(std::unique_ptr<ToyTrainer> trainer, ToyTrainer::Create(&comm, settings));
+    const absl::Status status = trainer->Train();
+    const ToyResult& result = trainer->result();
+    const std::vector<ToyState> alone = TrainToyAlone(GroupSteps(batches));
+    if (!IsClose(result.last.weights, alone[result.steps].weights) && end.wrong.empty())
+      end.wrong = absl::StrCat("has wrong weights after ", result.steps, " steps");
+    if (status.ok() && end.wrong.empty() &&
+        (!IsClose(result.ended.weights, alone.back().weights) ||
+         !IsClose(result.ended.momentum, alone.back().momentum))) {
+      end.wrong = "ends its training with wrong weights or a wrong momentum";
+    }
+    if (!status.ok()) comm.Abort(status);
+    return status;
+  }
+
+  const uint64_t seed_;
+  const Program program_;
+  std::vector<End> ends_;  // By rank.
+  Nanos lost_at_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Play> MakeProgramPlay(uint64_t seed, const PlayOptions& options) {
+  Draws draws(seed ^ 0x9706aa3);
+  const int sizes = static_cast<int>(options.world_sizes.size());
+  const int world_size = options.world_sizes[draws.Below(sizes)];
+  return std::make_unique<ProgramPlay>(seed, DrawProgram(draws, world_size));
+}
+
+}  // namespace evenkeel::simulation

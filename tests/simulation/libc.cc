@@ -81,12 +81,17 @@ int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*
   return 0;
 }
 
+// The world itself waits for the original's end.
 int pthread_join(pthread_t thread, void** result) {
   EK_ORIGINAL(pthread_join);
-  if (IsSimulated()) {
-    if (Thread* const simulated = TheWorld().Find(thread)) TheWorld().Join(simulated);
-  }
-  return original(thread, result);
+  if (!IsSimulated()) return original(thread, result);
+  if (Thread* const simulated = TheWorld().Find(thread)) TheWorld().Join(simulated);
+  return 0;
+}
+
+int pthread_detach(pthread_t thread) noexcept {
+  EK_ORIGINAL(pthread_detach);
+  return IsSimulated() ? 0 : original(thread);
 }
 
 int pthread_getcpuclockid(pthread_t thread, clockid_t* clock) {

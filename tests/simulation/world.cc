@@ -110,9 +110,12 @@ void World::EndThread(void* argument) {
   world.Trace("ends", thread->id);
   for (Thread* const joiner : thread->joiners) world.Wake(joiner);
   if (thread->is_root && --world.roots_ == 0) world.End(true);
-  Thread* const next = world.Next();
+  // What the C library does after this, to the heap for one, must be over before another thread
+  // goes on, or addresses would differ from run to run. Run() waits for it.
+  world.after_end_ = world.Next();
   current = nullptr;
-  if (next != nullptr) Post(next->baton);
+  world.ended_ = thread->real;
+  Post(world.news_);
 }
 
 void World::Join(Thread* thread) {
@@ -129,16 +132,22 @@ Thread* World::Find(pthread_t real) {
 
 bool World::Run(Nanos limit) {
   limit_ = limit;
+  static const auto join = Original<int(pthread_t, void**)>("pthread_join");
   if (Thread* const first = Next(); first != nullptr) Post(first->baton);
-  Await(over_);
-  return is_good_;
+  while (true) {
+    Await(news_);
+    if (ended_ != 0) {
+      (void)join(std::exchange(ended_, 0), nullptr);
+      if (after_end_ != nullptr) Post(after_end_->baton);
+    }
+    if (is_over_) return is_good_;
+  }
 }
 
 void World::End(bool is_good) {
   if (is_over_) return;
   is_over_ = true;
   is_good_ = is_good;
-  Post(over_);
 }
 
 bool World::MayRun(const Thread& thread) const {
@@ -191,7 +200,7 @@ void World::Switch() {
   Thread* const self = current;
   Thread* const next = Next();
   if (next == self) return;
-  if (next != nullptr) Post(next->baton);
+  Post(next != nullptr ? next->baton : news_);
   Await(self->baton);
 }
 
@@ -200,7 +209,10 @@ int World::PointsUntilSwitch() {
 }
 
 void World::Point(const char* doing) {
-  if (++operations_ > kMostOperations) End(false);
+  if (++operations_ > kMostOperations) {
+    End(false);
+    return Switch();
+  }
   if (--points_left_ > 0) return;
   points_left_ = PointsUntilSwitch();
   current->doing = doing;

@@ -170,7 +170,10 @@ class World {
   uint64_t trace_hash_ = 0xcbf29ce484222325;
   int roots_ = 0;  // That have not ended, of hosts that run.
   bool is_over_ = false, is_good_ = false;
-  std::atomic<uint32_t> over_ = 0;
+  // For the thread in Run(): it is over, or a thread has ended.
+  std::atomic<uint32_t> news_ = 0;
+  pthread_t ended_ = 0;
+  Thread* after_end_ = nullptr;  // Runs when the ended one is gone.
   std::vector<std::unique_ptr<Host>> hosts_;
   std::vector<std::unique_ptr<Thread>> threads_;
   std::vector<Thread*> ready_;

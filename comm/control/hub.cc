@@ -233,8 +233,16 @@ bool ControlHub::IsConfirmed(int reporter, const std::set<int>& stuck, absl::Tim
     return false;
   }
   suspicion_.stuck = stuck;
-  if (stuck.contains(reporter)) suspicion_.confirmed.insert(reporter);
-  return now - suspicion_.since >= options_.patience && suspicion_.confirmed == stuck;
+  suspicion_.confirmed.insert(reporter);
+  if (now - suspicion_.since < options_.patience) return false;
+  // Where a rank has fallen silent, the others may wait for a message of its, and it is soon
+  // declared lost.
+  for (int rank = 0; rank < world_size_; ++rank) {
+    const bool must_confirm =
+        stuck.contains(rank) || (facts_[rank].has_report && !facts_[rank].has_left);
+    if (must_confirm && !suspicion_.confirmed.contains(rank)) return false;
+  }
+  return true;
 }
 
 void ControlHub::HandleExchange(int rank, ControlMessage message, Outbox& outbox) {

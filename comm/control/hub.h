@@ -90,7 +90,7 @@ class ControlHub {
   struct Suspicion {  // A suspected deadlock.
     std::set<int> stuck;
     absl::Time since;
-    std::set<int> confirmed;  // Those of `stuck` that have reported again.
+    std::set<int> confirmed;  // Ranks that have reported again.
   };
   using ExchangeKey = std::pair<std::string, int64_t>;  // Topic, sequence.
   using Outbox = std::vector<std::pair<int, ControlMessage>>;

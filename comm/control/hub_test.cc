@@ -135,6 +135,22 @@ TEST(ControlHubTest, ADeadlockHasToBeConfirmedByAllThatAreInIt) {
   }
 }
 
+// Of a rank that is about to be declared lost, the others may wait for a message that never comes.
+TEST(ControlHubTest, ADeadlockNeedsASignOfLifeOfEveryRank) {
+  Group group(3);
+  group.Come(1, "step");
+  group.Beat(2);
+  for (int i = 0; i < 3; ++i) {
+    group.Beat(0, WaitingIn(InCollective(0), 1));
+    group.Beat(1, WaitingIn(InExchange("step")));
+    EXPECT_EQ(group.FailureAt(0), nullptr) << "rank 2 is silent";
+  }
+  group.Beat(2);
+  group.Beat(0, WaitingIn(InCollective(0), 1));
+  ASSERT_NE(group.FailureAt(0), nullptr);
+  EXPECT_THAT(group.FailureAt(0)->status.message(), HasSubstr("the ranks disagree"));
+}
+
 TEST(ControlHubTest, ADeadlockHasToStandForAWhile) {
   Group group(2, {.patience = absl::Milliseconds(200), .rest = 0});
   group.Come(1, "step");

@@ -1,6 +1,7 @@
 #include "evenkeel/tests/simulation/world.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <linux/futex.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
@@ -19,6 +20,7 @@ namespace {
 constexpr int64_t kMostOperations = 2'000'000'000;
 // Enough for the libraries, and little enough for ten thousand threads.
 constexpr size_t kStackBytes = 512 << 10;
+constexpr int kMostAttempts = 600, kPauseOfAttempts = 100'000;  // In real microseconds.
 
 World* the_world = nullptr;
 thread_local Thread* current = nullptr;
@@ -81,7 +83,12 @@ Thread* World::StartThread(Host* host, std::function<void()> body) {
   pthread_attr_t attributes;
   pthread_attr_init(&attributes);
   pthread_attr_setstacksize(&attributes, kStackBytes);
-  const int error = create(&thread->real, &attributes, &World::RunThread, thread);
+  int error = EAGAIN;
+  // The machine may have no thread to spare for a moment.
+  for (int attempt = 0; attempt < kMostAttempts && error == EAGAIN; ++attempt) {
+    if (attempt > 0) usleep(kPauseOfAttempts);
+    error = create(&thread->real, &attributes, &World::RunThread, thread);
+  }
   pthread_attr_destroy(&attributes);
   if (error != 0) {
     std::fprintf(stderr, "simulation: thread %d cannot be created (error %d)\n", thread->id, error);

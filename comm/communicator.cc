@@ -469,6 +469,11 @@ void Communicator::Fail(const absl::Status& why, End end) {
   watchdog_->Wake();
 }
 
+void Communicator::FailWithAll(const absl::Status& why) {
+  control_->Fail(Informed(why, KindAndNoRanks(why)));
+  Fail(why);
+}
+
 void Communicator::Abort(const absl::Status& why, absl::string_view did) {
   if (why.ok()) return Abort(absl::CancelledError("aborted without a reason"), did);
   // The caller ends the group, whatever the code of its reason is.
@@ -569,7 +574,7 @@ absl::Status Communicator::Finalize(absl::Duration timeout) {
       AgreeAndWait("finalize", std::move(end), timeout, kFinalization);
   if (!parts.ok()) return status();
   if (absl::Status same = CompareEnds(*parts); !same.ok()) {
-    Fail(same);
+    FailWithAll(same);
     return status();
   }
   EndCleanly();

@@ -344,6 +344,9 @@ class Communicator {
   // Ends the group on this rank only: the peers have been notified.
   enum class End { kFailure, kClean };
   void Fail(const absl::Status& why, End end = End::kFailure);
+  // Ends it with what every rank finds by itself. The hub is notified all the same: the rank that
+  // ends its process first would otherwise be lost for those that have not found it yet.
+  void FailWithAll(const absl::Status& why);
   // An operation failed: ends the group on every rank. May be called with locks held.
   void OnBackendFailure(const absl::Status& why);
   // Returns `why` with its FailureInfo, or else with `otherwise`, and with the training step.

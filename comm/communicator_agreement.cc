@@ -155,7 +155,8 @@ std::shared_ptr<Communicator::Agreement> Communicator::Agree(
         if (!parts.ok()) return agreement->work->Finish(parts.status());
         agreement->parts = *parts;
         const absl::Status verdict = judge == nullptr ? absl::OkStatus() : judge(*parts);
-        if (!verdict.ok()) Fail(verdict);  // First, so that a woken thread finds nothing in flight.
+        // First, so that a woken thread finds nothing in flight.
+        if (!verdict.ok()) FailWithAll(verdict);
         agreement->work->Finish(verdict);
       });
   return agreement;

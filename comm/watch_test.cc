@@ -339,11 +339,12 @@ TEST_P(WatchTest, GroupsMayEndAtAnyMoment) {
   }
 }
 
-// A link whose hub can fall silent.
+// A link whose hub can fall silent, and that counts the failures that this rank reports to it.
 class FakeLink : public ControlLink {
  public:
-  FakeLink(std::unique_ptr<ControlLink> link, const std::atomic<bool>* is_silent)
-      : link_(std::move(link)), is_silent_(is_silent) {}
+  FakeLink(std::unique_ptr<ControlLink> link, const std::atomic<bool>* is_silent,
+           std::atomic<int>* failures)
+      : link_(std::move(link)), is_silent_(is_silent), failures_(failures) {}
   void Start(std::function<void(ControlMessage)> receive,
              std::function<void(absl::Status)> lost) override {
     link_->Start(
@@ -353,6 +354,7 @@ class FakeLink : public ControlLink {
         std::move(lost));
   }
   void Send(ControlMessage message) override {
+    if (failures_ != nullptr && message.type == ControlMessage::Type::kFailed) ++*failures_;
     if (!*is_silent_) link_->Send(std::move(message));
   }
   absl::StatusOr<std::unique_ptr<ControlLink>> Open(absl::string_view, int, int) override {
@@ -369,11 +371,13 @@ class FakeLink : public ControlLink {
  private:
   const std::unique_ptr<ControlLink> link_;
   const std::atomic<bool>* const is_silent_;
+  std::atomic<int>* const failures_;
 };
 
-// Two ranks; whether the hub is silent for each.
+// Two ranks; whether the hub is silent for each, and how many failures they report.
 std::vector<std::unique_ptr<Communicator>> GroupWithHub(const std::atomic<bool>* silent0,
-                                                        const std::atomic<bool>* silent1) {
+                                                        const std::atomic<bool>* silent1,
+                                                        std::atomic<int>* failures = nullptr) {
   std::vector<std::unique_ptr<Backend>> backends = internal::CreateLocalBackends(2);
   std::vector<std::unique_ptr<ControlLink>> links = internal::CreateLocalLinks(2);
   std::vector<std::unique_ptr<Communicator>> group;
@@ -382,7 +386,8 @@ std::vector<std::unique_ptr<Communicator>> GroupWithHub(const std::atomic<bool>*
         std::move(backends[rank]),
         std::make_unique<ControlChannel>(
             rank, 2,
-            std::make_unique<FakeLink>(std::move(links[rank]), rank == 0 ? silent0 : silent1)),
+            std::make_unique<FakeLink>(std::move(links[rank]), rank == 0 ? silent0 : silent1,
+                                       failures)),
         CommunicatorOptions{.watch = {.beat = kQuick}}));
   }
   return group;
@@ -417,6 +422,22 @@ TEST(SilenceTest, AHubThatIsSilentForOneRankEndsTheGroupForTheOther) {
               HasSubstr("rank 0 has left the group for a new one"));
   (void)group[1]->control().Regroup(absl::Seconds(30));
   survivor.join();
+}
+
+// Each rank finds it by itself. The first one that then ends its process would be lost for the
+// others, if it had not told the hub why.
+TEST(FinalizeTest, EachRankReportsADisagreementBeforeItIsGone) {
+  std::atomic<bool> is_silent = false;
+  std::atomic<int> failures = 0;
+  const auto group = GroupWithHub(&is_silent, &is_silent, &failures);
+  group[0]->ledger().Finish("optimizer", 1, "");
+  std::vector<absl::Status> ends(2);
+  std::thread other([&] { ends[1] = group[1]->Finalize(absl::Seconds(30)); });
+  ends[0] = group[0]->Finalize(absl::Seconds(30));
+  other.join();
+  for (const absl::Status& end : ends) EXPECT_TRUE(absl::IsFailedPrecondition(end)) << end;
+  EXPECT_EQ(ends[0].message(), ends[1].message());
+  EXPECT_EQ(failures, 2);
 }
 
 INSTANTIATE_TEST_SUITE_P(Over, WatchTest, testing::Values(Transport::kLocal, Transport::kTcp),

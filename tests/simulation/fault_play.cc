@@ -37,7 +37,14 @@ class FaultPlay : public Play {
     outcome_.is_over = is_over;
     outcome_.crash = stage.crash;
     outcome_.complaints = stage.warnings;
-    return evenkeel::Judge(scenario_, outcome_);
+    Verdict verdict = evenkeel::Judge(scenario_, outcome_);
+    if (verdict.is_good()) return verdict;
+    for (const RankReport& report : outcome_.reports) {
+      verdict.complaints.push_back(
+          absl::StrCat("  rank ", report.rank, ": ", report.result.steps, " steps, ",
+                       report.ended == 0 ? "not ended" : report.result.status.ToString()));
+    }
+    return verdict;
   }
 
  private:

@@ -27,10 +27,13 @@ thread_local Thread* current = nullptr;
 // Its destructor runs after those of the thread's own variables, which still take locks.
 pthread_key_t last_breath;
 
-// The original syscall(): libc.cc defines another one.
+// The original: libc.cc defines another one. Looked up before any thread waits, because a thread
+// that waits for another one's initialisation does so with syscall().
+long (*const original_syscall)(long, ...) =
+    reinterpret_cast<long (*)(long, ...)>(dlsym(RTLD_NEXT, "syscall"));
+
 long Futex(std::atomic<uint32_t>* word, int operation, uint32_t value) {
-  static const auto real = reinterpret_cast<long (*)(long, ...)>(dlsym(RTLD_NEXT, "syscall"));
-  return real(SYS_futex, word, operation, value, nullptr, nullptr, 0);
+  return original_syscall(SYS_futex, word, operation, value, nullptr, nullptr, 0);
 }
 
 void Post(std::atomic<uint32_t>& word) {
@@ -101,9 +104,9 @@ Thread* World::StartThread(Host* host, std::function<void()> body) {
 
 void* World::RunThread(void* argument) {
   Thread* const thread = static_cast<Thread*>(argument);
-  current = thread;
   pthread_setspecific(last_breath, thread);
   Await(thread->baton);
+  current = thread;  // Not before its first turn: what runs until then is not simulated.
   thread->body();
   thread->body = nullptr;
   return nullptr;

@@ -26,6 +26,9 @@ constexpr int64_t kMostDirect = 64 << 10;
 constexpr int64_t kMostInRounds = 32 << 10;
 constexpr int kFewRanks = 8;
 constexpr int64_t kHierarchicalChunkBytes = 4 << 20;
+// The part of a collective's time before the last gradient, up to which it is a sample of the link:
+// while all processors compute, it waits for them.
+constexpr double kMostHidden = 0.5;
 
 // The number of ranks for which each processor works.
 double RanksPerCore(int ranks, int cores) {
@@ -152,6 +155,7 @@ std::vector<LevelSample> SamplesOf(const TracedRun& run, int cores) {
   if (run.ranks == 1 || (run.backend != "shm" && run.backend != "tcp")) return samples;
   struct Span {
     int ranks = 0;
+    double computed = -std::numeric_limits<double>::infinity();
     int64_t bytes = 0;
     double launched = -std::numeric_limits<double>::infinity();
     double reduced = std::numeric_limits<double>::infinity();
@@ -162,21 +166,26 @@ std::vector<LevelSample> SamplesOf(const TracedRun& run, int cores) {
       const TracedBucket& bucket = step.buckets[b];
       Span& span = spans[{step.number, b}];
       ++span.ranks;
+      span.computed = std::max(span.computed, step.at + step.last_gradient);
       span.bytes = bucket.bytes;
       span.launched = std::max(span.launched, step.at + bucket.start);
       span.reduced = std::min(span.reduced, step.at + bucket.reduced);
     }
   }
+  std::vector<LevelSample> hidden;
   for (const auto& [key, span] : spans) {
     // A rank was not traced in this step, or the clocks of the ranks' hosts differ.
     if (span.ranks < run.ranks || span.reduced <= span.launched) continue;
     const bool is_shm = run.backend == "shm";
-    samples.push_back({.level = is_shm ? Level::kMemory : Level::kNetwork,
-                       .load = is_shm ? InMemory(run.ranks, cores, span.bytes)
-                                      : TcpAllReduce(run.ranks, span.bytes),
-                       .seconds = span.reduced - span.launched});
+    const bool is_hidden =
+        span.computed - span.launched > kMostHidden * (span.reduced - span.launched);
+    (is_hidden ? hidden : samples)
+        .push_back({.level = is_shm ? Level::kMemory : Level::kNetwork,
+                    .load = is_shm ? InMemory(run.ranks, cores, span.bytes)
+                                   : TcpAllReduce(run.ranks, span.bytes),
+                    .seconds = span.reduced - span.launched});
   }
-  return samples;
+  return samples.empty() ? hidden : samples;
 }
 
 absl::StatusOr<std::vector<LevelSample>> ParseRows(const std::string& name, absl::string_view text,

@@ -149,6 +149,13 @@ TEST(SamplesOfTest, BeginWhenTheLastRankHasLaunchedABucket) {
   EXPECT_EQ(samples[0].level, Level::kNetwork);
   EXPECT_NEAR(samples[0].seconds, 1.5 - 1.3, 1e-9);
   EXPECT_DOUBLE_EQ(samples[0].load.turns, 2);
+  // One that backward hides counts only where there is no other.
+  for (TracedStep& step : run.steps) {
+    step.last_gradient = 0.45;
+    step.buckets.push_back({.bytes = 2 * kMib, .start = 0.5, .reduced = 0.8});
+  }
+  ASSERT_EQ(evenkeel::SamplesOf(run, 0).size(), 1);
+  EXPECT_DOUBLE_EQ(evenkeel::SamplesOf(run, 0)[0].load.bytes, 2 * kMib);
   run.backend = "hierarchical";
   EXPECT_TRUE(evenkeel::SamplesOf(run, 0).empty());
 }

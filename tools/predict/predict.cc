@@ -193,6 +193,10 @@ absl::Status Main() {
                       {.backend = replays ? "" : FLAGS_backend, .cores = FLAGS_cores}));
   if (replays) {
     EK_ASSIGN_OR_RETURN(const Environment environment, ReadEnvironment());
+    if (environment.world_size < 2) {
+      return absl::InvalidArgumentError(
+          "--replay needs at least two ranks; start it with launch --nproc=N -- predict ...");
+    }
     EK_ASSIGN_OR_RETURN(
         const auto comm,
         CreateCommunicator(environment,

@@ -85,14 +85,14 @@ double Cluster::SecondsOf(Level level, const Load& load) const {
          kNsPerSecond;
 }
 
-double Cluster::OverTcp(int ranks, const Placement& where, const Load& load) const {
+double Cluster::OverTcp(int ranks, const Layout& where, const Load& load) const {
   // All ranks that send at a time share the processors.
   const int at_a_time = std::min(ranks, where.ranks);
   return std::max(SecondsOf(Level::kNetwork, load),
                   SecondsOf(Level::kHost, Times(RanksPerCore(at_a_time, cores), load)));
 }
 
-double Cluster::AllReduce(const Placement& where, int64_t bytes) const {
+double Cluster::AllReduce(const Layout& where, int64_t bytes) const {
   if (where.ranks == 1 || bytes == 0) return 0;
   if (backend == "tcp") return OverTcp(where.ranks, where, TcpAllReduce(where.ranks, bytes));
   if (backend == "shm" || where.hosts() == 1)
@@ -111,7 +111,7 @@ double Cluster::AllReduce(const Placement& where, int64_t bytes) const {
   return inside + between + static_cast<double>(chunks - 1) * std::max(inside, between);
 }
 
-double Cluster::Broadcast(const Placement& where, int64_t bytes) const {
+double Cluster::Broadcast(const Layout& where, int64_t bytes) const {
   if (where.ranks == 1 || bytes == 0) return 0;
   if (backend == "tcp") return OverTcp(where.ranks, where, TcpBroadcast(where.ranks, bytes));
   const double inside = where.ranks_per_host == 1 && backend != "shm"
@@ -172,6 +172,8 @@ std::vector<LevelSample> SamplesOf(const TracedRun& run, int cores) {
       span.reduced = std::min(span.reduced, step.at + bucket.reduced);
     }
   }
+  // A reduce-scatter is the first half of an all-reduce.
+  const double part = run.is_sliced ? 0.5 : 1;
   std::vector<LevelSample> hidden;
   for (const auto& [key, span] : spans) {
     // A rank was not traced in this step, or the clocks of the ranks' hosts differ.
@@ -181,8 +183,8 @@ std::vector<LevelSample> SamplesOf(const TracedRun& run, int cores) {
         span.computed - span.launched > kMostHidden * (span.reduced - span.launched);
     (is_hidden ? hidden : samples)
         .push_back({.level = is_shm ? Level::kMemory : Level::kNetwork,
-                    .load = is_shm ? InMemory(run.ranks, cores, span.bytes)
-                                   : TcpAllReduce(run.ranks, span.bytes),
+                    .load = Times(part, is_shm ? InMemory(run.ranks, cores, span.bytes)
+                                               : TcpAllReduce(run.ranks, span.bytes)),
                     .seconds = span.reduced - span.launched});
   }
   return samples.empty() ? hidden : samples;

@@ -34,7 +34,7 @@
 
 namespace evenkeel {
 
-struct Placement {
+struct Layout {
   int ranks = 1;
   int ranks_per_host = 1;
 
@@ -65,12 +65,12 @@ struct Cluster {
   int cores = 0;        // Processors that all ranks share; 0: each rank has its own.
   std::array<LinkCost, kLevels> costs;
 
-  double AllReduce(const Placement& where, int64_t bytes) const;
-  double Broadcast(const Placement& where, int64_t bytes) const;
+  double AllReduce(const Layout& where, int64_t bytes) const;
+  double Broadcast(const Layout& where, int64_t bytes) const;
   double SecondsOf(Level level, const Load& load) const;
 
  private:
-  double OverTcp(int ranks, const Placement& where, const Load& load) const;
+  double OverTcp(int ranks, const Layout& where, const Load& load) const;
 };
 
 // Levels without samples cost nothing. InvalidArgument if the backend has none at all, or is

@@ -21,8 +21,8 @@ LinkCost Cost(double factor = 1) {
 Cluster Of(const std::string& backend, double memory, double host, double network, int cores = 0) {
   return {.backend = backend, .cores = cores, .costs = {Cost(memory), Cost(host), Cost(network)}};
 }
-Placement Apart(int ranks) { return {.ranks = ranks, .ranks_per_host = 1}; }
-Placement Together(int ranks) { return {.ranks = ranks, .ranks_per_host = ranks}; }
+Layout Apart(int ranks) { return {.ranks = ranks, .ranks_per_host = 1}; }
+Layout Together(int ranks) { return {.ranks = ranks, .ranks_per_host = ranks}; }
 
 TEST(TcpLoadTest, FollowsTheAlgorithmsOfTheBackend) {
   struct Case {
@@ -68,7 +68,7 @@ TEST(ClusterTest, RanksOfAHostShareItsProcessors) {
 TEST(ClusterTest, HierarchicalWorksOnTwoChunksAtATime) {
   // Two hosts of four ranks. A chunk of 4 MiB: 1 + 1 ms and 40 ms inside, 2 ms and 40 ms between.
   const Cluster cluster = Of("hierarchical", 1, 0, 1);
-  const Placement where{.ranks = 8, .ranks_per_host = 4};
+  const Layout where{.ranks = 8, .ranks_per_host = 4};
   EXPECT_NEAR(cluster.AllReduce(where, 4 * kMib), 0.084, 1e-9);
   EXPECT_NEAR(cluster.AllReduce(where, 12 * kMib), 0.084 + 2 * 0.042, 1e-9);
   // One rank a host, and one host, are what the other backends do.
@@ -89,7 +89,7 @@ TEST(ClusterTest, MoreRanksAndMoreBytesNeverTakeLess) {
   for (const char* backend : {"shm", "tcp", "hierarchical"}) {
     const Cluster cluster = Of(backend, 1, 0.1, 1, 2);
     const auto place = [&](int ranks) {
-      return Placement{.ranks = ranks, .ranks_per_host = backend[0] == 's' ? ranks : 1};
+      return Layout{.ranks = ranks, .ranks_per_host = backend[0] == 's' ? ranks : 1};
     };
     for (const int64_t bytes : {100 << 10, 1 << 20, 100 << 20}) {
       for (int ranks = 2; ranks <= 8192; ranks *= 2) {

@@ -30,7 +30,7 @@
 #include "gflags/gflags.h"
 
 DEFINE_string(profile, "",
-              "Traces of a small run of the training, separated by commas: train --nozero "
+              "Traces of a small run of the training, separated by commas: train "
               "--trace=FILE.json. Several runs of the same training give more steps.");
 DEFINE_string(links, "",
               "More samples of collectives: traces over other links, and rows of "
@@ -54,7 +54,7 @@ namespace {
 constexpr char kUsage[] =
     R"(Predicts the time of a training step for any number of ranks, from a small run.
 
-  train --nproc=2 --nozero --trace=two.json ...                   a profile
+  train --nproc=2 --trace=two.json ...                   a profile
   predict --profile=two.json --ranks=4,64,1024 --html=curve.html  step, exposed communication, efficiency
   predict --profile=two.json --check=four.json,eight.json         and its error on runs that it was not fitted to
   launch --nproc=8 -- predict --profile=two.json --replay=eight.json --backend=tcp
@@ -94,7 +94,7 @@ absl::StatusOr<std::vector<LevelSample>> ReadLinks() {
   return samples;
 }
 
-Placement PlacementOf(const std::string& backend, int ranks) {
+Layout LayoutOf(const std::string& backend, int ranks) {
   if (backend == "shm") return {.ranks = ranks, .ranks_per_host = ranks};
   return {.ranks = ranks, .ranks_per_host = backend == "tcp" ? 1 : FLAGS_ranks_per_host};
 }
@@ -106,7 +106,7 @@ absl::StatusOr<std::vector<Forecast>> Forecasts(const SpeedModel& model) {
     if (!absl::SimpleAtoi(text, &ranks) || ranks < 1 || ranks > 1 << 20)
       return absl::InvalidArgumentError(
           absl::StrCat("--ranks: \"", text, "\" is not a number from 1 to 1048576"));
-    forecasts.push_back(model.At(PlacementOf(model.cluster().backend, ranks)));
+    forecasts.push_back(model.At(LayoutOf(model.cluster().backend, ranks)));
   }
   return forecasts;
 }
@@ -166,7 +166,7 @@ absl::StatusOr<std::string> CheckAll(const SpeedModel& model, const std::vector<
             absl::StrCat(run.name, ": its backend is ", run.backend, ", but the prediction's is ",
                          model.cluster().backend, "; give --backend"));
       }
-      const Forecast at = model.At(PlacementOf(run.backend, run.ranks));
+      const Forecast at = model.At(LayoutOf(run.backend, run.ranks));
       const double measured = run.MedianStep();
       checked.push_back({.ranks = run.ranks, .seconds = measured, .is_fitted = is_fitted});
       absl::StrAppendFormat(&text, "%8d %9.2f ms %9.2f ms %+6.1f %% %11s  %s%s\n", run.ranks,

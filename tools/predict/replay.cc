@@ -23,6 +23,8 @@
 #include "evenkeel/trainer/report/run_record.h"
 #include "evenkeel/trainer/report/step_trace.h"
 #include "evenkeel/zero_optim/checkpoint/file_io.h"
+#include "evenkeel/zero_optim/optimizer.h"
+#include "evenkeel/zero_optim/update_rule.h"
 
 namespace evenkeel {
 namespace {
@@ -56,7 +58,11 @@ class Replayer {
     const DataParallelOptions options{
         .reducer = {.caps = {Bytes{0}}, .gradient_as_bucket_view = true, .stats_every = 1}};
     EK_ASSIGN_OR_RETURN(ddp_, DataParallel::Create(&comm_, &params_, buffers, options));
+    if (parts_.is_sliced) {
+      EK_ASSIGN_OR_RETURN(optimizer_, Optimizer::Create(*ddp_, Sgd{}, {.placement = Slices{}}));
+    }
     for (int64_t step = 0; step < options_.steps; ++step) EK_RETURN_IF_ERROR(Step(step));
+    optimizer_.reset();
     ddp_.reset();
     return absl::OkStatus();
   }
@@ -81,7 +87,8 @@ class Replayer {
     recorder_.Mark(SpanKind::kBackward);
     EK_RETURN_IF_ERROR(ddp_->FinishStep());
     recorder_.Mark(SpanKind::kWait);
-    absl::SleepFor(absl::Seconds(parts_.optimizer));
+    absl::SleepFor(absl::Seconds(parts_.optimizer / (parts_.is_sliced ? comm_.world_size() : 1)));
+    if (optimizer_ != nullptr) EK_RETURN_IF_ERROR(optimizer_->Step());
     recorder_.Mark(SpanKind::kOptimizer);
     recorder_.End(ddp_->reducer().last_step(), ddp_->buckets());
     return absl::OkStatus();
@@ -93,6 +100,7 @@ class Replayer {
   StepRecorder recorder_;
   ParameterSet params_;
   std::unique_ptr<DataParallel> ddp_;
+  std::unique_ptr<Optimizer> optimizer_;  // Of slices.
   std::mt19937_64 random_;
   std::normal_distribution<double> normal_;
 };
@@ -107,14 +115,16 @@ absl::Status Replay(Communicator& comm, const StepParts& parts, const ReplayOpti
   const RankRecord mine{.rank = comm.rank(), .host = HostName(), .traces = replayer.traces()};
   EK_ASSIGN_OR_RETURN(std::vector<RankRecord> ranks, GatherRecords(comm, mine));
   if (comm.rank() != 0) return absl::OkStatus();
-  RunRecord record{.title = absl::StrCat("replay of ", options.title),
-                   .world_size = comm.world_size(),
-                   .begin_ns = begin_ns,
-                   .ranks = std::move(ranks),
-                   .settings = {{"ranks", absl::StrCat(comm.world_size())},
-                                {"backend", std::string(comm.backend_name())},
-                                {"optimizer's state", "state on every rank"},
-                                {"gradients are sent as", "none"}}};
+  RunRecord record{
+      .title = absl::StrCat("replay of ", options.title),
+      .world_size = comm.world_size(),
+      .begin_ns = begin_ns,
+      .ranks = std::move(ranks),
+      .settings = {{"ranks", absl::StrCat(comm.world_size())},
+                   {"backend", std::string(comm.backend_name())},
+                   {"optimizer's state",
+                    parts.is_sliced ? "state sharded in equal slices" : "state on every rank"},
+                   {"gradients are sent as", "none"}}};
   if (parts.buffer_bytes > 0)
     record.settings.push_back({"bytes of buffers", absl::StrCat(parts.buffer_bytes)});
   return WriteFileAtomically(path, std::array<absl::string_view, 1>{RenderTrace(record)});

@@ -4,8 +4,9 @@
 //   EK_RETURN_IF_ERROR(Replay(comm, model.parts(), {.steps = 30, .title = "mlp"}, "run.json"));
 //
 // Each rank sleeps until its gradients are ready, for the median times of the parts and a normal
-// deviation with their spread, and then for the time of the optimizer. Gradients lie in the buckets
-// and are not written, so a rank needs a processor for communication alone.
+// deviation with their spread, and then for the time of the optimizer; one of slices then really
+// updates by SGD and gathers. Gradients lie in the buckets and are not written, so a rank needs a
+// processor for communication alone.
 //
 // Order:   all ranks call it together; the first one writes the trace.
 // Threads: as the communicator.

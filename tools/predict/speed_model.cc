@@ -18,6 +18,7 @@ namespace {
 constexpr int kResamples = 200;
 constexpr double kOutside = 0.025;           // Of the resampled steps, on either side.
 constexpr double kDeviationPerMad = 1.4826;  // Of a normal distribution.
+constexpr double kHalf = 0.5;  // A reduce-scatter's and an all-gather's part of an all-reduce.
 
 // The same step of all ranks.
 using Row = std::vector<const TracedStep*>;
@@ -60,10 +61,21 @@ double SpreadOf(std::span<const Row> rows, double compute) {
   return deviations.empty() ? 0 : kDeviationPerMad * MedianOf(deviations) / compute;
 }
 
-StepParts PartsOf(std::span<const Row> rows, int64_t buffer_bytes, double broadcast) {
-  StepParts parts{.buffer_bytes = buffer_bytes};
+// The time in which an optimizer of slices gathers the values of all buckets.
+double GatherSeconds(const StepParts& parts, const Cluster& cluster, const Layout& where) {
+  double seconds = 0;
+  for (const StepParts::Bucket& bucket : parts.buckets)
+    seconds += kHalf * cluster.AllReduce(where, bucket.bytes);
+  return parts.is_sliced ? seconds : 0;
+}
+
+// `cluster` and `where` are those of the run.
+StepParts PartsOf(std::span<const Row> rows, const TracedRun& run, const Cluster& cluster,
+                  const Layout& where) {
+  StepParts parts{.buffer_bytes = run.buffer_bytes, .is_sliced = run.is_sliced};
   const auto median = [&](auto value) { return MedianOver(rows, value); };
-  parts.begin = std::max(0.0, median([](const auto& s) { return s.begin; }) - broadcast);
+  parts.begin = std::max(0.0, median([](const auto& s) { return s.begin; }) -
+                                  cluster.Broadcast(where, parts.buffer_bytes));
   parts.compute = median([](const auto& s) { return s.compute; });
   parts.optimizer = median([](const auto& s) { return s.optimizer; });
   parts.last_gradient = median([](const auto& s) { return s.last_gradient - s.begin; });
@@ -78,6 +90,10 @@ StepParts PartsOf(std::span<const Row> rows, int64_t buffer_bytes, double broadc
          .ready = median([b](const auto& s) { return s.buckets[b].ready - s.begin; })});
   }
   parts.spread = SpreadOf(rows, parts.compute);
+  if (parts.is_sliced) {
+    parts.optimizer =
+        where.ranks * std::max(0.0, parts.optimizer - GatherSeconds(parts, cluster, where));
+  }
   return parts;
 }
 
@@ -90,12 +106,13 @@ absl::Status CheckRuns(std::span<const TracedRun> runs) {
   };
   for (const TracedRun& run : runs) {
     if (sizes(run) == sizes(runs.front()) && run.ranks == runs.front().ranks &&
-        run.buffer_bytes == runs.front().buffer_bytes && run.backend == runs.front().backend)
+        run.buffer_bytes == runs.front().buffer_bytes && run.backend == runs.front().backend &&
+        run.is_sliced == runs.front().is_sliced)
       continue;
     return absl::InvalidArgumentError(
         absl::StrCat(run.name, " and ", runs.front().name,
-                     " differ in their buckets, buffers, ranks or backend; the traces of one "
-                     "profile must be of the same training"));
+                     " differ in their buckets, buffers, ranks, backend or sharding; the traces of "
+                     "one profile must be of the same training"));
   }
   return absl::OkStatus();
 }
@@ -126,20 +143,22 @@ double ExpectedLargest(int count) {
   return sum;
 }
 
-Forecast Simulate(const StepParts& parts, const Cluster& cluster, const Placement& where,
+Forecast Simulate(const StepParts& parts, const Cluster& cluster, const Layout& where,
                   double agreed) {
   const double slowest = 1 + parts.spread * ExpectedLargest(where.ranks);
   const double begun = parts.begin + cluster.Broadcast(where, parts.buffer_bytes);
   Forecast forecast{.where = where};
   double reduced = 0;
   for (const StepParts::Bucket& bucket : parts.buckets) {
-    const double seconds = cluster.AllReduce(where, bucket.bytes);
+    const double seconds = (parts.is_sliced ? kHalf : 1) * cluster.AllReduce(where, bucket.bytes);
     reduced = std::max({begun + slowest * bucket.ready, agreed, reduced}) + seconds;
     forecast.communication += seconds;
   }
   const double finished = std::max(begun + slowest * parts.compute, reduced) + parts.tail;
-  forecast.exposed = std::max(0.0, finished - (begun + slowest * parts.last_gradient));
-  forecast.step = finished + parts.optimizer;
+  const double gather = GatherSeconds(parts, cluster, where);
+  forecast.communication += gather;
+  forecast.exposed = std::max(0.0, finished - (begun + slowest * parts.last_gradient)) + gather;
+  forecast.step = finished + parts.optimizer / (parts.is_sliced ? where.ranks : 1) + gather;
   return forecast;
 }
 
@@ -163,9 +182,9 @@ absl::StatusOr<SpeedModel> SpeedModel::Fit(std::span<const TracedRun> runs,
     EK_ASSIGN_OR_RETURN(cluster, FitCluster(model.options_.backend, options.cores, some_samples));
     Cluster of_run = cluster;
     of_run.backend = first.backend;
-    const Placement where{.ranks = first.ranks,
-                          .ranks_per_host = first.backend == "shm" ? first.ranks : 1};
-    parts = PartsOf(some_rows, first.buffer_bytes, of_run.Broadcast(where, first.buffer_bytes));
+    const Layout where{.ranks = first.ranks,
+                       .ranks_per_host = first.backend == "shm" ? first.ranks : 1};
+    parts = PartsOf(some_rows, first, of_run, where);
     return absl::OkStatus();
   };
   EK_RETURN_IF_ERROR(fit(rows, model.samples_, model.parts_, model.cluster_));
@@ -195,7 +214,7 @@ double SpeedModel::Agreed(int ranks) const {
   return ranks == 1 ? 0 : options_.agreement + options_.agreement_per_rank * ranks;
 }
 
-Forecast SpeedModel::At(const Placement& where) const {
+Forecast SpeedModel::At(const Layout& where) const {
   const double agreed = Agreed(where.ranks);
   Forecast forecast = Simulate(parts_, cluster_, where, agreed);
   std::vector<double> steps;

@@ -7,7 +7,9 @@
 // A step begins with the broadcast of buffers, if there are any. Then the ranks compute; the
 // slowest one takes the median time and the expected largest of as many normal deviations as there
 // are ranks. A bucket is reduced when that rank has it, the ranks have agreed on the step, and the
-// bucket before it is reduced. The step waits for the last bucket, and ends with the optimizer.
+// bucket before it is reduced. The step waits for the last bucket, and ends with the optimizer. An
+// optimizer of slices updates its part and gathers the values: a bucket then costs half of an
+// all-reduce before it, and half in it.
 //
 // Intervals: the model is fitted again to resampled steps and samples; then all collectives take
 //            longer or shorter by the deviation of one sample from its fit. An error of the model
@@ -33,10 +35,10 @@ namespace evenkeel {
 
 // The parts of the median step of one rank.
 struct StepParts {
-  double begin = 0;    // BeginStep(), without the broadcast of buffers.
-  double compute = 0;  // Data, forward and backward.
-  double tail = 0;     // FinishStep(), from when all is computed and reduced.
-  double optimizer = 0;
+  double begin = 0;          // BeginStep(), without the broadcast of buffers.
+  double compute = 0;        // Data, forward and backward.
+  double tail = 0;           // FinishStep(), from when all is computed and reduced.
+  double optimizer = 0;      // With slices, of one rank that has them all; without communication.
   double last_gradient = 0;  // Since the end of BeginStep().
   double spread = 0;         // Standard deviation of a rank's `compute`, as a part of it.
   struct Bucket {
@@ -45,18 +47,19 @@ struct StepParts {
   };
   std::vector<Bucket> buckets;
   int64_t buffer_bytes = 0;
+  bool is_sliced = false;
 };
 
 struct Forecast {
-  Placement where;
+  Layout where;
   double step = 0, low = 0, high = 0;
   double communication = 0;  // Sum over the buckets.
-  double exposed = 0;        // From the last gradient of the slowest rank until all is reduced.
+  double exposed = 0;        // After the last gradient of the slowest rank.
 };
 
 // Returns the step on a cluster whose ranks agree on it `agreed` seconds after its begin. The
 // interval is empty.
-Forecast Simulate(const StepParts& parts, const Cluster& cluster, const Placement& where,
+Forecast Simulate(const StepParts& parts, const Cluster& cluster, const Layout& where,
                   double agreed);
 
 // Returns the expected largest of `count` independent standard normal deviations.
@@ -78,7 +81,7 @@ class SpeedModel {
                                         std::span<const LevelSample> links,
                                         const ModelOptions& options);
 
-  Forecast At(const Placement& where) const;
+  Forecast At(const Layout& where) const;
 
   const StepParts& parts() const { return parts_; }
   const Cluster& cluster() const { return cluster_; }

@@ -19,7 +19,7 @@ Cluster Network() {
   cluster.costs[static_cast<int>(Level::kNetwork)] = {.latency_ns = 500000, .ns_per_mib = 4000000};
   return cluster;
 }
-Placement Apart(int ranks) { return {.ranks = ranks, .ranks_per_host = 1}; }
+Layout Apart(int ranks) { return {.ranks = ranks, .ranks_per_host = 1}; }
 
 // 20 ms of computing, of which the last gradient comes at 18; two buckets.
 StepParts Parts() {
@@ -62,6 +62,17 @@ TEST(SimulateTest, BuffersAreBroadcastFirst) {
   const double more =
       Simulate(parts, Network(), Apart(2), 0).step - Simulate(Parts(), Network(), Apart(2), 0).step;
   EXPECT_NEAR(more, 0.0005 + 0.004 / 1024, 1e-9);
+}
+
+TEST(SimulateTest, SlicesGatherInTheOptimizer) {
+  StepParts parts = Parts();
+  parts.is_sliced = true;
+  // Buckets of 2.5 and 4.5 ms: the second one from 19 to 23.5, the tail to 24. Half of the
+  // optimizer's 2 ms, and 2.5 + 4.5 ms for the values.
+  const Forecast at = Simulate(parts, Network(), Apart(2), 0);
+  EXPECT_NEAR(at.step, 0.024 + 0.001 + 0.007, 1e-9);
+  EXPECT_NEAR(at.communication, 0.014, 1e-9);
+  EXPECT_NEAR(at.exposed, 0.024 - 0.019 + 0.007, 1e-9);
 }
 
 TEST(SimulateTest, TheSlowestOfMoreRanksIsSlower) {
@@ -136,6 +147,18 @@ TEST(SpeedModelTest, DeviationsBetweenRanksAreTheSpread) {
   ASSERT_TRUE(model.ok()) << model.status();
   // Each rank is 1 ms from the mean of two: sqrt(2) ms, and 1.4826 of it for a normal distribution.
   EXPECT_NEAR(model->parts().spread, 1.4826 * 1.41421e-3 / 0.020, 1e-6);
+}
+
+TEST(SpeedModelTest, TheOptimizerOfSlicesIsAllRanksWorkWithoutTheGathering) {
+  TracedRun run = TwoRanks();
+  run.is_sliced = true;
+  // The second bucket takes 9 ms as a reduce-scatter, and again to gather its values. The first
+  // one takes half of the sample's 10 ms. 2 of the 16 ms remain for a half of the state.
+  for (TracedStep& step : run.steps) step.optimizer = 0.016;
+  const std::vector<LevelSample> links(10, {Level::kNetwork, TcpAllReduce(2, kMib), 0.010});
+  const auto model = SpeedModel::Fit(std::vector<TracedRun>{run}, links, {});
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_NEAR(model->parts().optimizer, 2 * (0.016 - 0.014), 2e-4);
 }
 
 TEST(SpeedModelTest, WiderSamplesMakeAWiderInterval) {

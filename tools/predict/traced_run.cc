@@ -35,12 +35,14 @@ std::string SettingOf(const Json& trace, const char* name) {
   return trace[path][name].get<std::string>();
 }
 
+constexpr char kSliced[] = "state sharded in equal slices";
+
 absl::Status CheckSettings(const std::string& name, const Json& trace) {
   const std::string state = SettingOf(trace, "optimizer's state");
-  if (state != "state on every rank") {
+  if (state != "state on every rank" && state != kSliced) {
     return Refused(name, absl::StrCat("the run has \"", state,
                                       "\", which the model does not cover; trace a run of train "
-                                      "with --nozero"));
+                                      "with --nozero or --shards=slices"));
   }
   const std::string sent = SettingOf(trace, "gradients are sent as");
   if (sent != "none") {
@@ -146,7 +148,8 @@ absl::StatusOr<TracedRun> ReadRun(std::string name, const Json& trace) {
   EK_RETURN_IF_ERROR(CheckSettings(name, trace));
   TracedRun run{.name = std::move(name),
                 .title = trace["otherData"]["title"].get<std::string>(),
-                .backend = SettingOf(trace, "backend")};
+                .backend = SettingOf(trace, "backend"),
+                .is_sliced = SettingOf(trace, "optimizer's state") == kSliced};
   if (!absl::SimpleAtoi(SettingOf(trace, "ranks"), &run.ranks) || run.ranks < 1)
     return Refused(run.name, "it has no number of ranks");
   if (!absl::SimpleAtoi(SettingOf(trace, "bytes of buffers"), &run.buffer_bytes))

@@ -8,7 +8,7 @@
 // Threads: pure function.
 // Errors:  InvalidArgument, with the file's name and what to do, for text that is not a trace, and
 //          for a run that the model does not cover: steps timed by a device's clock, an optimizer
-//          whose state is split over the ranks, gradients that are compressed.
+//          that owns whole tensors, gradients that are compressed.
 
 #ifndef EVENKEEL_TOOLS_PREDICT_TRACED_RUN_H_
 #define EVENKEEL_TOOLS_PREDICT_TRACED_RUN_H_
@@ -46,6 +46,7 @@ struct TracedRun {
   std::string title;  // "mlp on fashion-mnist, 2 ranks"
   std::string backend;
   int ranks = 0;
+  bool is_sliced = false;    // Buckets are reduce-scattered; the optimizer gathers values.
   int64_t buffer_bytes = 0;  // Broadcast when a step begins.
   std::vector<TracedStep> steps;
 

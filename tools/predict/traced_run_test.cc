@@ -71,6 +71,7 @@ TEST(ParseTraceTest, ReadsWhatTheTrainerWrites) {
   EXPECT_EQ(run->title, "mlp, 2 ranks");
   EXPECT_EQ(run->ranks, 2);
   EXPECT_EQ(run->buffer_bytes, 96);
+  EXPECT_FALSE(run->is_sliced);
   ASSERT_EQ(run->steps.size(), 4);
   const TracedStep& step = run->steps[3];  // Rank 1's second.
   EXPECT_EQ(step.number, 3);
@@ -106,8 +107,8 @@ TEST(ParseTraceTest, RefusesRunsThatTheModelDoesNotCover) {
   const auto with = [&](const char* from, const char* to) {
     return MessageOf(absl::StrReplaceAll(text, {{from, to}}));
   };
-  EXPECT_THAT(with("state on every rank", "state sharded in equal slices"),
-              AllOf(HasSubstr("x.json"), HasSubstr("equal slices"), HasSubstr("--nozero")));
+  EXPECT_THAT(with("state on every rank", "state sharded by tensors"),
+              AllOf(HasSubstr("x.json"), HasSubstr("by tensors"), HasSubstr("--nozero")));
   EXPECT_THAT(with("\"gradients are sent as\":\"none\"", "\"gradients are sent as\":\"int8\""),
               AllOf(HasSubstr("int8"), HasSubstr("--comm_hook")));
   EXPECT_THAT(with("\"clock\":\"host\"", "\"clock\":\"device\""), HasSubstr("device"));

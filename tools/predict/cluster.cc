@@ -168,24 +168,28 @@ std::vector<LevelSample> SamplesOf(const TracedRun& run, int cores) {
       ++span.ranks;
       span.computed = std::max(span.computed, step.at + step.last_gradient);
       span.bytes = bucket.bytes;
-      span.launched = std::max(span.launched, step.at + bucket.start);
+      // The first one also waits for the ranks' agreement.
+      span.launched = std::max(span.launched, step.at + (b == 0 ? bucket.start : bucket.ready));
       span.reduced = std::min(span.reduced, step.at + bucket.reduced);
     }
   }
   // A reduce-scatter is the first half of an all-reduce.
   const double part = run.is_sliced ? 0.5 : 1;
   std::vector<LevelSample> hidden;
+  double link_is_free = 0;
   for (const auto& [key, span] : spans) {
+    const double start = key.second == 0 ? span.launched : std::max(span.launched, link_is_free);
+    const double seconds = span.reduced - start;
+    link_is_free = span.reduced;
     // A rank was not traced in this step, or the clocks of the ranks' hosts differ.
-    if (span.ranks < run.ranks || span.reduced <= span.launched) continue;
+    if (span.ranks < run.ranks || seconds <= 0) continue;
     const bool is_shm = run.backend == "shm";
-    const bool is_hidden =
-        span.computed - span.launched > kMostHidden * (span.reduced - span.launched);
+    const bool is_hidden = span.computed - start > kMostHidden * seconds;
     (is_hidden ? hidden : samples)
         .push_back({.level = is_shm ? Level::kMemory : Level::kNetwork,
                     .load = Times(part, is_shm ? InMemory(run.ranks, cores, span.bytes)
                                                : TcpAllReduce(run.ranks, span.bytes)),
-                    .seconds = span.reduced - span.launched});
+                    .seconds = seconds});
   }
   return samples.empty() ? hidden : samples;
 }

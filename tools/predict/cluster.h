@@ -79,9 +79,9 @@ absl::StatusOr<Cluster> FitCluster(const std::string& backend, int cores,
                                    std::span<const LevelSample> samples);
 
 // Returns a sample for each bucket of each step of the run: the time from when the last rank had
-// launched it until the first one had it reduced. The others have it then, too, but notice it later
-// if their processors compute. Buckets that backward hides are left out, if there are others, since
-// they wait for the processors. None for a run over the hierarchical backend.
+// it, and the bucket before it was reduced, until the first rank notices its end; others notice it
+// later, if their processors compute. Buckets that backward hides are left out, if there are
+// others, since they wait for the processors. None for a run over the hierarchical backend.
 std::vector<LevelSample> SamplesOf(const TracedRun& run, int cores);
 
 // Returns a sample for each row of bench_collectives --json=FILE that is an all-reduce over tcp, or

@@ -149,10 +149,16 @@ TEST(SamplesOfTest, BeginWhenTheLastRankHasLaunchedABucket) {
   EXPECT_EQ(samples[0].level, Level::kNetwork);
   EXPECT_NEAR(samples[0].seconds, 1.5 - 1.3, 1e-9);
   EXPECT_DOUBLE_EQ(samples[0].load.turns, 2);
+  // The next one begins when it is ready on all ranks, and the first one is reduced: at 1.5. Rank 1
+  // notices that at 1.6.
+  for (TracedStep& step : run.steps)
+    step.buckets.push_back({.bytes = 3 * kMib, .ready = 0.3, .start = 0.5, .reduced = 0.55});
+  ASSERT_EQ(evenkeel::SamplesOf(run, 0).size(), 2);
+  EXPECT_NEAR(evenkeel::SamplesOf(run, 0)[1].seconds, 1.55 - 1.5, 1e-9);
   // One that backward hides counts only where there is no other.
   for (TracedStep& step : run.steps) {
     step.last_gradient = 0.45;
-    step.buckets.push_back({.bytes = 2 * kMib, .start = 0.5, .reduced = 0.8});
+    step.buckets[1] = {.bytes = 2 * kMib, .ready = 0.5, .start = 0.5, .reduced = 0.8};
   }
   ASSERT_EQ(evenkeel::SamplesOf(run, 0).size(), 1);
   EXPECT_DOUBLE_EQ(evenkeel::SamplesOf(run, 0)[0].load.bytes, 2 * kMib);

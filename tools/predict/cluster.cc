@@ -85,40 +85,39 @@ double Cluster::SecondsOf(Level level, const Load& load) const {
          kNsPerSecond;
 }
 
-double Cluster::OverTcp(int ranks, const Layout& where, const Load& load) const {
-  // All ranks that send at a time share the processors.
-  const int at_a_time = std::min(ranks, where.ranks);
+double Cluster::OverTcp(int ranks, const Load& load) const {
   return std::max(SecondsOf(Level::kNetwork, load),
-                  SecondsOf(Level::kHost, Times(RanksPerCore(at_a_time, cores), load)));
+                  SecondsOf(Level::kHost, Times(RanksPerCore(ranks, cores), load)));
 }
 
 double Cluster::AllReduce(const Layout& where, int64_t bytes) const {
   if (where.ranks == 1 || bytes == 0) return 0;
-  if (backend == "tcp") return OverTcp(where.ranks, where, TcpAllReduce(where.ranks, bytes));
+  if (backend == "tcp") return OverTcp(where.ranks, TcpAllReduce(where.ranks, bytes));
   if (backend == "shm" || where.hosts() == 1)
     return SecondsOf(Level::kMemory, InMemory(where.ranks, cores, bytes));
-  if (where.ranks_per_host == 1)
-    return OverTcp(where.hosts(), where, TcpAllReduce(where.hosts(), bytes));
+  if (where.ranks_per_host == 1) return OverTcp(where.hosts(), TcpAllReduce(where.hosts(), bytes));
   // Chunk by chunk: the reduction and the broadcast inside of a host, each of which moves about
   // half of the bytes of an all-reduce, while another chunk is on the link.
-  const int64_t chunk = std::min(bytes, kHierarchicalChunkBytes);
-  const int64_t chunks = (bytes + chunk - 1) / chunk;
-  Load halves = InMemory(where.ranks, cores, chunk);
-  halves.turns *= 2;
-  if (cores == 0) halves.bytes = static_cast<double>(chunk);
-  const double inside = SecondsOf(Level::kMemory, halves);
-  const double between = OverTcp(where.hosts(), where, TcpAllReduce(where.hosts(), chunk));
-  return inside + between + static_cast<double>(chunks - 1) * std::max(inside, between);
+  double seconds = 0;
+  for (int64_t at = 0; at < bytes; at += kHierarchicalChunkBytes) {
+    const int64_t chunk = std::min(bytes - at, kHierarchicalChunkBytes);
+    Load halves = InMemory(where.ranks, cores, chunk);
+    halves.turns *= 2;
+    const double inside = SecondsOf(Level::kMemory, halves);
+    const double between = OverTcp(where.hosts(), TcpAllReduce(where.hosts(), chunk));
+    seconds += at == 0 ? inside + between : std::max(inside, between);
+  }
+  return seconds;
 }
 
 double Cluster::Broadcast(const Layout& where, int64_t bytes) const {
   if (where.ranks == 1 || bytes == 0) return 0;
-  if (backend == "tcp") return OverTcp(where.ranks, where, TcpBroadcast(where.ranks, bytes));
+  if (backend == "tcp") return OverTcp(where.ranks, TcpBroadcast(where.ranks, bytes));
   const double inside = where.ranks_per_host == 1 && backend != "shm"
                             ? 0
                             : SecondsOf(Level::kMemory, InMemory(where.ranks, cores, bytes));
   if (backend == "shm" || where.hosts() == 1) return inside;
-  return inside + OverTcp(where.hosts(), where, TcpBroadcast(where.hosts(), bytes));
+  return inside + OverTcp(where.hosts(), TcpBroadcast(where.hosts(), bytes));
 }
 
 absl::StatusOr<Cluster> FitCluster(const std::string& backend, int cores,
@@ -128,12 +127,11 @@ absl::StatusOr<Cluster> FitCluster(const std::string& backend, int cores,
         absl::StrCat("the backend is \"", backend, "\"; it must be shm, tcp or hierarchical"));
   }
   Cluster cluster{.backend = backend, .cores = cores};
-  std::array<std::vector<LinkSample>, kLevels> of_levels;
+  // The times of each size, both per turn, so that different numbers of ranks lie on one line.
+  std::array<std::map<int64_t, std::vector<int64_t>>, kLevels> of_levels;
   for (const LevelSample& sample : samples) {
-    // Per turn, so that samples of different numbers of ranks lie on one line.
-    of_levels[static_cast<int>(sample.level)].push_back(
-        {.bytes = std::llround(sample.load.bytes / sample.load.turns),
-         .ns = std::llround(kNsPerSecond * sample.seconds / sample.load.turns)});
+    of_levels[static_cast<int>(sample.level)][std::llround(sample.load.bytes / sample.load.turns)]
+        .push_back(std::llround(kNsPerSecond * sample.seconds / sample.load.turns));
   }
   const auto is_missing = [&](Level level) { return of_levels[static_cast<int>(level)].empty(); };
   if (backend != "tcp" && is_missing(Level::kMemory)) {
@@ -146,7 +144,12 @@ absl::StatusOr<Cluster> FitCluster(const std::string& backend, int cores,
         "no sample of a network; give --links the trace of a run over tcp, or the rows of "
         "bench_collectives over tcp");
   }
-  for (int level = 0; level < kLevels; ++level) cluster.costs[level] = FitLink(of_levels[level]);
+  for (int level = 0; level < kLevels; ++level) {
+    std::vector<LinkSample> medians;  // A sample that something else delayed does not count.
+    for (const auto& [bytes, times] : of_levels[level])
+      medians.push_back({.bytes = bytes, .ns = MedianOf(times)});
+    cluster.costs[level] = FitLink(medians);
+  }
   return cluster;
 }
 

@@ -70,7 +70,7 @@ struct Cluster {
   double SecondsOf(Level level, const Load& load) const;
 
  private:
-  double OverTcp(int ranks, const Layout& where, const Load& load) const;
+  double OverTcp(int ranks, const Load& load) const;
 };
 
 // Levels without samples cost nothing. InvalidArgument if the backend has none at all, or is

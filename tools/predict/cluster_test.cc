@@ -71,6 +71,7 @@ TEST(ClusterTest, HierarchicalWorksOnTwoChunksAtATime) {
   const Layout where{.ranks = 8, .ranks_per_host = 4};
   EXPECT_NEAR(cluster.AllReduce(where, 4 * kMib), 0.084, 1e-9);
   EXPECT_NEAR(cluster.AllReduce(where, 12 * kMib), 0.084 + 2 * 0.042, 1e-9);
+  EXPECT_NEAR(cluster.AllReduce(where, 5 * kMib), 0.084 + 0.012, 1e-9);
   // One rank a host, and one host, are what the other backends do.
   EXPECT_EQ(cluster.AllReduce(Apart(4), kMib), Of("tcp", 1, 0, 1).AllReduce(Apart(4), kMib));
   EXPECT_EQ(cluster.AllReduce(Together(4), kMib), Of("shm", 1, 0, 1).AllReduce(Together(4), kMib));
@@ -124,6 +125,17 @@ TEST(FitClusterTest, RecoversTheCostsOfASyntheticLinkAndPredictsOtherRanks) {
   EXPECT_NEAR(network.latency_ns, 3e5, 3e3);
   EXPECT_NEAR(network.ns_per_mib, 3e6, 3e4);
   EXPECT_NEAR(fitted->AllReduce(Apart(64), 7 * kMib), truth.AllReduce(Apart(64), 7 * kMib), 1e-3);
+}
+
+TEST(FitClusterTest, ADelayedSampleOfASizeDoesNotCount) {
+  // The larger size takes more than its bytes, so there is no latency to be found.
+  std::vector<LevelSample> samples;
+  for (const double seconds : {0.001, 0.001, 0.001, 0.1})
+    samples.push_back({Level::kMemory, {.turns = 1, .bytes = kMib}, seconds});
+  samples.push_back({Level::kMemory, {.turns = 1, .bytes = 4 * kMib}, 0.005});
+  const auto fitted = FitCluster("shm", 0, samples);
+  ASSERT_TRUE(fitted.ok()) << fitted.status();
+  EXPECT_NEAR(fitted->AllReduce(Together(2), 5 * kMib), 0.006, 1e-6);
 }
 
 TEST(FitClusterTest, NamesWhatIsMissing) {

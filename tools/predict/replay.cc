@@ -16,6 +16,8 @@
 #include "absl/types/span.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/bucket/value_memory.h"
+#include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/report/chrome_trace.h"
@@ -52,6 +54,7 @@ class Replayer {
       params_.Add(absl::StrCat("bucket", b), absl::MakeSpan(memory[2 * b]),
                   absl::MakeSpan(memory[2 * b + 1]));
     }
+    EK_ASSIGN_OR_RETURN(value_memory_, MoveValues(comm_, params_));
     std::vector<float> buffer(static_cast<size_t>(parts_.buffer_bytes) / sizeof(float));
     std::vector<TensorView> buffers;
     if (!buffer.empty()) buffers.emplace_back(absl::MakeSpan(buffer));
@@ -98,6 +101,7 @@ class Replayer {
   const StepParts parts_;
   const ReplayOptions options_;
   StepRecorder recorder_;
+  Memory value_memory_;
   ParameterSet params_;
   std::unique_ptr<DataParallel> ddp_;
   std::unique_ptr<Optimizer> optimizer_;  // Of slices.

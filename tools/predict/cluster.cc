@@ -45,6 +45,33 @@ Load InMemory(int ranks, int cores, int64_t bytes) {
   return Times(RanksPerCore(ranks, cores), {.turns = 1, .bytes = static_cast<double>(bytes)});
 }
 
+// A bucket of a step, over all ranks, by a clock that they share.
+struct BucketSpan {
+  int ranks = 0;
+  int64_t bytes = 0;
+  double computed = -std::numeric_limits<double>::infinity();  // The last gradient of all.
+  double launched = -std::numeric_limits<double>::infinity();
+  double reduced = std::numeric_limits<double>::infinity();
+};
+
+// Returns the spans by step and bucket.
+std::map<std::pair<int64_t, size_t>, BucketSpan> SpansOf(const TracedRun& run) {
+  std::map<std::pair<int64_t, size_t>, BucketSpan> spans;
+  for (const TracedStep& step : run.steps) {
+    for (size_t b = 0; b < step.buckets.size(); ++b) {
+      const TracedBucket& bucket = step.buckets[b];
+      BucketSpan& span = spans[{step.number, b}];
+      ++span.ranks;
+      span.bytes = bucket.bytes;
+      span.computed = std::max(span.computed, step.at + step.last_gradient);
+      // The first one also waits for the ranks' agreement.
+      span.launched = std::max(span.launched, step.at + (b == 0 ? bucket.start : bucket.ready));
+      span.reduced = std::min(span.reduced, step.at + bucket.reduced);
+    }
+  }
+  return spans;
+}
+
 }  // namespace
 
 absl::string_view NameOf(Level level) {
@@ -154,47 +181,41 @@ absl::StatusOr<Cluster> FitCluster(const std::string& backend, int cores,
 }
 
 std::vector<LevelSample> SamplesOf(const TracedRun& run, int cores) {
-  std::vector<LevelSample> samples;
-  if (run.ranks == 1 || (run.backend != "shm" && run.backend != "tcp")) return samples;
-  struct Span {
-    int ranks = 0;
-    double computed = -std::numeric_limits<double>::infinity();
-    int64_t bytes = 0;
-    double launched = -std::numeric_limits<double>::infinity();
-    double reduced = std::numeric_limits<double>::infinity();
-  };
-  std::map<std::pair<int64_t, size_t>, Span> spans;  // By step and bucket.
-  for (const TracedStep& step : run.steps) {
-    for (size_t b = 0; b < step.buckets.size(); ++b) {
-      const TracedBucket& bucket = step.buckets[b];
-      Span& span = spans[{step.number, b}];
-      ++span.ranks;
-      span.computed = std::max(span.computed, step.at + step.last_gradient);
-      span.bytes = bucket.bytes;
-      // The first one also waits for the ranks' agreement.
-      span.launched = std::max(span.launched, step.at + (b == 0 ? bucket.start : bucket.ready));
-      span.reduced = std::min(span.reduced, step.at + bucket.reduced);
-    }
-  }
+  if (run.ranks == 1 || (run.backend != "shm" && run.backend != "tcp")) return {};
   // A reduce-scatter is the first half of an all-reduce.
   const double part = run.is_sliced ? 0.5 : 1;
-  std::vector<LevelSample> hidden;
+  const bool is_shm = run.backend == "shm";
+  struct Bucket {
+    std::vector<LevelSample> samples;
+    size_t hidden = 0;  // The number of them.
+  };
+  std::map<size_t, Bucket> buckets;
   double link_is_free = 0;
-  for (const auto& [key, span] : spans) {
+  for (const auto& [key, span] : SpansOf(run)) {
     const double start = key.second == 0 ? span.launched : std::max(span.launched, link_is_free);
     const double seconds = span.reduced - start;
     link_is_free = span.reduced;
     // A rank was not traced in this step, or the clocks of the ranks' hosts differ.
     if (span.ranks < run.ranks || seconds <= 0) continue;
-    const bool is_shm = run.backend == "shm";
-    const bool is_hidden = span.computed - start > kMostHidden * seconds;
-    (is_hidden ? hidden : samples)
-        .push_back({.level = is_shm ? Level::kMemory : Level::kNetwork,
-                    .load = Times(part, is_shm ? InMemory(run.ranks, cores, span.bytes)
-                                               : TcpAllReduce(run.ranks, span.bytes)),
-                    .seconds = seconds});
+    Bucket& bucket = buckets[key.second];
+    bucket.hidden += span.computed - start > kMostHidden * seconds ? 1 : 0;
+    bucket.samples.push_back({.level = is_shm ? Level::kMemory : Level::kNetwork,
+                              .load = Times(part, is_shm ? InMemory(run.ranks, cores, span.bytes)
+                                                         : TcpAllReduce(run.ranks, span.bytes)),
+                              .seconds = seconds});
   }
-  return samples.empty() ? hidden : samples;
+  // Whole buckets: single steps of a hidden one would be those that took longest.
+  const auto is_hidden = [](const Bucket& bucket) {
+    return 2 * bucket.hidden > bucket.samples.size();
+  };
+  const bool all_are_hidden =
+      std::ranges::all_of(buckets, [&](const auto& entry) { return is_hidden(entry.second); });
+  std::vector<LevelSample> samples;
+  for (const auto& [number, bucket] : buckets) {
+    if (is_hidden(bucket) && !all_are_hidden) continue;
+    samples.insert(samples.end(), bucket.samples.begin(), bucket.samples.end());
+  }
+  return samples;
 }
 
 absl::StatusOr<std::vector<LevelSample>> ParseRows(const std::string& name, absl::string_view text,

@@ -174,6 +174,17 @@ TEST(SamplesOfTest, BeginWhenTheLastRankHasLaunchedABucket) {
   }
   ASSERT_EQ(evenkeel::SamplesOf(run, 0).size(), 1);
   EXPECT_DOUBLE_EQ(evenkeel::SamplesOf(run, 0)[0].load.bytes, 2 * kMib);
+  // Not even in the step in which it took long: the others are missing then.
+  for (int64_t number : {6, 7, 8}) {
+    for (int rank : {0, 1}) {
+      TracedStep step = run.steps[rank];
+      step.number = number;
+      if (number == 7) step.buckets[0].reduced = 0.9;
+      run.steps.push_back(step);
+    }
+  }
+  for (const LevelSample& sample : evenkeel::SamplesOf(run, 0))
+    EXPECT_DOUBLE_EQ(sample.load.bytes, 2 * kMib);
   run.backend = "hierarchical";
   EXPECT_TRUE(evenkeel::SamplesOf(run, 0).empty());
 }

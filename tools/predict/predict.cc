@@ -54,15 +54,15 @@ namespace {
 constexpr char kUsage[] =
     R"(Predicts the time of a training step for any number of ranks, from a small run.
 
-  train --nproc=2 --trace=two.json ...                   a profile
+  train --nproc=2 --trace=two.json ...                            a profile
   predict --profile=two.json --ranks=4,64,1024 --html=curve.html  step, exposed communication, efficiency
   predict --profile=two.json --check=four.json,eight.json         and its error on runs that it was not fitted to
   launch --nproc=8 -- predict --profile=two.json --replay=eight.json --backend=tcp
 
 The buckets of the profile are also the samples of the link. With --links=FILES samples of other links, or of more sizes,
 are added: traces over shm are samples of memory, traces over tcp of the network, and rows of bench_collectives over tcp
-of the host's own work. The interval encloses 95 % of the steps that the model expects after resampling. See
-tools/predict/README.md for the model and its limits.)";
+of the host's own work. The interval encloses 95 % of the predictions from resampled steps and samples. See
+tools/predict/README.md for the limits of the model.)";
 
 std::vector<std::string> ListOf(const std::string& text) {
   return absl::StrSplit(text, ',', absl::SkipEmpty());
@@ -178,34 +178,21 @@ absl::StatusOr<std::string> CheckAll(const SpeedModel& model, const std::vector<
   return checked.empty() ? "" : text;
 }
 
-absl::Status Main() {
-  if (FLAGS_ranks_per_host < 1 || FLAGS_cores < 0 || FLAGS_steps < 4) {
+absl::Status RunReplay(const SpeedModel& model, const std::string& title) {
+  EK_ASSIGN_OR_RETURN(const Environment environment, ReadEnvironment());
+  if (environment.world_size < 2) {
     return absl::InvalidArgumentError(
-        "--ranks_per_host must be at least 1, --cores at least 0, --steps at least 4");
+        "--replay needs at least two ranks; start it with launch --nproc=N -- predict ...");
   }
-  EK_ASSIGN_OR_RETURN(const std::vector<TracedRun> profile, ReadTraces(FLAGS_profile));
-  EK_ASSIGN_OR_RETURN(const std::vector<LevelSample> links, ReadLinks());
-  const bool replays = !FLAGS_replay.empty();
-  // A replay needs the parts of the step alone.
   EK_ASSIGN_OR_RETURN(
-      const SpeedModel model,
-      SpeedModel::Fit(profile, links,
-                      {.backend = replays ? "" : FLAGS_backend, .cores = FLAGS_cores}));
-  if (replays) {
-    EK_ASSIGN_OR_RETURN(const Environment environment, ReadEnvironment());
-    if (environment.world_size < 2) {
-      return absl::InvalidArgumentError(
-          "--replay needs at least two ranks; start it with launch --nproc=N -- predict ...");
-    }
-    EK_ASSIGN_OR_RETURN(
-        const auto comm,
-        CreateCommunicator(environment,
-                           {.backend = FLAGS_backend.empty() ? "auto" : FLAGS_backend}));
-    EK_RETURN_IF_ERROR(Replay(*comm, model.parts(),
-                              {.steps = FLAGS_steps, .title = profile.front().title},
-                              FLAGS_replay));
-    return comm->Finalize();
-  }
+      const auto comm,
+      CreateCommunicator(environment, {.backend = FLAGS_backend.empty() ? "auto" : FLAGS_backend}));
+  EK_RETURN_IF_ERROR(
+      Replay(*comm, model.parts(), {.steps = FLAGS_steps, .title = title}, FLAGS_replay));
+  return comm->Finalize();
+}
+
+absl::Status PrintForecasts(const SpeedModel& model, const std::vector<TracedRun>& profile) {
   EK_ASSIGN_OR_RETURN(const std::vector<Forecast> forecasts, Forecasts(model));
   EK_ASSIGN_OR_RETURN(const std::vector<TracedRun> others, ReadTraces(FLAGS_check));
   const double alone = model.At({.ranks = 1, .ranks_per_host = 1}).step;
@@ -221,6 +208,22 @@ absl::Status Main() {
                                          .forecasts = forecasts,
                                          .checked = checked});
   return WriteFileAtomically(FLAGS_html, std::array<absl::string_view, 1>{page});
+}
+
+absl::Status Main() {
+  if (FLAGS_ranks_per_host < 1 || FLAGS_cores < 0 || FLAGS_steps < 4) {
+    return absl::InvalidArgumentError(
+        "--ranks_per_host must be at least 1, --cores at least 0, --steps at least 4");
+  }
+  EK_ASSIGN_OR_RETURN(const std::vector<TracedRun> profile, ReadTraces(FLAGS_profile));
+  EK_ASSIGN_OR_RETURN(const std::vector<LevelSample> links, ReadLinks());
+  // A replay needs the parts of the step alone, and no sample of its own backend.
+  const bool replays = !FLAGS_replay.empty();
+  EK_ASSIGN_OR_RETURN(
+      const SpeedModel model,
+      SpeedModel::Fit(profile, links,
+                      {.backend = replays ? "" : FLAGS_backend, .cores = FLAGS_cores}));
+  return replays ? RunReplay(model, profile.front().title) : PrintForecasts(model, profile);
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 //
 //   EK_ASSIGN_OR_RETURN(const SpeedModel model, SpeedModel::Fit(runs, links, {.backend = "tcp"}));
 //   Forecast at = model.At({.ranks = 1024, .ranks_per_host = 1});
-//   at.step;  // seconds; 95 % of the steps are between at.low and at.high
+//   at.step;  // seconds; at.low and at.high enclose 95 % of the resampled predictions
 //
 // A step begins with the broadcast of buffers, if there are any. Then the ranks compute; the
 // slowest one takes the median time and the expected largest of as many normal deviations as there

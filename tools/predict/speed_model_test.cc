@@ -161,17 +161,15 @@ TEST(SpeedModelTest, TheOptimizerOfSlicesIsAllRanksWorkWithoutTheGathering) {
   EXPECT_NEAR(model->parts().optimizer, 2 * (0.016 - 0.014), 2e-4);
 }
 
-TEST(SpeedModelTest, WiderSamplesMakeAWiderInterval) {
-  TracedRun noisy = TwoRanks();
-  for (TracedStep& step : noisy.steps) {
-    if (step.number % 3 == 0) step.buckets[1].reduced += 0.005;
-  }
-  const auto width = [](const TracedRun& run) {
-    const auto model = SpeedModel::Fit(std::vector<TracedRun>{run}, {}, {});
-    const Forecast at = model.value().At(Apart(16));
-    return at.high - at.low;
-  };
-  EXPECT_GT(width(noisy), 1.5 * width(TwoRanks()));
+TEST(SpeedModelTest, TheIntervalHasTheDeviationsOfSingleSamples) {
+  TracedRun run = TwoRanks();
+  const double step =
+      SpeedModel::Fit(std::vector<TracedRun>{run}, {}, {}).value().At(Apart(2)).step;
+  // In one step of ten the second bucket takes 14 ms in place of 9: this changes no median.
+  for (TracedStep& one : run.steps) one.buckets[1].reduced += one.number == 3 ? 0.005 : 0;
+  const Forecast at = SpeedModel::Fit(std::vector<TracedRun>{run}, {}, {}).value().At(Apart(2));
+  EXPECT_NEAR(at.step, step, 1e-5);
+  EXPECT_GT(at.high, at.step + 0.004);
 }
 
 // llm.c, pull request 426: steps of 12 x 1024 tokens per GPU, on nodes of 8 H100 with InfiniBand,

@@ -124,7 +124,7 @@ TracedStep StepOf(int rank, int64_t number, const Events& events) {
   return step;
 }
 
-// Steps before the buckets' last plan have others.
+// Steps before the last plan have other buckets; steps that the rank shadowed have none.
 void KeepStepsOfLastPlan(std::vector<TracedStep>& steps) {
   const auto bytes = [](const TracedStep& step) {
     std::vector<int64_t> all;
@@ -156,10 +156,8 @@ absl::StatusOr<TracedRun> ReadRun(std::string name, const Json& trace) {
     run.buffer_bytes = 0;
   StepsOfRanks steps;
   EK_RETURN_IF_ERROR(ReadEvents(run.name, trace, steps));
-  for (const auto& [key, events] : steps) {
-    if (events.parts.contains("wait"))  // Not a step that the rank shadowed.
-      run.steps.push_back(StepOf(key.first, key.second, events));
-  }
+  for (const auto& [key, events] : steps)
+    run.steps.push_back(StepOf(key.first, key.second, events));
   KeepStepsOfLastPlan(run.steps);
   if (run.steps.empty())
     return Refused(run.name, "it has no step with buckets; trace a run with more steps and ranks");

@@ -232,11 +232,17 @@ absl::StatusOr<std::vector<LevelSample>> ParseRows(const std::string& name, absl
       if (!is_shm && row.at("backend") != "tcp") continue;
       const int ranks = row.at("world");
       const int64_t bytes = row.at("bytes");
+      const double us = row.at("median_us");
+      if (ranks < 2 || bytes < 1 || !(us > 0)) {
+        return absl::InvalidArgumentError(absl::StrCat(name, ": a row has ", ranks, " ranks, ",
+                                                       bytes, " bytes and ", us,
+                                                       " us, which must be positive"));
+      }
       samples.push_back(
           {.level = is_shm ? Level::kMemory : Level::kHost,
            .load = is_shm ? InMemory(ranks, cores, bytes)
                           : Times(RanksPerCore(ranks, cores), TcpAllReduce(ranks, bytes)),
-           .seconds = 1e-6 * row.at("median_us").get<double>()});
+           .seconds = 1e-6 * us});
     }
   } catch (const Json::exception& error) {
     return absl::InvalidArgumentError(

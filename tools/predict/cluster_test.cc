@@ -214,6 +214,9 @@ TEST(ParseRowsTest, RefusesOtherFiles) {
   EXPECT_THAT(message("{}"), HasSubstr("r.json: it is neither"));
   EXPECT_THAT(message("x"), HasSubstr("r.json: it is neither"));
   EXPECT_THAT(message("[{}]"), HasSubstr("r.json: a row is not one of"));
+  EXPECT_THAT(message(R"([{"op":"all_reduce","timing":"each","backend":"tcp","registered":false,)"
+                      R"("world":2,"bytes":0,"median_us":1}])"),
+              HasSubstr("r.json: a row has 2 ranks, 0 bytes and 1 us"));
   EXPECT_THAT(message("[]"), HasSubstr("r.json: no row is an all_reduce"));
 }
 

@@ -58,7 +58,7 @@ double SpreadOf(std::span<const Row> rows, double compute) {
     for (const TracedStep* step : row)
       deviations.push_back(std::abs(step->compute - mean) * std::sqrt(n / (n - 1)));
   }
-  return deviations.empty() ? 0 : kDeviationPerMad * MedianOf(deviations) / compute;
+  return deviations.empty() || compute <= 0 ? 0 : kDeviationPerMad * MedianOf(deviations) / compute;
 }
 
 // The time in which an optimizer of slices gathers the values of all buckets.

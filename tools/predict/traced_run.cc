@@ -17,6 +17,8 @@ namespace {
 
 using Json = nlohmann::json;
 
+constexpr absl::string_view kBucket = "bucket ";
+
 // The events of one step on one rank; times are microseconds, as in the file.
 struct Events {
   double begin = 0, end = 0;
@@ -54,16 +56,21 @@ absl::Status CheckSettings(const std::string& name, const Json& trace) {
 }
 
 // Adds a "bucket N" event. A bucket that was reduced at once has none.
-void AddBucket(const Json& event, Events& step) {
+absl::Status AddBucket(const std::string& name, const Json& event, Events& step) {
+  constexpr int64_t kMostBuckets = 100000;
   int64_t number = 0;
-  const std::string name = event["name"].get<std::string>();
-  if (!absl::SimpleAtoi(absl::string_view(name).substr(7), &number) || number < 0) return;
+  const std::string what = event["name"].get<std::string>();
+  const int64_t bytes = event["args"]["bytes"].get<int64_t>();
+  if (!absl::SimpleAtoi(absl::string_view(what).substr(kBucket.size()), &number) || number < 0 ||
+      number >= kMostBuckets || bytes < 1)
+    return Refused(name, absl::StrCat("\"", what, "\" of ", bytes, " bytes is no bucket"));
   if (step.buckets.size() <= static_cast<size_t>(number)) step.buckets.resize(number + 1);
   const double start = event["ts"].get<double>();
-  step.buckets[number] = {.bytes = event["args"]["bytes"].get<int64_t>(),
+  step.buckets[number] = {.bytes = bytes,
                           .ready = start - event["args"]["waited_us"].get<double>(),
                           .start = start,
                           .reduced = start + event["dur"].get<double>()};
+  return absl::OkStatus();
 }
 
 using StepsOfRanks = std::map<std::pair<int, int64_t>, Events>;  // By rank and step.
@@ -78,8 +85,9 @@ absl::Status ReadEvents(const std::string& name, const Json& trace, StepsOfRanks
     if (kind == "i" && what == "last gradient" && current[rank] != nullptr)
       current[rank]->last_gradient = event["ts"].get<double>();
     if (kind != "X") continue;
-    if (absl::StartsWith(what, "bucket ")) {
-      AddBucket(event, steps[{rank, event["args"]["step"].get<int64_t>()}]);
+    if (absl::StartsWith(what, kBucket)) {
+      EK_RETURN_IF_ERROR(
+          AddBucket(name, event, steps[{rank, event["args"]["step"].get<int64_t>()}]));
       continue;
     }
     const double begin = event["ts"].get<double>(), took = event["dur"].get<double>();
@@ -156,8 +164,10 @@ absl::StatusOr<TracedRun> ReadRun(std::string name, const Json& trace) {
     run.buffer_bytes = 0;
   StepsOfRanks steps;
   EK_RETURN_IF_ERROR(ReadEvents(run.name, trace, steps));
-  for (const auto& [key, events] : steps)
-    run.steps.push_back(StepOf(key.first, key.second, events));
+  for (const auto& [key, events] : steps) {
+    if (events.end > events.begin)  // Else there are buckets of it alone.
+      run.steps.push_back(StepOf(key.first, key.second, events));
+  }
   KeepStepsOfLastPlan(run.steps);
   if (run.steps.empty())
     return Refused(run.name, "it has no step with buckets; trace a run with more steps and ranks");

@@ -3,10 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <random>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_replace.h"
+#include "evenkeel/comm/testing/fuzz.h"
+#include "evenkeel/tools/predict/speed_model.h"
 #include "evenkeel/trainer/report/chrome_trace.h"
 #include "evenkeel/trainer/report/run_record.h"
 
@@ -114,6 +118,28 @@ TEST(ParseTraceTest, RefusesRunsThatTheModelDoesNotCover) {
   EXPECT_THAT(with("\"clock\":\"host\"", "\"clock\":\"device\""), HasSubstr("device"));
   EXPECT_THAT(with("\"ranks\":\"2\"", "\"ranks\":\"two\""), HasSubstr("number of ranks"));
   EXPECT_THAT(with("\"bucket ", "\"other "), HasSubstr("no step with buckets"));
+  EXPECT_THAT(with("\"bucket 1", "\"bucket 1000000000"), HasSubstr("is no bucket"));
+  EXPECT_THAT(with("\"bytes\":4000", "\"bytes\":0"), HasSubstr("of 0 bytes is no bucket"));
+}
+
+TEST(ParseTraceTest, BrokenTracesDoNoHarm) {
+  constexpr uint64_t kSeed = 20261126;
+  std::mt19937_64 random(kSeed);
+  const std::string good = RenderTrace(Record());
+  int predicted = 0;
+  for (int round = 0; round < 3000; ++round) {
+    SCOPED_TRACE(testing::Message() << "seed " << kSeed << ", round " << round);
+    const auto run = ParseTrace("x.json", Broken({good}, random));
+    if (!run.ok()) {
+      EXPECT_EQ(run.status().code(), absl::StatusCode::kInvalidArgument) << run.status();
+      continue;
+    }
+    const auto model = SpeedModel::Fit(std::vector<TracedRun>{*run}, {}, {.backend = "shm"});
+    if (!model.ok()) continue;
+    EXPECT_GE(model->At({.ranks = 8, .ranks_per_host = 8}).high, 0);
+    ++predicted;
+  }
+  EXPECT_GT(predicted, 30) << "too few broken traces are still traces";
 }
 
 TEST(ParseTraceTest, RefusesOtherFiles) {

@@ -14,89 +14,60 @@
 namespace evenkeel {
 namespace {
 
-using Points = std::vector<ChartPoint>;
-
 template <typename Value>
-Points Over(const std::vector<Forecast>& forecasts, Value value) {
-  Points points;
-  for (const Forecast& at : forecasts) points.push_back({std::log2(at.where.ranks), value(at)});
-  return points;
+Curve CurveOf(const char* name, const char* style, const Curves& curves, Value value) {
+  Curve curve{.name = name, .style = style};
+  for (const Forecast& at : curves.forecasts)
+    curve.points.push_back({std::log2(at.where.ranks), value(at)});
+  return curve;
 }
 
-// Dots without a line between them: a gap follows each.
-Points DotsOf(const Curves& curves, bool is_fitted) {
-  Points points;
+// Draws a value of each forecast, and the same of the ends of its interval.
+template <typename Value>
+Chart ChartOf(const Curves& curves, const char* title, const char* unit, Value value) {
+  Chart chart{.title = title,
+              .unit = unit,
+              .empty = "No number of ranks was given.",
+              .begins_at_zero = true,
+              .x_end = 1,
+              .x_name = "ranks",
+              .x_is_log2 = true};
+  for (const Forecast& at : curves.forecasts)
+    chart.x_end = std::max(chart.x_end, std::log2(at.where.ranks));
+  chart.curves = {
+      CurveOf("predicted", "rate", curves, [&](const auto& at) { return value(at.step); }),
+      CurveOf("95 % from", "plain", curves, [&](const auto& at) { return value(at.low); }),
+      CurveOf("to", "plain", curves, [&](const auto& at) { return value(at.high); })};
+  return chart;
+}
+
+// Adds dots without a line between them: a gap follows each.
+void AddMeasured(const Curves& curves, bool is_fitted, Chart& chart) {
+  Curve dots{.name = is_fitted ? "measured, fitted to" : "measured",
+             .style = is_fitted ? "train" : "test",
+             .has_dots = true};
   for (const CheckedRun& run : curves.checked) {
     if (run.is_fitted != is_fitted) continue;
-    points.push_back({std::log2(run.ranks), 1e3 * run.seconds});
-    points.push_back({std::log2(run.ranks), kUnknown});
+    dots.points.push_back({std::log2(run.ranks), 1e3 * run.seconds});
+    dots.points.push_back({std::log2(run.ranks), kUnknown});
   }
-  std::ranges::stable_sort(points, {}, &ChartPoint::x);
-  return points;
+  std::ranges::stable_sort(dots.points, {}, &ChartPoint::x);
+  if (!dots.points.empty()) chart.curves.push_back(std::move(dots));
 }
 
-Chart ChartOf(const Curves& curves, std::string title, std::string unit) {
-  double end = 1;
-  for (const Forecast& at : curves.forecasts) end = std::max(end, std::log2(at.where.ranks));
-  return {.title = std::move(title),
-          .unit = std::move(unit),
-          .empty = "No number of ranks was given.",
-          .begins_at_zero = true,
-          .x_end = end,
-          .x_name = "ranks",
-          .x_is_log2 = true};
-}
-
-template <typename Value>
-void AddBand(Chart& chart, const std::vector<Forecast>& forecasts, Value value) {
-  chart.curves.push_back(
-      {.name = "95 % from", .style = "plain", .points = Over(forecasts, [&](const auto& at) {
-                                                return value(at.low);
-                                              })});
-  chart.curves.push_back(
-      {.name = "to", .style = "plain", .points = Over(forecasts, [&](const auto& at) {
-                                         return value(at.high);
-                                       })});
-}
-
-std::string StepChart(const Curves& curves) {
-  Chart chart = ChartOf(curves, "Duration of a step", "ms");
-  chart.has_log = true;
-  chart.curves.push_back(
-      {.name = "predicted", .style = "rate", .points = Over(curves.forecasts, [](const auto& at) {
-                                               return 1e3 * at.step;
-                                             })});
-  AddBand(chart, curves.forecasts, [](double step) { return 1e3 * step; });
-  for (const bool is_fitted : {true, false}) {
-    Points dots = DotsOf(curves, is_fitted);
-    if (dots.empty()) continue;
-    chart.curves.push_back({.name = is_fitted ? "measured, fitted to" : "measured",
-                            .style = is_fitted ? "train" : "test",
-                            .points = std::move(dots),
-                            .has_dots = true});
-  }
-  return RenderChart(chart);
-}
-
-std::string EfficiencyChart(const Curves& curves) {
-  Chart chart = ChartOf(curves, "Efficiency: the step of one rank, as a part of the step", "%");
-  chart.highest = 1;
-  chart.curves.push_back(
-      {.name = "predicted", .style = "rate", .points = Over(curves.forecasts, [&](const auto& at) {
-                                               return curves.alone / at.step;
-                                             })});
-  AddBand(chart, curves.forecasts, [&](double step) { return curves.alone / step; });
-  return RenderChart(chart);
-}
-
-std::string ExposedChart(const Curves& curves) {
-  Chart chart = ChartOf(curves, "Exposed communication, part of a step", "%");
-  chart.highest = 1;
-  chart.curves.push_back(
-      {.name = "predicted",
-       .style = "exposed",
-       .points = Over(curves.forecasts, [](const auto& at) { return at.exposed / at.step; })});
-  return RenderChart(chart);
+std::string ChartsOf(const Curves& curves) {
+  Chart step =
+      ChartOf(curves, "Duration of a step", "ms", [](double seconds) { return 1e3 * seconds; });
+  step.has_log = true;
+  for (const bool is_fitted : {true, false}) AddMeasured(curves, is_fitted, step);
+  Chart efficiency = ChartOf(curves, "Efficiency: the step of one rank, as a part of the step", "%",
+                             [&](double seconds) { return curves.alone / seconds; });
+  Chart exposed = ChartOf(curves, "Exposed communication, part of a step", "%",
+                          [](double) { return kUnknown; });
+  exposed.curves = {
+      CurveOf("predicted", "exposed", curves, [](const auto& at) { return at.exposed / at.step; })};
+  efficiency.highest = exposed.highest = 1;
+  return RenderChart(step) + RenderChart(efficiency) + RenderChart(exposed);
 }
 
 }  // namespace
@@ -109,8 +80,7 @@ std::string RenderCurves(Curves curves) {
       absl::StrCat("<header><p class=\"mark\"><span>evenkeel</span></p><h1>", EscapeHtml(title),
                    "</h1></header><main>",
                    Section("By the number of ranks", "",
-                           absl::StrCat("<div class=\"charts\">", StepChart(curves),
-                                        EfficiencyChart(curves), ExposedChart(curves), "</div>")),
+                           absl::StrCat("<div class=\"charts\">", ChartsOf(curves), "</div>")),
                    Section("Numbers", "", absl::StrCat("<pre>", EscapeHtml(curves.text), "</pre>")),
                    "</main>\n"),
       "Predicted by evenkeel.");

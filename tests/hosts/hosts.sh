@@ -4,10 +4,11 @@
 #
 #   tests/hosts/hosts.sh HOSTS RANKS_PER_HOST RATE PROGRAM [ARGUMENT...]
 #
-# RATE limits what each host can send and receive (1gbit), none means no limit.
+# RATE limits what each host can send and receive (1gbit), none means no limit. HOSTS_BURST is what
+# it may send at once after a pause (256kb).
 # Run it as root. Exit code 77: no namespaces permitted. Removes them at its end.
 set -euo pipefail
-(($# >= 4)) || { sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 2; }
+(($# >= 4)) || { sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 2; }
 hosts=$1 per_host=$2 rate=$3
 shift 3
 
@@ -39,8 +40,8 @@ for ((host = 0; host < hosts; ++host)); do
   ip -n "$space" link set eth0 up
   ip -n "$space" link set lo up
   [[ $rate == none ]] && continue
-  ip netns exec "$space" tc qdisc add dev eth0 root tbf rate "$rate" burst 256kb latency 200ms
-  tc qdisc add dev "${id}v$host" root tbf rate "$rate" burst 256kb latency 200ms
+  ip netns exec "$space" tc qdisc add dev eth0 root tbf rate "$rate" burst "${HOSTS_BURST:-256kb}" latency 200ms
+  tc qdisc add dev "${id}v$host" root tbf rate "$rate" burst "${HOSTS_BURST:-256kb}" latency 200ms
 done
 
 secret=$(head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n')

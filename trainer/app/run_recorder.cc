@@ -69,6 +69,9 @@ std::vector<RunSetting> SettingsOf(const TrainOptions& options, const TrainingRu
                         absl::StrCat(options.gpt.layers, ", ", options.gpt.width, ", ",
                                      options.gpt.heads, ", ", options.gpt.context)});
   }
+  int64_t buffers = 0;
+  for (const NamedBuffer& buffer : run.model().buffers()) buffers += buffer.value.bytes();
+  if (buffers > 0) settings.push_back({"bytes of buffers", absl::StrCat(buffers)});
   if (options.warmup > 0) settings.push_back({"warm-up steps", absl::StrCat(options.warmup)});
   if (options.clip > 0)
     settings.push_back({"clip gradients to the norm", absl::StrCat(options.clip)});

@@ -221,6 +221,13 @@ std::string RenderTrace(const RunRecord& record) {
     JsonJoined about(&out, '{', '}');
     about.Add("\"title\":", JsonQuoted(record.title));
     about.Add("\"date\":", JsonQuoted(record.date));
+    std::string settings;
+    {
+      JsonJoined members(&settings, '{', '}');
+      for (const RunSetting& setting : record.settings)
+        members.Add(JsonQuoted(setting.name), ":", JsonQuoted(setting.value));
+    }
+    about.Add("\"settings\":", settings);
   }
   out += ",\"traceEvents\":";
   {

@@ -4,7 +4,8 @@
 //
 // The trace has a process per rank, with a thread for its computation and one for its buckets;
 // arrows lead from the completion of a bucket to the start of its reduction. One more process has
-// loss, throughput, and the cost of each slow rank as counters over the whole run.
+// loss, throughput, and the cost of each slow rank as counters over the whole run. "otherData" has
+// the run's settings, which tools/predict reads.
 //
 // Units:   microseconds since the run began, by the clock of the first rank's host. All ranks leave
 //          a reduction together, so the clocks of other hosts are aligned by the moments at which

@@ -53,6 +53,13 @@ TEST(ChromeTraceTest, IsWhatViewersWant) {
   EXPECT_EQ(CheckTrace(RenderTrace({})), "");
 }
 
+TEST(ChromeTraceTest, HasTheSettingsOfTheRun) {
+  RunRecord record;
+  record.settings = {{"ranks", "2"}, {"data", "a \"b\""}};
+  const auto trace = nlohmann::json::parse(RenderTrace(record));
+  EXPECT_EQ(trace["otherData"]["settings"], (nlohmann::json{{"ranks", "2"}, {"data", "a \"b\""}}));
+}
+
 TEST(ChromeTraceTest, BucketsThatOverlapFollowEachOther) {
   RunRecord record = ExampleRecord(1);
   for (StepTrace& trace : record.ranks[0].traces) {

@@ -264,14 +264,18 @@ std::string Body(const RunRecord& record) {
 
 }  // namespace
 
-std::string RenderReport(const RunRecord& record) {
+std::string RenderPage(const std::string& title, const std::string& body,
+                       const std::string& footer) {
   return absl::StrCat(
       "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
       "<meta name=\"color-scheme\" content=\"light dark\">\n<title>",
-      EscapeHtml(record.title), "</title>\n<style>\n", kReportStyle, "</style>\n</head>\n<body>\n",
-      Body(record), "<footer>Written by evenkeel. Steps are counted from 0.</footer>\n<script>\n",
-      kReportScript, "</script>\n</body>\n</html>\n");
+      EscapeHtml(title), "</title>\n<style>\n", kReportStyle, "</style>\n</head>\n<body>\n", body,
+      "<footer>", footer, "</footer>\n<script>\n", kReportScript, "</script>\n</body>\n</html>\n");
+}
+
+std::string RenderReport(const RunRecord& record) {
+  return RenderPage(record.title, Body(record), "Written by evenkeel. Steps are counted from 0.");
 }
 
 }  // namespace evenkeel

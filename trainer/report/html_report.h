@@ -21,6 +21,10 @@ namespace evenkeel {
 
 std::string RenderReport(const RunRecord& record);
 
+// Returns a page in the style of the report, with its script. `title` is text, the others are HTML.
+std::string RenderPage(const std::string& title, const std::string& body,
+                       const std::string& footer);
+
 }  // namespace evenkeel
 
 #endif  // EVENKEEL_TRAINER_REPORT_HTML_REPORT_H_

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "evenkeel/comm/base/json.h"
 #include "evenkeel/trainer/report/html_text.h"
 
 namespace evenkeel {
@@ -105,11 +106,13 @@ std::string Legend(const Chart& chart) {
   return legend;
 }
 
-// The data of the script: numbers only. It takes names and colours from the legend, which has the
-// same order.
+// The data of the script: numbers, and the name of x. It takes names and colours from the legend,
+// which has the same order.
 std::string Data(const Chart& chart, const Range& x) {
-  std::string json = absl::StrFormat("{\"percent\":%d,\"x\":[%.10g,%.10g],\"curves\":[",
-                                     chart.unit == "%" ? 1 : 0, x.low, x.high);
+  std::string json =
+      absl::StrFormat("{\"percent\":%d,\"base2\":%d,\"name\":%s,\"x\":[%.10g,%.10g],\"curves\":[",
+                      chart.unit == "%" ? 1 : 0, chart.x_is_log2 ? 1 : 0,
+                      internal::JsonQuoted(chart.x_name), x.low, x.high);
   const char* curve_comma = "";
   for (const Curve& curve : chart.curves) {
     if (curve.is_faint) continue;
@@ -158,7 +161,9 @@ std::string LineLabel(double value, const Chart& chart, const Range& y, const Ti
 std::string Plot(const Chart& chart, const Range& x, bool is_log) {
   const Range y = RangeOf(chart, is_log);
   const Ticks y_ticks = RoundTicks(y.low, y.high, kTicks);
-  const Ticks x_ticks = RoundTicks(x.low, x.high, kTicks);
+  // Logarithms are labelled where they are whole.
+  const int x_wanted = chart.x_is_log2 ? std::min(kTicks, static_cast<int>(x.high)) : kTicks;
+  const Ticks x_ticks = RoundTicks(x.low, x.high, x_wanted);
   std::string lines, labels;
   for (const double value : LinesOf(y, y_ticks)) {
     absl::StrAppend(&lines, "M0 ", Coordinate(kHeight * (1 - y.Share(value))), "H1000");
@@ -169,7 +174,9 @@ std::string Plot(const Chart& chart, const Range& x, bool is_log) {
   for (int i = 0; i < x_ticks.count; ++i) {
     const double value = x_ticks.first + i * x_ticks.step;
     absl::StrAppend(&labels, "<span class=\"x\" style=\"left:", Coordinate(100 * x.Share(value)),
-                    "%\">", i == 0 ? "step " : "", FormatCount(std::llround(value)), "</span>");
+                    "%\">", i == 0 ? EscapeHtml(chart.x_name) + " " : "",
+                    FormatCount(std::llround(chart.x_is_log2 ? std::exp2(value) : value)),
+                    "</span>");
   }
   std::string html =
       absl::StrCat("<div class=\"plot", is_log ? " log" : "", "\">", labels,

@@ -41,6 +41,8 @@ struct Chart {
   double highest = 0;  // Upper limit of the axis; 0: none.
   double cut_low = 0;  // Fraction of each curve's lowest points that may be cut off.
   double x_end = 0;    // The last step.
+  std::string x_name = "step";
+  bool x_is_log2 = false;  // Each x is a binary logarithm; texts show the number itself.
 };
 
 std::string RenderChart(const Chart& chart);

@@ -10,6 +10,7 @@
 namespace evenkeel {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -89,6 +90,19 @@ TEST(LineChartTest, LogarithmicLinesAreRoundInANarrowRange) {
       RenderChart({.curves = {{.name = "a", .points = {{0, 2}, {1, 2.5}}}}, .has_log = true});
   EXPECT_THAT(html, HasSubstr(">2.2<"));
   EXPECT_THAT(html, HasSubstr(">2.4<"));
+}
+
+TEST(LineChartTest, BinaryLogarithmsAreLabelledWithTheirNumbers) {
+  const std::string html = RenderChart({.curves = {{.name = "a", .points = {{0, 1}, {13, 2}}}},
+                                        .x_end = 13,
+                                        .x_name = "ranks",
+                                        .x_is_log2 = true});
+  for (const char* label : {">ranks 1<", ">32<", ">1,024<"}) EXPECT_THAT(html, HasSubstr(label));
+  EXPECT_THAT(html, HasSubstr("\"base2\":1,\"name\":\"ranks\""));
+  // No label lies between two whole ones.
+  const std::string narrow = RenderChart(
+      {.curves = {{.name = "a", .points = {{0, 1}, {1, 2}}}}, .x_end = 1, .x_is_log2 = true});
+  EXPECT_THAT(narrow, AllOf(HasSubstr(">step 1<"), HasSubstr(">2<")));
 }
 
 TEST(LineChartTest, NamesAreText) {

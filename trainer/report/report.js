@@ -40,6 +40,7 @@
     const source = figure.querySelector('script');
     if (!source) continue;
     const data = JSON.parse(source.textContent);
+    const place = (x) => `${data.name} ${Math.round(data.base2 ? 2 ** x : x).toLocaleString('en')}`;
     const names = [...figure.querySelectorAll('.key')].map((key) => key.textContent);
     for (const plot of figure.querySelectorAll('.plot')) {
       const cursor = document.createElement('i');
@@ -50,11 +51,11 @@
         const box = plot.getBoundingClientRect();
         const share = Math.min(1, Math.max(0, (event.clientX - box.left) / box.width));
         const x = data.x[0] + share * (data.x[1] - data.x[0]);
-        const lines = [`step ${Math.round(x).toLocaleString('en')}`];
+        const lines = [place(x)];
         data.curves.forEach((points, i) => {
           if (points.length === 0) return;
           const at = nearest(points, x);
-          const where = points.length / 2 < 60 ? ` (step ${Math.round(points[at - 1]).toLocaleString('en')})` : '';
+          const where = points.length / 2 < 60 ? ` (${place(points[at - 1])})` : '';
           lines.push(`${names[i]}: ${readable(points[at], data.percent === 1)}${where}`);
         });
         cursor.style.left = `${100 * share}%`;

@@ -24,13 +24,13 @@ BucketTrace TraceOf(const StepTimes& times, size_t bucket, int64_t bytes) {
 
 }  // namespace
 
-StepRecorder::StepRecorder(int64_t total_steps)
-    : every_(std::max<int64_t>(1, total_steps / (kLateSteps + 1))) {}
+StepRecorder::StepRecorder(int64_t total_steps, int64_t late_steps)
+    : every_(std::max<int64_t>(1, total_steps / (late_steps + 1))), late_steps_(late_steps) {}
 
 bool StepRecorder::IsSampled(int64_t step) const {
   if (!is_on()) return false;
   if (step >= kFirstSampled && step <= kLastOfFirst) return true;
-  return step > kLastOfFirst && step % every_ == 0 && step / every_ <= kLateSteps;
+  return step > kLastOfFirst && step % every_ == 0 && step / every_ <= late_steps_;
 }
 
 void StepRecorder::Begin(int64_t step) {

@@ -42,13 +42,14 @@ namespace evenkeel {
 
 class StepRecorder {
  public:
-  static constexpr int kLateSteps = 6;
+  static constexpr int64_t kLateSteps = 6;
   // With more of them, a plan of very many small buckets would make the report large.
   static constexpr size_t kMaxBuckets = 200;
   static constexpr size_t kMaxPlans = 50;
 
   StepRecorder() = default;  // Samples nothing.
-  explicit StepRecorder(int64_t total_steps);
+  // `late_steps`: the number of sampled steps after step 3.
+  explicit StepRecorder(int64_t total_steps, int64_t late_steps = kLateSteps);
 
   bool is_on() const { return every_ > 0; }
   int64_t sampled_every() const { return every_; }
@@ -75,6 +76,7 @@ class StepRecorder {
   void Keep(StepTrace trace);
 
   int64_t every_ = 0;  // 0: off.
+  int64_t late_steps_ = kLateSteps;
   std::vector<StepTrace> traces_;
   std::optional<StepTrace> current_;  // The current step, if it is sampled.
   int64_t marked_ns_ = 0;             // Its last mark.

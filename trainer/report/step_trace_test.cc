@@ -38,6 +38,8 @@ TEST(StepRecorderTest, SamplesTheBeginningAndAFewStepsOfTheRest) {
   EXPECT_THAT(SampledOf(8), ElementsAre(2, 3, 4, 5, 6));
   EXPECT_THAT(SampledOf(700), ElementsAre(2, 3, 100, 200, 300, 400, 500, 600));
   EXPECT_LE(SampledOf(1000003).size(), 2 + StepRecorder::kLateSteps);
+  const StepRecorder all(9, /*late_steps=*/9);
+  for (const int64_t step : {2, 3, 4, 8}) EXPECT_TRUE(all.IsSampled(step)) << step;
 }
 
 TEST(StepRecorderTest, SampledStepsAreMeasuredOnes) {

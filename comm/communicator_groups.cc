@@ -74,6 +74,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Split(int color, int
         MakeGroup(name, ranks, deadline, "Split()");
     if (group.ok()) {
       mine = *std::move(group);
+    } else if (!status().ok()) {
+      return Annotate(status(), where);  // It has failed meanwhile; its ranks keep their numbers.
     } else {
       std::vector<int> all(world_size_);
       std::iota(all.begin(), all.end(), 0);
@@ -97,6 +99,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::MakeGroup(const std:
   const int world_size = static_cast<int>(ranks.size());
   EK_ASSIGN_OR_RETURN(std::unique_ptr<ControlLink> link,
                       control_->link().Open(name, rank, world_size));
+  // Not where this group's failure is the reason for the new one.
+  if (status().ok()) link->SetOrigin([this] { return status(); });
   EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> next,
                       make_group_(name, rank, world_size, std::move(link), deadline - absl::Now()));
   // All ranks or none: otherwise a rank that continues would wait for others that begin again. From
@@ -104,6 +108,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::MakeGroup(const std:
   EK_RETURN_IF_ERROR(next->AgreeAndWait("made", "", deadline - absl::Now(),
                                         absl::StrCat(who, ", in the new group ", name))
                          .status());
+  next->control_->link().SetOrigin(nullptr);
   for (int i = 0; i < world_size; ++i) next->members_[i] = members_[ranks[i]];
   return next;
 }

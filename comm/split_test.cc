@@ -5,15 +5,23 @@
 #include <string>
 #include <thread>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "evenkeel/comm/backend.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/control/arrival.h"
+#include "evenkeel/comm/control/control.h"
+#include "evenkeel/comm/failure_info.h"
+#include "evenkeel/comm/local/backend.h"
+#include "evenkeel/comm/local/link.h"
 #include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/local/run_group.h"
 #include "evenkeel/comm/status.h"
@@ -181,6 +189,40 @@ INSTANTIATE_TEST_SUITE_P(BackendsAndWorlds, SplitTest,
                            return absl::StrCat(std::get<0>(info.param), "_",
                                                std::get<1>(info.param));
                          });
+
+// It has come to the split, and is lost before it joins the new group, whose hub never sees it.
+TEST(SplitLossTest, ARankThatIsLostMeanwhileEndsTheWaitForIt) {
+  const auto wait = [](absl::string_view name, int rank, int world_size,
+                       std::unique_ptr<ControlLink> link,
+                       absl::Duration timeout) -> absl::StatusOr<std::unique_ptr<Communicator>> {
+    ControlChannel control(rank, world_size, std::move(link));
+    return internal::AwaitArrival(control, "arrival", "", {std::string(name), timeout}).status();
+  };
+  Communicator* second = nullptr;
+  const auto leave = [&](absl::string_view, int, int, std::unique_ptr<ControlLink>,
+                         absl::Duration) -> absl::StatusOr<std::unique_ptr<Communicator>> {
+    second->Abort(absl::DataLossError("the disk is gone"));
+    return absl::DataLossError("the disk is gone");
+  };
+  std::vector<std::unique_ptr<Backend>> backends = internal::CreateLocalBackends(2);
+  std::vector<std::unique_ptr<ControlLink>> links = internal::CreateLocalLinks(2);
+  Group group;
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto make = rank == 0 ? GroupMaker(wait) : GroupMaker(leave);
+    group.push_back(std::make_unique<Communicator>(
+        std::move(backends[rank]),
+        std::make_unique<ControlChannel>(rank, 2, std::move(links[rank])), CommunicatorOptions(),
+        "world", make));
+  }
+  second = group[1].get();
+  std::thread lost([&] { (void)group[1]->Split(0, 0, absl::Minutes(1)); });
+  const absl::Time start = absl::Now();
+  const absl::Status status = group[0]->Split(0, 0, absl::Minutes(1)).status();
+  lost.join();
+  EXPECT_LT(absl::Now() - start, absl::Seconds(20));
+  EXPECT_THAT(status.message(), HasSubstr("rank 1 aborted the group: DATA_LOSS: the disk is gone"));
+  EXPECT_THAT(FailureInfoOf(status)->ranks, ElementsAre(1));
+}
 
 }  // namespace
 }  // namespace evenkeel

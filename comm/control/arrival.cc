@@ -9,8 +9,15 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "evenkeel/comm/base/parties.h"
+#include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {
+namespace {
+
+// How soon the failure of the group from which this one is made is noticed.
+constexpr absl::Duration kGlance = absl::Milliseconds(100);
+
+}  // namespace
 
 absl::StatusOr<ControlChannel::Parts> AwaitArrival(ControlChannel& control, absl::string_view topic,
                                                    std::string mine, const Arrival& arrival) {
@@ -19,6 +26,7 @@ absl::StatusOr<ControlChannel::Parts> AwaitArrival(ControlChannel& control, absl
     absl::StatusOr<ControlChannel::Parts> parts = absl::UnknownError("pending");
   };
   const absl::Time start = absl::Now();
+  absl::Status origin;
   auto result = std::make_shared<Result>();
   control.Exchange(topic, std::move(mine),
                    [result](const absl::StatusOr<ControlChannel::Parts>& parts) {
@@ -35,15 +43,23 @@ absl::StatusOr<ControlChannel::Parts> AwaitArrival(ControlChannel& control, absl
                      arrival.group),
         missing.ranks, topic);
   };
-  if (result->has_come.WaitForNotificationWithTimeout(std::min(kSilentWait, arrival.timeout)))
-    return result->parts;
+  const auto await = [&](absl::Time until) {
+    while (true) {
+      const absl::Duration left = until - absl::Now();
+      if (result->has_come.WaitForNotificationWithTimeout(std::min(left, kGlance))) return true;
+      origin = control.link().OriginStatus();
+      if (left <= kGlance || !origin.ok()) return false;
+    }
+  };
+  if (await(start + std::min(kSilentWait, arrival.timeout))) return result->parts;
+  EK_RETURN_IF_ERROR(origin);
   if (arrival.timeout > kSilentWait) {
     const absl::Status warning =
         late("has waited", kSilentWait);  // Takes a moment: it asks the hub.
     if (result->has_come.HasBeenNotified()) return result->parts;
     Warn(arrival.warn, std::string(warning.message()));
-    const absl::Duration left = start + arrival.timeout - absl::Now();
-    if (result->has_come.WaitForNotificationWithTimeout(left)) return result->parts;
+    if (await(start + arrival.timeout)) return result->parts;
+    EK_RETURN_IF_ERROR(origin);
   }
   return late("waited", arrival.timeout);
 }

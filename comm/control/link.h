@@ -124,6 +124,10 @@ class ControlLink {
   // Returns for how long the hub has owed a reply to a heartbeat and sent nothing else; zero if it
   // cannot fall silent by itself. Time in which this process did not run does not count.
   virtual absl::Duration Silence() const { return absl::ZeroDuration(); }
+  // The group from which this one is made, while it is made: Split() sets it before Start(), and
+  // clears it. If that group fails, ranks may never arrive in this one.
+  void SetOrigin(std::function<absl::Status()> status) { origin_ = std::move(status); }
+  absl::Status OriginStatus() const { return origin_ ? origin_() : absl::OkStatus(); }
   // Returns the hub's name for messages: "the store at 10.0.0.7:29400, hosted by rank 0".
   virtual std::string HubName() const { return "the hub"; }
   // Returns the rank of the group whose process is the hub's; -1 if there is none, or if it is not
@@ -133,6 +137,9 @@ class ControlLink {
   // Stops the link's thread; no callback runs after it returns. Messages that were sent before are
   // still delivered. Not to be called on the link's own thread.
   virtual void Stop() = 0;
+
+ private:
+  std::function<absl::Status()> origin_;
 };
 
 }  // namespace evenkeel

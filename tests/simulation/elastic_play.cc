@@ -28,6 +28,24 @@ class ElasticPlay : public Play {
             .watch = {.beat = absl::Milliseconds(250), .silence = absl::Milliseconds(1500)}};
   }
 
+  std::vector<std::unique_ptr<Play>> Simpler() const override {
+    std::vector<std::unique_ptr<Play>> simpler;
+    if (training_.losses.size() > 1) {
+      ElasticTraining next = training_;
+      next.losses.pop_back();
+      simpler.push_back(std::make_unique<ElasticPlay>(std::move(next)));
+    }
+    // The last rank, if it is not one of those that are lost.
+    const int last = world_size() - 1;
+    const bool is_lost = std::any_of(training_.losses.begin(), training_.losses.end(),
+                                     [&](const Loss& loss) { return loss.rank == last; });
+    if (is_lost || last < 3) return simpler;
+    ElasticTraining next = training_;
+    next.inputs.pop_back();
+    simpler.push_back(std::make_unique<ElasticPlay>(std::move(next)));
+    return simpler;
+  }
+
   void RunRank(int rank, std::unique_ptr<Communicator> comm, Stage& stage) override {
     reports_[rank] =
         TrainElastically(std::move(comm), training_, [&] { stage.world.Kill(stage.ranks[rank]); });
@@ -42,9 +60,8 @@ class ElasticPlay : public Play {
     }
     std::vector<ElasticReport> survivors;
     for (int rank = 0; rank < world_size(); ++rank) {
-      const bool is_lost =
-          std::any_of(training_.losses.begin(), training_.losses.end(),
-                      [&](const evenkeel::Loss& loss) { return loss.rank == rank; });
+      const bool is_lost = std::any_of(training_.losses.begin(), training_.losses.end(),
+                                       [&](const Loss& loss) { return loss.rank == rank; });
       if (is_lost || !is_over) continue;
       if (reports_[rank].ok()) {
         survivors.push_back(*reports_[rank]);
@@ -80,8 +97,8 @@ std::unique_ptr<Play> MakeElasticPlay(uint64_t seed, const PlayOptions& options)
   const auto draw_loss = [&](int rank, int first_step, int steps) {
     const StepPoint points[] = {StepPoint::kBeforeRecord, StepPoint::kForward, StepPoint::kBackward,
                                 StepPoint::kReduced, StepPoint::kStepped};
-    return evenkeel::Loss{rank, first_step + draws.Below(std::max(1, steps - first_step)),
-                          points[draws.Below(5)]};
+    return Loss{rank, first_step + draws.Below(std::max(1, steps - first_step)),
+                points[draws.Below(5)]};
   };
   const int first = draws.Below(world_size);
   training.losses.push_back(draw_loss(first, 0, training.inputs[first]));

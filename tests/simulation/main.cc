@@ -8,6 +8,7 @@
 // run. Each failure is printed with its seed. The exit code is 1 if anything was not as it should
 // be.
 
+#include <errno.h>
 #include <sys/personality.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -41,12 +42,14 @@ DEFINE_int32(jobs, 2, "How many worlds run at a time, one on each processor.");
 DEFINE_bool(list, false, "Only prints what would be run.");
 DEFINE_bool(trace, false, "Prints every event.");
 DEFINE_bool(hashes, false, "Prints the hash of each run's trace, and the time it took.");
+DEFINE_bool(cut_down, true, "Looks for the smallest run that fails, for each seed that does.");
 DEFINE_int32(most_failures, 20, "Ends after so many.");
 
 namespace evenkeel::simulation {
 namespace {
 
 constexpr Nanos kLimit = 90 * kSecond;      // Of virtual time.
+constexpr int kMostTries = 300;             // To cut a run down.
 constexpr unsigned kPatienceSeconds = 600;  // Of real time, for one world.
 
 struct Result {
@@ -87,11 +90,10 @@ Weather WeatherOf(uint64_t seed) {
 }
 
 // In a process of its own: prints the result to `out`, and ends.
-[[noreturn]] void RunSeed(uint64_t seed, int out) {
+[[noreturn]] void RunHere(Play& play, const Weather& weather, int out) {
   alarm(kPatienceSeconds);
   const absl::Time start = absl::Now();
-  const std::unique_ptr<Play> play = PlayOf(seed);
-  const PlayedRun run = Perform(*play, WeatherOf(seed), kLimit);
+  const PlayedRun run = Perform(play, weather, kLimit);
   const Verdict& verdict = run.verdict;
   const double slowest = verdict.seconds.empty()
                              ? 0
@@ -111,7 +113,7 @@ struct Running {
   int in;  // The end of the pipe from it.
 };
 
-pid_t StartSeed(uint64_t seed, Running& running) {
+pid_t Start(Play& play, const Weather& weather, Running& running) {
   int ends[2];
   if (pipe(ends) != 0) {
     std::cerr << "simulation: no pipe can be made\n";
@@ -120,10 +122,10 @@ pid_t StartSeed(uint64_t seed, Running& running) {
   const pid_t child = fork();
   if (child == 0) {
     close(ends[0]);
-    RunSeed(seed, ends[1]);
+    RunHere(play, weather, ends[1]);
   }
   close(ends[1]);
-  running = {seed, ends[0]};
+  running = {weather.world.seed, ends[0]};
   return child;
 }
 
@@ -152,6 +154,46 @@ Result Collect(const Running& running, int status) {
   return result;
 }
 
+bool IsGood(const Result& result) {
+  return result.hangs + result.wrong + result.unnamed + result.other == 0;
+}
+
+Result Run(Play& play, const Weather& weather) {
+  Running running;
+  const pid_t child = Start(play, weather, running);
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  return Collect(running, status);
+}
+
+// Takes away from a run that fails what it fails without, one thing after the other, and prints
+// what is left.
+void CutDown(uint64_t seed) {
+  std::unique_ptr<Play> play = PlayOf(seed);
+  Weather weather = WeatherOf(seed);
+  weather.world.traces = false;
+  bool has_changed = true;
+  for (int tries = 0; has_changed && tries < kMostTries;) {
+    has_changed = false;
+    for (const Weather& calmer : Simpler(weather)) {
+      if (++tries; has_changed || IsGood(Run(*play, calmer))) continue;
+      weather = calmer;
+      has_changed = true;
+    }
+    for (std::unique_ptr<Play>& simpler : play->Simpler()) {
+      if (++tries; has_changed || IsGood(Run(*simpler, weather))) continue;
+      play = std::move(simpler);
+      has_changed = true;
+      break;
+    }
+  }
+  std::cout << "    cut down to: " << play->Describe() << "\n        " << Describe(weather) << "\n";
+  const Result result = Run(*play, weather);
+  for (const absl::string_view line : absl::StrSplit(result.text, '\n', absl::SkipEmpty()))
+    std::cout << "        " << line << "\n";
+}
+
 class Tally {
  public:
   void Add(const Result& result) {
@@ -166,7 +208,8 @@ class Tally {
       std::cout << absl::StrFormat("%d %016x %.3f s, %.3f s real\n", result.seed, result.trace_hash,
                                    result.virtual_seconds, result.real_seconds);
     }
-    if (result.hangs + result.wrong + result.unnamed + result.other == 0) return;
+    if (IsGood(result)) return;
+    failed_seeds_.push_back(result.seed);
     ++failed_;
     std::cout << "FAILED --first=" << result.seed << " --seeds=1 --worlds=" << FLAGS_worlds
               << (FLAGS_play.empty() ? "" : " --play=") << FLAGS_play << "  "
@@ -185,8 +228,10 @@ class Tally {
     return failed_ == 0;
   }
   bool HasEnough() const { return failed_ >= FLAGS_most_failures; }
+  const std::vector<uint64_t>& failed_seeds() const { return failed_seeds_; }
 
  private:
+  std::vector<uint64_t> failed_seeds_;
   int seeds_ = 0, failed_ = 0, hangs_ = 0, wrong_ = 0, unnamed_ = 0, other_ = 0;
   double virtual_seconds_ = 0, slowest_ = 0;
 };
@@ -200,7 +245,8 @@ int RunAll() {
   while (next < end || !running.empty()) {
     while (next < end && static_cast<int>(running.size()) < FLAGS_jobs && !tally.HasEnough()) {
       Running one;
-      const pid_t child = StartSeed(next++, one);
+      const pid_t child = Start(*PlayOf(next), WeatherOf(next), one);
+      ++next;
       running[child] = one;
     }
     if (running.empty()) break;
@@ -210,6 +256,11 @@ int RunAll() {
     if (found == running.end()) continue;
     tally.Add(Collect(found->second, status));
     running.erase(found);
+  }
+  for (const uint64_t seed : tally.failed_seeds()) {
+    if (!FLAGS_cut_down) break;
+    std::cout << "seed " << seed << ":\n";
+    CutDown(seed);
   }
   return tally.Print(absl::ToDoubleSeconds(absl::Now() - start)) ? 0 : 1;
 }

@@ -47,6 +47,8 @@ class Play {
   virtual void Prepare(Stage&) {}
   // On a thread of the rank's host.
   virtual void RunRank(int rank, std::unique_ptr<Communicator> comm, Stage& stage) = 0;
+  // Plays that differ from this one by one thing less: a rank, a loop, a call, a loss.
+  virtual std::vector<std::unique_ptr<Play>> Simpler() const { return {}; }
   // `is_over`: every rank that can end has ended.
   virtual Verdict Judge(bool is_over, const Stage& stage) = 0;
 };

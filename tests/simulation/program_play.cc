@@ -3,6 +3,7 @@
 // so every rank must end well with the right numbers, unless a rank is lost.
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -47,7 +48,7 @@ struct Loop {
   std::set<int> waiting;  // Ranks that wait for the answer to each of their steps.
   bool is_sharded = false;
   ToyList list = ToyList::kGradientsFirst;
-  int64_t leaves_after = std::numeric_limits<int64_t>::max();
+  int64_t leaves_after = kNever;
 
   int most() const { return *std::max_element(inputs.begin(), inputs.end()); }
 };
@@ -104,6 +105,18 @@ Program DrawProgram(Draws& draws, int world_size) {
   return program;
 }
 
+void RemoveRank(Program& program, int rank) {
+  if (program.victim > rank) --program.victim;
+  for (Loop& loop : program.loops) {
+    loop.inputs.erase(loop.inputs.begin() + rank);
+    std::set<int> waiting;
+    for (const int waiter : loop.waiting) {
+      if (waiter != rank) waiting.insert(waiter > rank ? waiter - 1 : waiter);
+    }
+    loop.waiting = std::move(waiting);
+  }
+}
+
 class ProgramPlay : public Play {
  public:
   ProgramPlay(uint64_t seed, Program program)
@@ -120,7 +133,7 @@ class ProgramPlay : public Play {
                       absl::StrJoin(loop.inputs, ","),
                       loop.trains && loop.is_sharded ? " sharded" : "", ", ",
                       calls(loop.before) + calls(loop.within), " calls");
-      if (loop.leaves_after < 100) absl::StrAppend(&text, ", leaves after ", loop.leaves_after);
+      if (loop.leaves_after != kNever) absl::StrAppend(&text, ", leaves after ", loop.leaves_after);
     }
     constexpr const char* kLosses[] = {"", "is killed", "is stopped", "is cut off"};
     if (program_.loss == Loss::kNone) return text;
@@ -132,6 +145,40 @@ class ProgramPlay : public Play {
   bool rank0_hosts() const override { return program_.rank0_hosts; }
   CommunicatorOptions options() const override {
     return {.timeout = kTimeout, .watch = {.beat = kBeat, .silence = kSilence}};
+  }
+
+  std::vector<std::unique_ptr<Play>> Simpler() const override {
+    std::vector<std::unique_ptr<Play>> simpler;
+    const auto with = [&](const std::function<void(Program&)>& change) {
+      Program next = program_;
+      change(next);
+      const bool is_possible =
+          std::all_of(next.loops.begin(), next.loops.end(),
+                      [](const Loop& loop) { return !loop.trains || loop.most() > 0; });
+      if (is_possible) simpler.push_back(std::make_unique<ProgramPlay>(seed_, std::move(next)));
+    };
+    if (program_.loss != Loss::kNone) with([](Program& next) { next.loss = Loss::kNone; });
+    for (int rank = 0; rank < world_size() && world_size() > 2; ++rank) {
+      if (program_.loss != Loss::kNone && rank == program_.victim) continue;
+      with([rank](Program& next) { RemoveRank(next, rank); });
+    }
+    for (size_t i = 0; i < program_.loops.size(); ++i) {
+      const Loop& loop = program_.loops[i];
+      if (program_.loops.size() > 1)
+        with([i](Program& next) { next.loops.erase(next.loops.begin() + static_cast<int>(i)); });
+      if (loop.is_sharded) with([i](Program& next) { next.loops[i].is_sharded = false; });
+      if (!loop.waiting.empty()) with([i](Program& next) { next.loops[i].waiting.clear(); });
+      if (loop.waits) with([i](Program& next) { next.loops[i].waits = false; });
+      if (loop.leaves_after != kNever)
+        with([i](Program& next) { next.loops[i].leaves_after = kNever; });
+      for (size_t step = 0; step < loop.before.size(); ++step) {
+        if (loop.before[step].has_value())
+          with([i, step](Program& next) { next.loops[i].before[step].reset(); });
+        if (loop.within[step].has_value())
+          with([i, step](Program& next) { next.loops[i].within[step].reset(); });
+      }
+    }
+    return simpler;
   }
 
   void Prepare(Stage& stage) override {

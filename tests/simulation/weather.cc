@@ -1,5 +1,7 @@
 #include "evenkeel/tests/simulation/weather.h"
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 
@@ -50,6 +52,35 @@ std::string Describe(const Weather& weather) {
                     " times as long");
   }
   return text;
+}
+
+std::vector<Weather> Simpler(const Weather& weather) {
+  std::vector<Weather> simpler;
+  const NetworkOptions calm;
+  const auto add = [&](Weather next) { simpler.push_back(std::move(next)); };
+  if (weather.clock_spread != 0) {
+    Weather next = weather;
+    next.clock_spread = 0;
+    next.clock_drift = 0;
+    add(next);
+  }
+  if (weather.slow_host >= 0) {
+    Weather next = weather;
+    next.slow_host = -1;
+    add(next);
+  }
+  if (weather.network.lost_one_in != 0) {
+    Weather next = weather;
+    next.network.lost_one_in = 0;
+    add(next);
+  }
+  if (weather.network.latency != calm.latency || weather.network.window != calm.window) {
+    Weather next = weather;
+    next.network = calm;
+    next.network.lost_one_in = weather.network.lost_one_in;
+    add(next);
+  }
+  return simpler;
 }
 
 }  // namespace evenkeel::simulation

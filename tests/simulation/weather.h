@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "evenkeel/tests/simulation/network.h"
 #include "evenkeel/tests/simulation/world.h"
@@ -28,6 +29,8 @@ struct Weather {
 // Calm in a third of the runs.
 Weather DrawWeather(uint64_t seed, int hosts);
 std::string Describe(const Weather& weather);
+// Weathers that differ from this one by one disturbance less.
+std::vector<Weather> Simpler(const Weather& weather);
 
 }  // namespace evenkeel::simulation
 

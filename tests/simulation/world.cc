@@ -29,8 +29,8 @@ pthread_key_t last_breath;
 
 // The original: libc.cc defines another one. Looked up before any thread waits, because a thread
 // that waits for another one's initialisation does so with syscall().
-long (*const original_syscall)(long, ...) =
-    reinterpret_cast<long (*)(long, ...)>(dlsym(RTLD_NEXT, "syscall"));
+long (*const original_syscall)(long, ...) = reinterpret_cast<long (*)(long, ...)>(dlsym(RTLD_NEXT,
+                                                                                        "syscall"));
 
 long Futex(std::atomic<uint32_t>* word, int operation, uint32_t value) {
   return original_syscall(SYS_futex, word, operation, value, nullptr, nullptr, 0);

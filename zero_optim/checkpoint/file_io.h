@@ -34,6 +34,12 @@ struct ReadFileOptions {
 
 absl::StatusOr<std::string> ReadFile(const std::string& path, const ReadFileOptions& options = {});
 
+// Returns the error of the system call before it: "ACTION PATH: No such file or directory".
+absl::Status ErrnoStatus(absl::string_view action, const std::string& path);
+
+// Flushes a folder to the disk. Without this a rename in it may be lost when the machine stops.
+absl::Status FlushFolder(const std::string& folder);
+
 // `pieces` are written one after the other.
 absl::Status WriteFileAtomically(const std::string& path,
                                  std::span<const absl::string_view> pieces);

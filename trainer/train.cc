@@ -1,13 +1,14 @@
 // Trains a model with several ranks, on the CPU or on GPUs: see --help.
 //
-//   without torchrun, Slurm or MPI   check the flags -> start --nproc processes of this program (or
-//                                    threads)
+//   without torchrun, Slurm or MPI   check flags and files -> start --nproc processes of this
+//                                    program (or threads)
 //   under one of them                be one rank: join the group -> agree that all ranks are ready
 //                                    -> train
 //
 // The process that starts the others runs no kernel, so that it forks before OpenMP has threads,
-// and uses a child process to count the GPUs. It reads no data: the ranks agree on what each has
-// found in files and data, and rank 0 reports an error once.
+// and uses a child process to count the GPUs. It checks flags, files and the sizes of the data
+// first, so that an error is reported once, before any rank is started. The ranks agree on what
+// else they find: damaged images, too little memory.
 
 #include <signal.h>
 
@@ -45,6 +46,7 @@
 #include "evenkeel/trainer/app/train_rank.h"
 #include "evenkeel/trainer/checkpoint/checkpoint_folder.h"
 #include "evenkeel/trainer/checkpoint/stop_signals.h"
+#include "evenkeel/trainer/data/dataset.h"
 #include "evenkeel/trainer/data/training_data.h"
 #include "evenkeel/trainer/device/cuda_devices.h"
 #include "evenkeel/trainer/layers/compute_threads.h"
@@ -162,6 +164,9 @@ int RunThreads(const TrainOptions& options) {
 
 // All ranks are processes that run this program with the same arguments.
 int RunProcesses(const TrainOptions& options, std::vector<std::string> arguments) {
+  const auto data = LoadTrainingData(options.data, Contents::kSizes);
+  const absl::Status status = CheckRank(options, data, /*rank=*/0, options.nproc).status();
+  if (!status.ok()) return ExitCode(status);
   arguments[0] = OwnPath();
   LaunchOptions launch{.ranks = options.nproc, .command = std::move(arguments)};
   if (const auto threads = ThreadsPerRank(options.nproc)) {

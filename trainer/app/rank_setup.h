@@ -4,7 +4,8 @@
 //                       CheckRank(options, LoadTrainingData(options.data), rank, world_size));
 //   EK_RETURN_IF_ERROR(MakeModel(options, rank, setup));
 //
-// CheckRank() finds all errors in flags, data and files, before a rank takes memory.
+// CheckRank() finds all errors in flags, data and files. The process that starts the ranks calls it
+// first, so that an error is reported once and before any rank is started.
 //
 // Threads: pure functions, apart from reading files.
 // Errors:  InvalidArgument, or the file system's own; they name the flag or the file.

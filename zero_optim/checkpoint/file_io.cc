@@ -73,7 +73,8 @@ struct InflateEnd {
 
 // The contents of a gzip file of one or more members.
 absl::StatusOr<std::string> Gunzip(const std::string& path, absl::string_view packed,
-                                   int64_t max_bytes) {
+                                   const ReadFileOptions& options) {
+  const int64_t max_bytes = options.max_bytes;
   const auto damaged = [&](absl::string_view how) {
     return absl::DataLossError(absl::StrCat(path, ": ", how));
   };
@@ -89,8 +90,10 @@ absl::StatusOr<std::string> Gunzip(const std::string& path, absl::string_view pa
   uint64_t size = 0;
   for (size_t i = packed.size(); i-- > packed.size() - 4;)
     size = size << 8 | static_cast<uint8_t>(packed[i]);
-  unpacked.reserve(
-      std::min<uint64_t>({size, 1032 * packed.size(), static_cast<uint64_t>(max_bytes)}));
+  if (!options.only_begin) {
+    unpacked.reserve(
+        std::min<uint64_t>({size, 1032 * packed.size(), static_cast<uint64_t>(max_bytes)}));
+  }
   std::string chunk(1 << 18, '\0');
   while (true) {
     stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(packed.data()));
@@ -106,6 +109,7 @@ absl::StatusOr<std::string> Gunzip(const std::string& path, absl::string_view pa
     }
     packed.remove_prefix(given - stream.avail_in);
     unpacked.append(chunk, 0, chunk.size() - stream.avail_out);
+    if (options.only_begin && !unpacked.empty()) return unpacked;
     if (static_cast<int64_t>(unpacked.size()) > max_bytes) {
       return absl::ResourceExhaustedError(
           absl::StrCat(path, " unpacks to more than the ", max_bytes, " bytes expected"));
@@ -174,7 +178,7 @@ absl::Status FlushFolder(const std::string& folder) {
 
 absl::StatusOr<std::string> ReadFile(const std::string& path, const ReadFileOptions& options) {
   EK_ASSIGN_OR_RETURN(std::string bytes, ReadAll(path, options.max_bytes));
-  if (options.gunzip && BeginsAsGzip(bytes)) return Gunzip(path, bytes, options.max_bytes);
+  if (options.gunzip && BeginsAsGzip(bytes)) return Gunzip(path, bytes, options);
   return bytes;
 }
 

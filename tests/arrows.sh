@@ -121,6 +121,8 @@ never "trainer/report sees no other part of the trainer" \
   "//trainer/report/..." '//trainer/... except //trainer/report/...'
 never 'trainer/tokenizer sees no other part of the trainer' \
   //trainer/tokenizer/... '//trainer/... except //trainer/tokenizer/...'
+never 'the examples see comm, join, bucket and zero_optim' 'kind(cc_binary, //examples/...)' \
+  '//trainer/... + //libtorch/...'
 never 'the trainer is used by tests and tools alone' \
   '//... except //trainer/... except //tests/... except //tools/...' '//trainer/...'
 only 'RE2 is seen by the tokenizer alone' '^//trainer/tokenizer:tokenizer$' @com_google_re2//:re2

@@ -184,7 +184,7 @@ absl::StatusOr<std::vector<FileToInstall>> FilesToInstall() {
   files.push_back({kCMakeConfigPath, CMakeConfig(package)});
   files.push_back({kCMakeVersionPath, CMakeVersion(package)});
   files.push_back({kPkgConfigPath, PkgConfig(package)});
-  for (const fs::path file : {"LICENSE", "trainer/examples/train.sbatch"}) {
+  for (const fs::path file : {"LICENSE", "examples/train.sbatch"}) {
     EK_ASSIGN_OR_RETURN(std::string content, Read(file));
     files.push_back(
         {absl::StrCat("share/evenkeel/", file.filename().string()), std::move(content)});

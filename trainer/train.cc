@@ -1,15 +1,14 @@
 // Trains a model with several ranks, on the CPU or on GPUs: see --help.
 //
-//   without torchrun, Slurm or MPI   check everything -> start --nproc processes of this program
-//   (or
-//                                    threads)
+//   without torchrun, Slurm or MPI   check flags and files -> start --nproc processes of this
+//                                    program (or threads)
 //   under one of them                be one rank: join the group -> agree that all ranks are ready
-//   ->
-//                                    train
+//                                    -> train
 //
 // The process that starts the others runs no kernel, so that it forks before OpenMP has threads,
-// and uses a child process to count the GPUs. It checks flags, files and data first, so that an
-// error is reported once, before any rank is started.
+// and uses a child process to count the GPUs. It checks flags, files and the sizes of the data
+// first, so that an error is reported once, before any rank is started. The ranks agree on what
+// else they find: damaged images, too little memory.
 
 #include <signal.h>
 
@@ -42,12 +41,11 @@
 #include "evenkeel/trainer/app/memory_plan.h"
 #include "evenkeel/trainer/app/progress.h"
 #include "evenkeel/trainer/app/rank_setup.h"
-#include "evenkeel/trainer/app/train_flags.h"
 #include "evenkeel/trainer/app/train_options.h"
 #include "evenkeel/trainer/app/train_rank.h"
-#include "evenkeel/trainer/app/usable_cores.h"
-#include "evenkeel/trainer/checkpoint/checkpoint_options.h"
+#include "evenkeel/trainer/checkpoint/checkpoint_folder.h"
 #include "evenkeel/trainer/checkpoint/stop_signals.h"
+#include "evenkeel/trainer/data/dataset.h"
 #include "evenkeel/trainer/data/training_data.h"
 #include "evenkeel/trainer/device/cuda_devices.h"
 #include "evenkeel/trainer/layers/compute_threads.h"
@@ -89,15 +87,6 @@ std::optional<int> ThreadsPerRank(int ranks_on_host) {
   return std::max(1, UsableCores() / ranks_on_host);
 }
 
-// Returns the errors that can be found before any rank is started. `place` is the host's memory
-// before the data was loaded. A GPU's is not queried, since this process forks later.
-absl::Status CheckSetup(const TrainOptions& options, const MemoryPlace& place,
-                        const absl::StatusOr<std::shared_ptr<const TrainingData>>& data) {
-  if (options.device == DeviceKind::kCuda || !data.ok())
-    return CheckRank(options, data, /*rank=*/0, options.nproc).status();
-  return DescribeDryRun(options, *data, options.nproc, options.nproc, place).status();
-}
-
 // Prints the memory that the run needs, without starting ranks.
 absl::Status RunDry(const TrainOptions& options, const Environment& environment) {
   const bool is_rank = !environment.launcher.empty();
@@ -118,8 +107,8 @@ absl::Status RunDry(const TrainOptions& options, const Environment& environment)
 
 // With --flight, SIGUSR1 writes flight records of a run that hangs, too.
 absl::Status DumpFlightIfAsked(const TrainOptions& options) {
-  if (options.flight_folder.empty()) return absl::OkStatus();
-  EK_RETURN_IF_ERROR(DumpFlightOnSignal(SIGUSR1, options.flight_folder));
+  if (options.flags.flight.empty()) return absl::OkStatus();
+  EK_RETURN_IF_ERROR(DumpFlightOnSignal(SIGUSR1, options.flags.flight));
   // The dumping thread takes the signal, no computing one (stop_signals.cc has the reason).
   sigset_t signals;
   sigemptyset(&signals);
@@ -131,15 +120,15 @@ absl::Status DumpFlightIfAsked(const TrainOptions& options) {
 CommunicatorOptions GroupOptions(const TrainOptions& options) {
   CommunicatorOptions group;
   group.verify = options.verify;
-  group.check_replicas_every = options.check_replicas_every;
-  group.flight.folder = options.flight_folder;
+  group.check_replicas_every = options.flags.check_replicas;
+  group.flight.folder = options.flags.flight;
   return group;
 }
 
 // True if the run has something to write when it is stopped: a checkpoint, or a file that is due at
 // the end. Otherwise, and until all ranks are there, SIGTERM and SIGINT end the process.
 bool SavesWhenStopped(const TrainOptions& options) {
-  return !options.checkpoints.folder.empty() || !options.save_file.empty() ||
+  return !options.checkpoints.folder.empty() || !options.flags.save.empty() ||
          options.wants_record();
 }
 
@@ -150,7 +139,9 @@ int StoppedExitCode() { return 128 + (StopSignal() == 0 ? SIGTERM : StopSignal()
 int RunThreads(const TrainOptions& options) {
   const MemoryPlace place = HostMemory();
   const auto data = LoadTrainingData(options.data);
-  absl::Status status = CheckSetup(options, place, data);
+  absl::Status status = data.status();
+  if (status.ok())
+    status = DescribeDryRun(options, *data, options.nproc, options.nproc, place).status();
   if (!status.ok()) return ExitCode(status);
   if (SavesWhenStopped(options)) {
     WatchStopSignals();
@@ -172,8 +163,8 @@ int RunThreads(const TrainOptions& options) {
 
 // All ranks are processes that run this program with the same arguments.
 int RunProcesses(const TrainOptions& options, std::vector<std::string> arguments) {
-  const MemoryPlace place = HostMemory();
-  const absl::Status status = CheckSetup(options, place, LoadTrainingData(options.data));
+  const auto data = LoadTrainingData(options.data, Contents::kSizes);
+  const absl::Status status = CheckRank(options, data, /*rank=*/0, options.nproc).status();
   if (!status.ok()) return ExitCode(status);
   arguments[0] = OwnPath();
   LaunchOptions launch{.ranks = options.nproc, .command = std::move(arguments)};
@@ -258,16 +249,16 @@ int Main(const TrainFlags& flags, std::vector<std::string> arguments) {
   const absl::StatusOr<Environment> environment = ReadEnvironment();
   if (!environment.ok()) return ExitCode(environment.status());
   const bool is_rank = !environment->launcher.empty();
-  if (!is_rank && !options->flight_folder.empty()) {
-    const absl::Status status = PrepareFlightFolder(options->flight_folder).status();
+  if (!is_rank && !options->flags.flight.empty()) {
+    const absl::Status status = PrepareFlightFolder(options->flags.flight).status();
     if (!status.ok()) return Fail(absl::StrCat("--flight=", status.message()));
   }
   options->checkpoints.passes_over_damaged = environment->restarts > 0;
   // Flags override the environment.
   if (!options->verify.has_value()) options->verify = environment->verify;
-  if (options->check_replicas_every == 0)
-    options->check_replicas_every = environment->check_replicas_every;
-  if (options->flight_folder.empty()) options->flight_folder = environment->flight_folder;
+  if (options->flags.check_replicas == 0)
+    options->flags.check_replicas = environment->check_replicas_every;
+  if (options->flags.flight.empty()) options->flags.flight = environment->flight_folder;
   if (is_rank && flags.nproc.value_or(environment->world_size) != environment->world_size) {
     return Fail(absl::StrCat("rank ", environment->rank, ": --nproc=", *flags.nproc,
                              " conflicts with the ", environment->world_size,
@@ -277,7 +268,7 @@ int Main(const TrainFlags& flags, std::vector<std::string> arguments) {
     return Fail(is_rank ? absl::StrCat("rank ", environment->rank, ": ", status.message())
                         : status.message());
   }
-  if (options->dry_run) return ExitCode(RunDry(*options, *environment));
+  if (options->flags.dry_run) return ExitCode(RunDry(*options, *environment));
   if (!is_rank && options->backend == BackendKind::kLocal) return RunThreads(*options);
   if (!is_rank && options->nproc > 1) return RunProcesses(*options, std::move(arguments));
 

@@ -12,8 +12,9 @@
 //   const std::string bytes = ToBytes(reply);
 //   EK_ASSIGN_OR_RETURN(const Reply reply, FromBytes<Reply>(bytes, "reply"));
 //
-// Fields: bool, 32-bit and 64-bit integers, std::string, absl::Status, vectors, and structs.
-// Errors: FromBytes() returns InvalidArgument for anything that ToBytes() does not return, whatever
+// Fields: bool, 32-bit and 64-bit integers, double, std::string, absl::Status, vectors, and
+// structs. Errors: FromBytes() returns InvalidArgument for anything that ToBytes() does not return,
+// whatever
 //         the bytes. It takes no memory for items that were announced and have not arrived.
 
 #ifndef EVENKEEL_COMM_BASE_FIELDS_H_
@@ -59,6 +60,7 @@ class FieldWriter : public FieldVisitor {
   void Write(int32_t value) { bytes_.I32(value); }
   void Write(int64_t value) { bytes_.I64(value); }
   void Write(uint64_t value) { bytes_.U64(value); }
+  void Write(double value) { bytes_.F64(value); }
   void Write(const std::string& value) { bytes_.Bytes(value); }
   void Write(const absl::Status& value) { bytes_.Status(value); }
   template <typename Enum>
@@ -92,6 +94,7 @@ class FieldReader : public FieldVisitor {
   void Read(int32_t& value) { value = bytes_.I32(); }
   void Read(int64_t& value) { value = bytes_.I64(); }
   void Read(uint64_t& value) { value = bytes_.U64(); }
+  void Read(double& value) { value = bytes_.F64(); }
   void Read(std::string& value) { value = std::string(bytes_.Bytes()); }
   void Read(absl::Status& value) { value = bytes_.Status(); }
   template <typename Enum>

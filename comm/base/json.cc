@@ -1,13 +1,9 @@
 #include "evenkeel/comm/base/json.h"
 
-#include <cstddef>
 #include <cstdint>
 
 namespace evenkeel::internal {
-namespace {
-
-// Returns the size of the UTF-8 character at the beginning of `text`; 0 if it is invalid.
-size_t CharacterAt(absl::string_view text) {
+size_t Utf8Size(absl::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
   const uint8_t first = byte(0);
   const size_t size = first < 0x80   ? 1
@@ -28,12 +24,10 @@ size_t CharacterAt(absl::string_view text) {
   return size;
 }
 
-}  // namespace
-
 std::string JsonQuoted(absl::string_view text) {
   std::string out = "\"";
   while (!text.empty()) {
-    const size_t size = CharacterAt(text);
+    const size_t size = Utf8Size(text);
     const char c = text[0];
     if (size == 0) {
       absl::StrAppend(&out, "\\ufffd");

@@ -20,6 +20,10 @@
 
 namespace evenkeel::internal {
 
+// Returns the size of the UTF-8 character at the beginning of `text`, which is not empty; 0 if it
+// is invalid.
+size_t Utf8Size(absl::string_view text);
+
 // Returns a string with its quotes. Each byte that is not part of valid UTF-8 becomes U+FFFD.
 std::string JsonQuoted(absl::string_view text);
 

@@ -47,7 +47,7 @@ bool AsksForDevices(const TrainOptions& options) {
 absl::StatusOr<std::string> ChooseDevice(const absl::StatusOr<int>& devices,
                                          std::optional<int> local_ranks, TrainOptions& options) {
   const bool is_free =
-      !local_ranks.has_value() && !options.nproc_is_given && options.rank_steps.empty();
+      !local_ranks.has_value() && !options.flags.nproc.has_value() && options.rank_steps.empty();
   const bool is_asked =
       options.device == DeviceKind::kCuda || options.backend == BackendKind::kNccl;
   if (options.device == DeviceKind::kCuda && IsForCpu(options.backend)) {

@@ -15,8 +15,7 @@
 //
 // Threads: pure function.
 // Errors:  FailedPrecondition for too few devices or none; InvalidArgument for flags that
-// contradict
-//          each other.
+//          contradict each other.
 
 #ifndef EVENKEEL_TRAINER_APP_CHOOSE_DEVICE_H_
 #define EVENKEEL_TRAINER_APP_CHOOSE_DEVICE_H_

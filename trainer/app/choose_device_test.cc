@@ -20,7 +20,7 @@ TrainOptions Options(DeviceKind device, std::optional<int> nproc = {},
   options.device = device;
   options.backend = backend;
   options.nproc = nproc.value_or(2);
-  options.nproc_is_given = nproc.has_value();
+  options.flags.nproc = nproc;
   return options;
 }
 

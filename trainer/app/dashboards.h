@@ -24,12 +24,13 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "evenkeel/join/straggler.h"
+#include "evenkeel/join/steps/straggler_report.h"
 #include "evenkeel/trainer/app/step_facts.h"
 #include "evenkeel/trainer/app/train_options.h"
 #include "evenkeel/trainer/app/training_run.h"
@@ -55,6 +56,7 @@ class Dashboards {
   void OnEnd(absl::Time now);
 
  private:
+  void Write(int64_t step, absl::Time time, std::span<const Scalar> scalars);
   void Each(absl::FunctionRef<absl::Status(MetricsSink&)> call);
 
   OutputFailures& failures_;

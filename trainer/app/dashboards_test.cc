@@ -48,8 +48,8 @@ class DashboardsTest : public testing::Test {
 
   Dashboards Open(bool counts_tokens) {
     TrainOptions options;
-    options.tensorboard_folder = folder_ + "/events";
-    options.prometheus_file = folder_ + "/train.prom";
+    options.flags.tensorboard = folder_ + "/events";
+    options.flags.prometheus = folder_ + "/train.prom";
     return Dashboards(options, "cnn", counts_tokens, failures_);
   }
 
@@ -131,8 +131,8 @@ TEST_F(DashboardsTest, WithoutFilesThereIsNothingToDo) {
 
 TEST_F(DashboardsTest, ASinkThatFailsIsReportedOnceAndTheOthersGoOn) {
   TrainOptions options;
-  options.tensorboard_folder = folder_ + "/a_file/events";
-  options.prometheus_file = folder_ + "/no_folder/train.prom";
+  options.flags.tensorboard = folder_ + "/a_file/events";
+  options.flags.prometheus = folder_ + "/no_folder/train.prom";
   std::ofstream(folder_ + "/a_file").close();
   Dashboards sinks(options, "cnn", /*counts_tokens=*/false, failures_);
   for (int64_t step = 0; step < 3; ++step) {
@@ -145,7 +145,7 @@ TEST_F(DashboardsTest, ASinkThatFailsIsReportedOnceAndTheOthersGoOn) {
           "train: --prometheus: cannot create [^\n]*; the run continues .reported once.\n"));
   std::filesystem::create_directory(folder_ + "/no_folder");
   sinks.OnEnd(kStart);
-  EXPECT_THAT(*ReadFile(options.prometheus_file),
+  EXPECT_THAT(*ReadFile(options.flags.prometheus),
               HasSubstr("evenkeel_train_step{model=\"cnn\",run=\"train\"} 2\n"));
 }
 

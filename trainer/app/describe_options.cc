@@ -91,8 +91,8 @@ int64_t CountElements(const Model& model) {
 
 std::string DescribeJoin(const TrainOptions& options, const StepPlan& plan) {
   if (!plan.is_uneven()) return "even";
-  if (options.stops_early) return "uneven, all ranks stop with the first exhausted one";
-  if (!options.joins) return "cut to the same number";
+  if (options.flags.stop_early) return "uneven, all ranks stop with the first exhausted one";
+  if (!options.flags.join) return "cut to the same number";
   if (options.divide_by == DivideBy::kSamples)
     return "uneven, joined, every sample weighs the same";
   return absl::StrCat("uneven, joined, gradients divided by the ",
@@ -109,15 +109,15 @@ RunSettings SettingsOf(const TrainOptions& options, const Model& model, const Tr
       {"the number of training samples", absl::StrCat(data.train->size())},
       {kContentSetting, ContentOf(*data.train)},
       {"predictions per sample", absl::StrCat(data.train->predictions_per_sample())},
-      {"seed", absl::StrCat(options.seed)},
-      {"shuffle", Text(options.shuffle)},
+      {"seed", absl::StrCat(options.flags.seed)},
+      {"shuffle", Text(options.flags.shuffle)},
       {"optimizer", KindOf(options.rule)},
   };
   if (options.model == ModelKind::kGpt) settings.fixed["heads"] = absl::StrCat(options.gpt.heads);
   settings.dealing = {
       {kRanksSetting, absl::StrCat(world_size)},
       {"batch_size", absl::StrCat(options.batch_size)},
-      {"accumulate", absl::StrCat(options.accumulate)},
+      {"accumulate", absl::StrCat(options.flags.accumulate)},
       {"rank_steps", absl::StrJoin(options.rank_steps, ",")},
   };
   settings.free = {
@@ -125,16 +125,16 @@ RunSettings SettingsOf(const TrainOptions& options, const Model& model, const Tr
                                     Text(options.augment.mirrors))},
       {"data", options.data.path},
       {"test_data", options.data.test_path},
-      {"eval_batches", absl::StrCat(options.eval_batches)},
+      {"eval_batches", absl::StrCat(options.flags.eval_batches)},
       {"epochs", absl::StrCat(options.epochs)},
-      {"max_steps", absl::StrCat(options.max_steps)},
+      {"max_steps", absl::StrCat(options.flags.max_steps)},
       {"the optimizer's settings", ToString(options.rule)},
       {"lr_decay", absl::StrCat(static_cast<int>(options.decay))},
       {"warmup", absl::StrCat(options.warmup)},
       {"clip", absl::StrCat(options.clip)},
-      {"join", Text(options.joins)},
+      {"join", Text(options.flags.join)},
       {"divide_by", absl::StrCat(static_cast<int>(options.divide_by))},
-      {"stop_early", Text(options.stops_early)},
+      {"stop_early", Text(options.flags.stop_early)},
       {"freeze", NamesOf(options.freeze)},
       {"comm_hook", std::string(NameOf(options.comm_hook))},
       {"bucket sizes",

@@ -10,7 +10,6 @@
 #include "absl/strings/str_format.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/base/available_memory.h"
-#include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/app/freeze_schedule.h"
 #include "evenkeel/trainer/data/sampler.h"
@@ -141,30 +140,6 @@ MemoryNeeds NeedsOf(const RankMemory& memory, const MemoryPlace& place, bool is_
   if (!is_device) return {place, TotalOf(memory), TotalOf(memory)};
   const int64_t bytes = TotalOf(memory) - memory.data - memory.copies;  // Those are on the host.
   return {place, bytes, bytes - memory.activations};
-}
-
-std::string MemoryNeeds::Serialize() const {
-  return internal::ByteWriter()
-      .Bytes(place.name)
-      .Bytes(place.boot)
-      .I64(place.available)
-      .I64(place.swap)
-      .I64(bytes)
-      .I64(certain_bytes)
-      .Take();
-}
-
-absl::StatusOr<MemoryNeeds> MemoryNeeds::Parse(absl::string_view bytes) {
-  internal::ByteReader reader(bytes);
-  MemoryNeeds needs;
-  needs.place.name = std::string(reader.Bytes());
-  needs.place.boot = std::string(reader.Bytes());
-  for (int64_t* field :
-       {&needs.place.available, &needs.place.swap, &needs.bytes, &needs.certain_bytes}) {
-    *field = reader.I64();
-  }
-  EK_RETURN_IF_ERROR(reader.Finish("the memory that a rank needs"));
-  return needs;
 }
 
 MemoryPlace HostMemory() {

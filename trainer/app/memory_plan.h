@@ -47,6 +47,10 @@ struct MemoryPlace {
   int64_t available = 0;  // Bytes. Negative: unknown.
   int64_t swap = 0;       // Further bytes, which are slow.
   std::string boot;       // Ranks share the memory if name and boot are equal.
+
+  static void VisitFields(auto& self, auto& visit) {
+    visit(self.name, self.available, self.swap, self.boot);
+  }
 };
 
 // The memory that a rank needs, and its place as it was before any rank took memory.
@@ -55,8 +59,9 @@ struct MemoryNeeds {
   int64_t bytes = 0;
   int64_t certain_bytes = 0;  // The part of `bytes` that is no estimate.
 
-  std::string Serialize() const;
-  static absl::StatusOr<MemoryNeeds> Parse(absl::string_view bytes);
+  static void VisitFields(auto& self, auto& visit) {
+    visit(self.place, self.bytes, self.certain_bytes);
+  }
 };
 
 // Returns the part of a place that a rank needs: of the device's memory, or of the host's.

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/base/fields.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/status.h"
@@ -237,11 +238,11 @@ TEST(JudgeMemoryTest, OnlyWhatCannotFitIsRefused) {
 
 TEST(JudgeMemoryTest, NeedsTravelBetweenRanks) {
   const MemoryNeeds needs = Needs("host a", 1 << 20, 17, 3);
-  const absl::StatusOr<MemoryNeeds> read = MemoryNeeds::Parse(needs.Serialize());
+  const auto read = internal::FromBytes<MemoryNeeds>(internal::ToBytes(needs), "needs");
   ASSERT_TRUE(read.ok()) << read.status();
-  EXPECT_EQ(read->Serialize(), needs.Serialize());
+  EXPECT_EQ(internal::ToBytes(*read), internal::ToBytes(needs));
   EXPECT_EQ(read->place.name, "host a");
-  EXPECT_FALSE(MemoryNeeds::Parse("x").ok());
+  EXPECT_FALSE(internal::FromBytes<MemoryNeeds>("x", "needs").ok());
 }
 
 TEST(DryRunTest, TellsTheNeedTheRestAndTheVerdict) {

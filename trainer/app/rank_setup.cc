@@ -14,8 +14,8 @@
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/app/freeze_schedule.h"
+#include "evenkeel/trainer/checkpoint/checkpoint_folder.h"
 #include "evenkeel/trainer/device/device_models.h"
-#include "evenkeel/trainer/gpt/find_weights.h"
 #include "evenkeel/trainer/gpt/gpt.h"
 #include "evenkeel/trainer/gpt/gpt_file.h"
 #include "evenkeel/trainer/models/cnn.h"
@@ -33,7 +33,7 @@ MlpOptions MlpOptionsOf(const TrainOptions& options, const TrainingData& data,
   return {.image = *data.image,
           .hidden = options.hidden,
           .dtype = options.compute == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32,
-          .seed = options.seed,
+          .seed = options.flags.seed,
           .is_plan = is_plan};
 }
 CnnOptions CnnOptionsOf(const TrainOptions& options, const TrainingData& data,
@@ -85,8 +85,8 @@ absl::StatusOr<std::unique_ptr<Model>> MakeOnDevice(const TrainOptions& options,
 
 // Loads the weights of --init, for a gpt also in Hugging Face's form; a plan is only compared.
 absl::Status LoadWeights(const TrainOptions& options, Model& model) {
-  if (options.init_file.empty()) return absl::OkStatus();
-  EK_ASSIGN_OR_RETURN(const std::string path, FindWeights(options.init_file));
+  if (options.flags.init.empty()) return absl::OkStatus();
+  EK_ASSIGN_OR_RETURN(const std::string path, FindWeights(options.flags.init));
   if (options.model != ModelKind::kGpt) return LoadModel(path, model);
   EK_ASSIGN_OR_RETURN(const GptFile file, GptFile::Read(path));
   return file.LoadInto(model);
@@ -129,31 +129,31 @@ absl::StatusOr<RankSetup> CheckRank(const TrainOptions& options,
   RankSetup setup{.data = *data};
   EK_ASSIGN_OR_RETURN(setup.plan, PlanOf(options, *setup.data, world_size));
   EK_ASSIGN_OR_RETURN(setup.model, MakeOnHost(options, *setup.data, /*is_plan=*/true));
-  if (options.sample_every > 0 && setup.data->tokenizer == nullptr) {
+  if (options.flags.sample_every > 0 && setup.data->tokenizer == nullptr) {
     return absl::InvalidArgumentError(
         "--sample_every needs a tokenizer, and these token shards have none; pass --tokenizer");
   }
   EK_RETURN_IF_ERROR(
       Annotate(CheckFreezeSchedule(options.freeze, setup.model->parameters()), "--freeze"));
   if (rank == 0) EK_RETURN_IF_ERROR(Annotate(LoadWeights(options, *setup.model), "--init"));
-  if (options.dry_run) return setup;
-  EK_RETURN_IF_ERROR(MakeFolder("flight (or EVENKEEL_FLIGHT)", options.flight_folder));
+  if (options.flags.dry_run) return setup;
+  EK_RETURN_IF_ERROR(MakeFolder("flight (or EVENKEEL_FLIGHT)", options.flags.flight));
   if (rank != 0) return setup;
   if (options.saves_folder()) {
-    EK_RETURN_IF_ERROR(MakeFolder("save", options.save_file));
+    EK_RETURN_IF_ERROR(MakeFolder("save", options.flags.save));
   } else {
-    EK_RETURN_IF_ERROR(CheckCanWrite("save", options.save_file));
+    EK_RETURN_IF_ERROR(CheckCanWrite("save", options.flags.save));
   }
-  EK_RETURN_IF_ERROR(CheckCanAppend("metrics", options.metrics_file));
-  if (!options.prometheus_file.empty() && !absl::EndsWith(options.prometheus_file, ".prom")) {
+  EK_RETURN_IF_ERROR(CheckCanAppend("metrics", options.flags.metrics));
+  if (!options.flags.prometheus.empty() && !absl::EndsWith(options.flags.prometheus, ".prom")) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--prometheus=", options.prometheus_file,
+        absl::StrCat("--prometheus=", options.flags.prometheus,
                      ": node_exporter reads only files whose names end with .prom; rename it"));
   }
-  EK_RETURN_IF_ERROR(CheckCanWrite("prometheus", options.prometheus_file));
-  EK_RETURN_IF_ERROR(MakeFolder("tensorboard", options.tensorboard_folder));
-  EK_RETURN_IF_ERROR(CheckCanWrite("report", options.report_file));
-  EK_RETURN_IF_ERROR(CheckCanWrite("trace", options.trace_file));
+  EK_RETURN_IF_ERROR(CheckCanWrite("prometheus", options.flags.prometheus));
+  EK_RETURN_IF_ERROR(MakeFolder("tensorboard", options.flags.tensorboard));
+  EK_RETURN_IF_ERROR(CheckCanWrite("report", options.flags.report));
+  EK_RETURN_IF_ERROR(CheckCanWrite("trace", options.flags.trace));
   return setup;
 }
 
@@ -183,10 +183,10 @@ absl::StatusOr<StepPlan> PlanOf(const TrainOptions& options, const TrainingData&
                        .samples = data.train->size(),
                        .batch_size = options.samples_per_step(),
                        .epochs = options.epochs,
-                       .max_steps = options.max_steps,
+                       .max_steps = options.flags.max_steps,
                        .rank_steps = options.rank_steps,
-                       .must_be_even = !options.joins,
-                       .stops_early = options.stops_early,
+                       .must_be_even = !options.flags.join,
+                       .stops_early = options.flags.stop_early,
                        .begin = from});
 }
 

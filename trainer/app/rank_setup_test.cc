@@ -118,14 +118,14 @@ TEST(PrepareRankTest, EveryRankNeedsTheFolderOfItsLastCollectives) {
 
 TEST(PrepareRankTest, AGptStartsFromWeightsOfOtherSoftware) {
   TrainOptions options = Options({});
-  options.init_file = "tests/testdata/gpt/hf_tiny.safetensors";
+  options.flags.init = "tests/testdata/gpt/hf_tiny.safetensors";
   options.model = ModelKind::kGpt;
   options.gpt = {.context = 15, .layers = 2, .width = 32, .heads = 2};
   const auto data = std::make_shared<const TrainingData>(
       TrainingData{.train = Black(40), .test = Black(10), .vocabulary = 40});
   const absl::StatusOr<RankSetup> setup = PrepareRank(options, data, 0, 2);
   ASSERT_TRUE(setup.ok()) << setup.status();
-  options.init_file.clear();
+  options.flags.init.clear();
   const RankSetup fresh = *PrepareRank(options, data, 0, 2);
   EXPECT_NE(setup->model->parameters()[0].value.as<float>()[0],
             fresh.model->parameters()[0].value.as<float>()[0]);

@@ -48,7 +48,7 @@ std::string DescribeBatches(const std::vector<int64_t>& batches) {
 RunOutput::RunOutput(const TrainStreams& streams, const TrainOptions& options,
                      const TrainingRun& run, const RunRecorder& recorder, MetricsMode mode)
     : out_(streams.out),
-      evaluates_part_(options.eval_batches > 0),
+      evaluates_part_(options.flags.eval_batches > 0),
       freeze_(options.freeze),
       run_(run),
       recorder_(recorder),
@@ -59,9 +59,9 @@ RunOutput::RunOutput(const TrainStreams& streams, const TrainOptions& options,
       sinks_(options, std::string(NameOf(options.model)), counts_tokens_, failures_),
       epochs_reported_(run.first_epoch()) {
   progress_.emplace(out_, HowToShow());
-  if (options.metrics_file.empty()) return;
+  if (options.flags.metrics.empty()) return;
   absl::StatusOr<std::unique_ptr<MetricsWriter>> metrics =
-      MetricsWriter::Create(options.metrics_file, mode);
+      MetricsWriter::Create(options.flags.metrics, mode);
   failures_.Note("--metrics", metrics.status());
   if (metrics.ok()) metrics_ = *std::move(metrics);
 }
@@ -100,7 +100,7 @@ void RunOutput::OnStart(const TrainOptions& options) {
                 {"backend", std::string(backend)},
                 {"optimizer", ToString(options.rule)},
                 {"zero", options.sharding != Sharding::kNone},
-                {"join", options.joins},
+                {"join", options.flags.join},
                 {"batch_size", options.batch_size},
                 {"total_steps", plan_.total_steps}});
 }
@@ -136,13 +136,9 @@ void RunOutput::ReportFreezing(int64_t step) {
   const ParameterSet& parameters = run_.model().parameters();
   std::vector<int> frozen = FrozenAt(freeze_, step, parameters);
   if (frozen == frozen_) return;
-  progress_->Finish();
   const FreezeChange change = ChangeOf(frozen_, frozen, parameters);
-  if (!change.begun.empty())
-    absl::FPrintF(out_, "frozen from step %d on: %s\n", step, change.begun);
-  if (!change.ended.empty())
-    absl::FPrintF(out_, "trained from step %d on: %s\n", step, change.ended);
-  std::fflush(out_);
+  if (!change.begun.empty()) Print("frozen from step %d on: %s\n", step, change.begun);
+  if (!change.ended.empty()) Print("trained from step %d on: %s\n", step, change.ended);
   frozen_ = std::move(frozen);
   WriteMetrics({{"event", "freeze"},
                 {"step", step},
@@ -207,18 +203,15 @@ void RunOutput::ReportExhaustedRanks(int epoch, const EpochResult& result) {
                   {"rank", rank},
                   {"batches", result.batches_done[rank]}});
     if (!result.stopped_early) continue;
-    absl::FPrintF(out_,
-                  "rank %d has no more input after %d batches: all ranks stop (--stop_early)\n",
-                  rank, result.batches_done[rank]);
+    Print("rank %d has no more input after %d batches: all ranks stop (--stop_early)\n", rank,
+          result.batches_done[rank]);
   }
 }
 
 void RunOutput::OnStragglers(int64_t step, const std::string& news, const StragglerReport& recent) {
   sinks_.OnStragglers(step, recent, absl::Now());
   if (news.empty()) return;
-  progress_->Finish();
-  absl::FPrintF(out_, "%s\n", news);
-  std::fflush(out_);
+  Print("%s\n", news);
   for (const StragglerReport::Rank& rank : recent.ranks) {
     if (!rank.is_straggler) continue;
     WriteMetrics({{"event", "straggler"},
@@ -234,12 +227,10 @@ void RunOutput::OnEpoch(int epoch, const EpochResult& result, const TestResult& 
   const Evaluation& test = tested.test;
   if (epoch < epochs_reported_) return;  // Evaluated again because a rank was lost in it.
   epochs_reported_ = epoch + 1;
-  progress_->Finish();
   ReportExhaustedRanks(epoch, result);
-  absl::FPrintF(out_, "epoch %d/%d  training %s  test %s  after %.1f s\n", epoch + 1,
-                plan_.epochs(), DescribeQuality(result.training, *run_.data().train),
-                DescribeQuality(test, *run_.data().test), recorder_.Seconds());
-  std::fflush(out_);
+  Print("epoch %d/%d  training %s  test %s  after %.1f s\n", epoch + 1, plan_.epochs(),
+        DescribeQuality(result.training, *run_.data().train),
+        DescribeQuality(test, *run_.data().test), recorder_.Seconds());
   sinks_.OnTest(std::max<int64_t>(0, tested.steps - 1), test, absl::Now());
   WriteMetrics(WithBits("test_bits_per_token", test.loss_mean(),
                         {{"event", "epoch"},
@@ -254,10 +245,8 @@ void RunOutput::OnEpoch(int epoch, const EpochResult& result, const TestResult& 
 }
 
 void RunOutput::OnTest(const TestResult& result) {
-  progress_->Finish();
-  absl::FPrintF(out_, "step %d  test %s%s\n", result.steps,
-                DescribeQuality(result.test, *run_.data().test), result.is_best ? "  (best)" : "");
-  std::fflush(out_);
+  Print("step %d  test %s%s\n", result.steps, DescribeQuality(result.test, *run_.data().test),
+        result.is_best ? "  (best)" : "");
   sinks_.OnTest(std::max<int64_t>(0, result.steps - 1), result.test, absl::Now(), evaluates_part_);
   WriteMetrics(WithBits("test_bits_per_token", result.test.loss_mean(),
                         {{"event", "evaluation"},
@@ -269,17 +258,13 @@ void RunOutput::OnTest(const TestResult& result) {
 }
 
 void RunOutput::OnSample(int64_t steps, const std::string& text) {
-  progress_->Finish();
-  absl::FPrintF(out_, "sample after step %d:\n%s\n\n", steps, text);
-  std::fflush(out_);
+  Print("sample after step %d:\n%s\n\n", steps, text);
   sinks_.OnSample(steps - 1, text, absl::Now());
   WriteMetrics({{"event", "sample"}, {"step", steps}, {"text", text}});
 }
 
 void RunOutput::OnConverged(int64_t steps, int64_t patience) {
-  absl::FPrintF(out_, "stopped after step %d: no lower test loss in %d evaluations\n", steps,
-                patience);
-  std::fflush(out_);
+  Print("stopped after step %d: no lower test loss in %d evaluations\n", steps, patience);
 }
 
 void RunOutput::OnSaved(absl::string_view path) { absl::FPrintF(out_, "saved %s\n", path); }

@@ -37,8 +37,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
-#include "evenkeel/join/straggler.h"
+#include "evenkeel/join/steps/straggler_report.h"
 #include "evenkeel/trainer/app/dashboards.h"
 #include "evenkeel/trainer/app/freeze_schedule.h"
 #include "evenkeel/trainer/app/metrics.h"
@@ -107,6 +108,13 @@ class RunOutput {
   void ReportFreezing(int64_t step);
   void ReportExhaustedRanks(int epoch, const EpochResult& result);
   void ShowWaits();
+  // Prints below the progress line.
+  template <typename... Args>
+  void Print(const absl::FormatSpec<Args...>& format, const Args&... args) {
+    progress_->Finish();
+    absl::FPrintF(out_, format, args...);
+    std::fflush(out_);
+  }
   void WriteMetrics(const MetricsFields& fields);
   // `data`: that of the evaluation.
   std::string DescribeQuality(const Evaluation& evaluation, const Dataset& data) const;

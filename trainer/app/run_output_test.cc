@@ -291,7 +291,7 @@ TEST(RunOutputTest, AMetricsFileThatCannotBeWrittenEndsNothing) {
                           .train = Black(12), .test = Black(2), .image = ImageShape{}}),
                       0, 1));
       EK_ASSIGN_OR_RETURN(const auto run, TrainingRun::Create(&comm, options, std::move(setup)));
-      options.metrics_file = metrics;
+      options.flags.metrics = metrics;
       const RunRecorder recorder(options, *run);
       const auto report = RunOutput::Create({.out = log, .log = log}, options, *run, recorder);
       for (int64_t step = 0; step < 3; ++step) report->OnStep({.step = step, .active = 1});

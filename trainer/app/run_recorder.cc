@@ -15,7 +15,6 @@
 #include "evenkeel/trainer/report/chrome_trace.h"
 #include "evenkeel/trainer/report/gather_records.h"
 #include "evenkeel/trainer/report/html_report.h"
-#include "evenkeel/trainer/report/run_history.h"
 #include "evenkeel/zero_optim/checkpoint/file_io.h"
 #include "evenkeel/zero_optim/update_rule.h"
 
@@ -47,11 +46,11 @@ std::vector<RunSetting> SettingsOf(const TrainOptions& options, const TrainingRu
       {"training samples", absl::StrCat(run.data().train->size())},
       {"test samples", absl::StrCat(run.data().test->size())},
       {"data", options.data.path},
-      {"shuffled", yes_or_no(options.shuffle)},
-      {"seed", absl::StrCat(options.seed)},
+      {"shuffled", yes_or_no(options.flags.shuffle)},
+      {"seed", absl::StrCat(options.flags.seed)},
       {"epochs", absl::StrCat(options.epochs)},
       {"samples per rank and pass", absl::StrCat(options.batch_size)},
-      {"passes per step", absl::StrCat(options.accumulate)},
+      {"passes per step", absl::StrCat(options.flags.accumulate)},
       {"optimizer", absl::StrCat(ToString(options.rule), DescribeDecay(options.decay))},
       {"optimizer's state", std::string(DescribeSharding(options.sharding))},
       {"ranks", absl::StrCat(run.communicator().world_size())},
@@ -59,7 +58,7 @@ std::vector<RunSetting> SettingsOf(const TrainOptions& options, const TrainingRu
       {"inputs", DescribeJoin(options, run.plan())},
       {"bucket sizes", Megabytes(options.bucket_caps)},
       {"gradients are sent as", std::string(NameOf(options.comm_hook))},
-      {"gradients lie in buckets", yes_or_no(options.gradients_are_views)},
+      {"gradients lie in buckets", yes_or_no(options.flags.grad_view)},
       {"when a rank is lost", options.goes_on ? "the other ranks continue" : "stop"},
       {"host of rank 0", HostName()},
       {"evenkeel", std::string(kBuild)},
@@ -75,8 +74,8 @@ std::vector<RunSetting> SettingsOf(const TrainOptions& options, const TrainingRu
   if (options.warmup > 0) settings.push_back({"warm-up steps", absl::StrCat(options.warmup)});
   if (options.clip > 0)
     settings.push_back({"clip gradients to the norm", absl::StrCat(options.clip)});
-  if (options.max_steps > 0)
-    settings.push_back({"limit of steps", absl::StrCat(options.max_steps)});
+  if (options.flags.max_steps > 0)
+    settings.push_back({"limit of steps", absl::StrCat(options.flags.max_steps)});
   return settings;
 }
 
@@ -104,9 +103,9 @@ absl::Status WriteText(const std::string& path, absl::string_view text) {
 RunRecorder::RunRecorder(const TrainOptions& options, const TrainingRun& run, RunRecord history)
     : run_(run),
       freeze_(options.freeze),
-      evaluates_part_(options.eval_batches > 0),
-      report_file_(options.report_file),
-      trace_file_(options.trace_file),
+      evaluates_part_(options.flags.eval_batches > 0),
+      report_file_(options.flags.report),
+      trace_file_(options.flags.trace),
       start_(absl::Now()),
       record_(std::move(history)),
       steps_(std::move(record_.steps)) {

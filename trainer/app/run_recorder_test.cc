@@ -250,14 +250,14 @@ TEST(RunRecorderTest, TheNextRankZeroReportsTheWholeRun) {
   for (int rank = 1; rank < kRanks; ++rank)
     EXPECT_TRUE(statuses[rank].ok()) << rank << ": " << statuses[rank];
 
-  const std::string report = ReadFile(options.report_file).value_or("");
+  const std::string report = ReadFile(options.flags.report).value_or("");
   EXPECT_EQ(CheckPage(report), "");
   EXPECT_THAT(report, HasSubstr(", 3 ranks</h1>"));
   EXPECT_THAT(report, HasSubstr(">2 at the end<"));
   EXPECT_THAT(report, HasSubstr("training, rank 1"));
   EXPECT_THAT(report, HasSubstr("lost</b> rank 0; the other ranks continue from this step"));
   EXPECT_THAT(report, HasSubstr("frozen</b> fc1.weight, fc1.bias"));
-  const std::string trace = ReadFile(options.trace_file).value_or("");
+  const std::string trace = ReadFile(options.flags.trace).value_or("");
   EXPECT_EQ(CheckTrace(trace), "");
   // 9 steps of three ranks are an epoch, 13 of two. Rank 1 has a batch in each step but the last of
   // the second epoch.
@@ -265,7 +265,7 @@ TEST(RunRecorderTest, TheNextRankZeroReportsTheWholeRun) {
   double seconds = 0;
   int lost = 0;
   for (absl::string_view line :
-       absl::StrSplit(*ReadFile(options.metrics_file), '\n', absl::SkipEmpty())) {
+       absl::StrSplit(*ReadFile(options.flags.metrics), '\n', absl::SkipEmpty())) {
     const nlohmann::json event = nlohmann::json::parse(std::string(line));
     lost += event["event"] == "lost";
     if (!event.contains("seconds")) continue;

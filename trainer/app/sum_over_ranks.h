@@ -11,13 +11,31 @@
 #define EVENKEEL_TRAINER_APP_SUM_OVER_RANKS_H_
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "evenkeel/comm/base/fields.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/control/control.h"
+#include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/models/evaluate.h"
 
 namespace evenkeel {
+
+// Returns the values of all ranks, by rank: numbers, or structs as comm/base/fields.h reads them.
+template <typename T>
+absl::StatusOr<std::vector<T>> ExchangeValues(Communicator& comm, absl::string_view topic,
+                                              const T& mine) {
+  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
+                      comm.control().Exchange(topic, internal::ToBytes(mine), comm.timeout()));
+  std::vector<T> values;
+  for (const std::string& part : parts) {
+    EK_ASSIGN_OR_RETURN(values.emplace_back(), internal::FromBytes<T>(part, topic));
+  }
+  return values;
+}
 
 absl::StatusOr<Evaluation> SumOverRanks(Communicator& comm, const Evaluation& mine);
 

@@ -13,9 +13,9 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/trainer/checkpoint/checkpoint_folder.h"
 #include "evenkeel/trainer/data/image_dataset.h"
 #include "evenkeel/trainer/data/text_dataset.h"
-#include "evenkeel/trainer/gpt/find_weights.h"
 #include "evenkeel/trainer/gpt/gpt_file.h"
 #include "evenkeel/trainer/models/mlp.h"
 #include "evenkeel/trainer/models/model_file.h"
@@ -418,6 +418,13 @@ Bytes Megabytes(double megabytes) { return Bytes{static_cast<int64_t>(megabytes 
 
 }  // namespace
 
+void AddTrainFlags(FlagTable& table, TrainFlags& flags) {
+#define GROUP(title) table.Group(title);
+#define FLAG(type, name, value, help) table.Add(#name, flags.name, help);
+#define OPTION(type, name, shown, help) table.Add<type>(#name, flags.name, shown, help);
+#include "evenkeel/trainer/app/train_flags.inc"
+}
+
 absl::string_view NameOf(ModelKind model) { return NameIn(kModels, model); }
 absl::string_view NameOf(BackendKind backend) { return NameIn(kBackends, backend); }
 absl::string_view NameOf(CommHook hook) { return NameIn(kCommHooks, hook); }
@@ -425,35 +432,9 @@ absl::string_view NameOf(CommHook hook) { return NameIn(kCommHooks, hook); }
 absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
   EK_RETURN_IF_ERROR(CheckNumbers(flags));
   TrainOptions options{
-      .loss_scale = flags.loss_scale,
-      .seed = flags.seed,
-      .shuffle = flags.shuffle,
-      .max_steps = flags.max_steps,
-      .accumulate = flags.accumulate,
+      .flags = flags,
       .nproc = flags.nproc.value_or(kDefaultRanks),
-      .nproc_is_given = flags.nproc.has_value(),
-      .joins = flags.join,
-      .stops_early = flags.stop_early,
-      .eval_every = flags.eval_every,
-      .eval_batches = flags.eval_batches,
-      .patience = flags.patience,
-      .sample_every = flags.sample_every,
-      .sample_prompt = flags.sample_prompt,
-      .sample_tokens = flags.sample_tokens,
-      .saves_best = flags.save_best,
-      .check_replicas_every = flags.check_replicas,
-      .bucket_caps = {Megabytes(flags.first_bucket_mb), Megabytes(flags.bucket_cap_mb)},
-      .gradients_are_views = flags.grad_view,
-      .init_file = flags.init,
-      .save_file = flags.save,
-      .metrics_file = flags.metrics,
-      .tensorboard_folder = flags.tensorboard,
-      .prometheus_file = flags.prometheus,
-      .flight_folder = flags.flight,
-      .report_file = flags.report,
-      .trace_file = flags.trace,
-      .dry_run = flags.dry_run,
-  };
+      .bucket_caps = {Megabytes(flags.first_bucket_mb), Megabytes(flags.bucket_cap_mb)}};
   EK_ASSIGN_OR_RETURN(options.model, Choose("model", flags.model, kModels));
   EK_RETURN_IF_ERROR(CheckModelFlags(flags, options.model));
   const ModelDefaults defaults = DefaultsOf(options.model);

@@ -1,12 +1,18 @@
-// The checked options of a training run, made from its flags (train_flags.h).
+// The flags of the trainer, and the checked options of a training run that are made from them.
 //
+//   TrainFlags flags;
+//   FlagTable table;
+//   AddTrainFlags(table, flags);  // and table.Parse()
 //   EK_ASSIGN_OR_RETURN(const TrainOptions options,
 //                       MakeTrainOptions({.optimizer = "sgd", .lr = 0.1}));
 //
 // Defaults that depend on other flags are filled in: sizes, the learning rate and its schedule, the
 // weight decay.
 //
-// Threads: pure function.
+// train_flags.inc is the table of flags. To add one, add an entry there and its use in
+// MakeTrainOptions().
+//
+// Threads: pure functions.
 // Errors:  InvalidArgument, which names the flag, its value and the valid values.
 
 #ifndef EVENKEEL_TRAINER_APP_TRAIN_OPTIONS_H_
@@ -25,10 +31,10 @@
 #include "evenkeel/comm/types.h"
 #include "evenkeel/comm/verify.h"
 #include "evenkeel/join/step_divisor.h"
+#include "evenkeel/trainer/app/flag_table.h"
 #include "evenkeel/trainer/app/freeze_schedule.h"
 #include "evenkeel/trainer/app/learning_rate.h"
-#include "evenkeel/trainer/app/train_flags.h"
-#include "evenkeel/trainer/checkpoint/checkpoint_options.h"
+#include "evenkeel/trainer/checkpoint/checkpoint_folder.h"
 #include "evenkeel/trainer/data/augment.h"
 #include "evenkeel/trainer/data/training_data.h"
 #include "evenkeel/trainer/gpt/gpt_options.h"
@@ -36,6 +42,21 @@
 #include "evenkeel/zero_optim/update_rule.h"
 
 namespace evenkeel {
+
+inline constexpr char kDefaultHidden[] = "64";
+inline constexpr int kDefaultRanks = 2;  // On the CPU.
+inline constexpr int64_t kDefaultCheckpointEvery = 500;
+
+// Members have the names and defaults of the flags. None: not given.
+struct TrainFlags {
+#define GROUP(title)
+#define FLAG(type, name, value, help) type name = value;
+#define OPTION(type, name, shown, help) std::optional<type> name;
+#include "evenkeel/trainer/app/train_flags.inc"
+};
+
+// Adds all flags to `table`. `flags` must outlive the parsing.
+void AddTrainFlags(FlagTable& table, TrainFlags& flags);
 
 enum class ModelKind { kMlp, kCnn, kGpt };
 enum class DeviceKind { kAuto, kCpu, kCuda };
@@ -45,26 +66,25 @@ enum class CommHook { kNone, kFloat16, kBFloat16, kInt8, kPowerSgd };
 enum class Sharding { kNone, kTensors, kSlices };
 
 struct TrainOptions {
+  // The flags as they were given; main() fills in `flight` and `check_replicas` from the
+  // environment. The members below have the values that are checked against a list, parsed, or
+  // filled in.
+  TrainFlags flags;
+
   ModelKind model = ModelKind::kCnn;
   std::vector<int> hidden;          // Units of each hidden layer of the mlp.
   CnnOptions cnn;                   // The data sets the size of the images
   GptOptions gpt;                   // and the vocabulary.
   DType compute = DType::kFloat32;  // Type of factors of products; also in the gpt's options.
-  double loss_scale = 65536;        // Initial scale of losses, for float16.
-  uint64_t seed = 0;
 
   DataOptions data;
   AugmentOptions augment;  // Default: unchanged images.
-  bool shuffle = true;
   int epochs = 0;
-  int64_t max_steps = 0;            // 0: no limit.
   int64_t batch_size = 0;           // Samples per rank and pass.
-  int64_t accumulate = 1;           // Passes per step.
   std::vector<int64_t> rank_steps;  // Empty: all the data.
 
   DeviceKind device = DeviceKind::kAuto;  // ChooseDevice() (choose_device.h) settles these three.
   int nproc = 0;
-  bool nproc_is_given = false;
   BackendKind backend = BackendKind::kAuto;
 
   UpdateRule rule;
@@ -73,51 +93,28 @@ struct TrainOptions {
   double clip = 0;  // Largest norm of all gradients; 0: no limit.
   Sharding sharding = Sharding::kSlices;
 
-  bool joins = true;
   DivideBy divide_by = DivideBy::kSamples;
-  bool stops_early = false;
-
-  int64_t eval_every = 0;    // Steps; 0: only at the end of an epoch.
-  int64_t eval_batches = 0;  // Per rank and evaluation of eval_every; 0: all the test data.
-  int64_t patience = 0;  // Evaluations without a lower loss, after which training ends; 0: none.
-  int64_t sample_every = 0;  // Steps between texts that rank 0's model writes; 0: none.
-  std::string sample_prompt;
-  int64_t sample_tokens = 0;
-  bool saves_best = false;  // To save_file, in place of the last weights.
 
   bool goes_on = false;              // When a rank is lost, the others continue.
   bool lost_shard_is_fresh = false;  // The lost rank's part of a sharded optimizer's state is
                                      // reinitialized; goes_on needs it for a sharded optimizer.
   std::optional<VerifyLevel> verify;
-  int64_t check_replicas_every = 0;  // Steps; 0: not given.
 
   std::vector<Bytes> bucket_caps;
   CommHook comm_hook = CommHook::kNone;
   int power_sgd_rank = 1;
   int64_t power_sgd_start = 1000;  // The first step that it compresses.
-  bool gradients_are_views = false;
   TrainabilityPolicy trainability = TrainabilityPolicy::kAlways;
   int64_t check_trainable_every = 1;  // With kEveryN.
   FreezeSchedule freeze;
 
   CheckpointOptions checkpoints;
 
-  std::string init_file;  // Paths; empty: none.
-  std::string save_file;
-  std::string metrics_file;
-  std::string tensorboard_folder;
-  std::string prometheus_file;
-  std::string flight_folder;
-  std::string report_file;
-  std::string trace_file;
-
-  bool dry_run = false;  // Describes the memory of the run, and runs no step.
-
-  bool saves_folder() const { return absl::EndsWith(save_file, "/"); }
-  bool wants_record() const { return !report_file.empty() || !trace_file.empty(); }
-  int64_t samples_per_step() const { return batch_size * accumulate; }  // On one rank.
+  bool saves_folder() const { return absl::EndsWith(flags.save, "/"); }
+  bool wants_record() const { return !flags.report.empty() || !flags.trace.empty(); }
+  int64_t samples_per_step() const { return batch_size * flags.accumulate; }  // On one rank.
   // Returns the rank whose buffers the model has after a step in which all ranks had a batch.
-  int ModelRank(int world_size) const { return joins ? world_size - 1 : 0; }
+  int ModelRank(int world_size) const { return flags.join ? world_size - 1 : 0; }
 };
 
 // Return the values of --model, --backend and --comm_hook.

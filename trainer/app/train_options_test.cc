@@ -26,7 +26,7 @@ TEST(TrainOptionsTest, DefaultRunIsTheCnnWithAdamWZeroAndJoinOnTwoProcesses) {
   EXPECT_TRUE(std::holds_alternative<AdamW>(options->rule));
   EXPECT_EQ(options->decay, Decay::kLinear);
   EXPECT_EQ(options->sharding, Sharding::kSlices);
-  EXPECT_TRUE(options->joins);
+  EXPECT_TRUE(options->flags.join);
   EXPECT_EQ(options->divide_by, DivideBy::kSamples);
   EXPECT_EQ(options->nproc, 2);
   EXPECT_EQ(60000 / options->batch_size % 2, 1);  // The ranks' numbers of batches differ.
@@ -51,10 +51,10 @@ TEST(TrainOptionsTest, Evaluations) {
                                                   .eval_batches = 3,
                                                   .patience = 4,
                                                   .save_best = true});
-  EXPECT_EQ(options.eval_every, 50);
-  EXPECT_EQ(options.eval_batches, 3);
-  EXPECT_EQ(options.patience, 4);
-  EXPECT_TRUE(options.saves_best);
+  EXPECT_EQ(options.flags.eval_every, 50);
+  EXPECT_EQ(options.flags.eval_batches, 3);
+  EXPECT_EQ(options.flags.patience, 4);
+  EXPECT_TRUE(options.flags.save_best);
   const auto error = [](const TrainFlags& flags) {
     return std::string(MakeTrainOptions(flags).status().message());
   };
@@ -123,10 +123,10 @@ TEST(TrainOptionsTest, RanksStopWithALostOneUnlessTheyAreToGoOn) {
   EXPECT_TRUE(options.goes_on);
   EXPECT_TRUE(options.lost_shard_is_fresh);
   EXPECT_EQ(options.verify, VerifyLevel::kEvery);
-  EXPECT_EQ(options.flight_folder, "here");
+  EXPECT_EQ(options.flags.flight, "here");
   EXPECT_EQ(MakeTrainOptions({})->verify, std::nullopt);
-  EXPECT_EQ(MakeTrainOptions({})->check_replicas_every, 0);
-  EXPECT_EQ(MakeTrainOptions({.check_replicas = 50})->check_replicas_every, 50);
+  EXPECT_EQ(MakeTrainOptions({})->flags.check_replicas, 0);
+  EXPECT_EQ(MakeTrainOptions({.check_replicas = 50})->flags.check_replicas, 50);
 }
 
 TEST(TrainOptionsTest, AGptHasItsPresetsSizesUnlessTheyAreGiven) {

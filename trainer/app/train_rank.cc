@@ -19,6 +19,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/agree.h"
+#include "evenkeel/comm/base/fields.h"
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/phase.h"
@@ -30,13 +31,12 @@
 #include "evenkeel/trainer/app/run_output.h"
 #include "evenkeel/trainer/app/run_recorder.h"
 #include "evenkeel/trainer/app/training_run.h"
-#include "evenkeel/trainer/checkpoint/checkpoint_options.h"
+#include "evenkeel/trainer/checkpoint/checkpoint_folder.h"
 #include "evenkeel/trainer/checkpoint/run_checkpoints.h"
 #include "evenkeel/trainer/checkpoint/run_state.h"
 #include "evenkeel/trainer/models/evaluate.h"
 #include "evenkeel/trainer/models/model_file.h"
 #include "evenkeel/trainer/report/gather_records.h"
-#include "evenkeel/trainer/report/record_bytes.h"
 #include "evenkeel/trainer/report/run_record.h"
 
 namespace evenkeel {
@@ -153,12 +153,12 @@ class Job {
   absl::Status Stop(const EpochResult& result) {
     was_stopped_ = true;
     std::string saved = result.checkpoint;
-    if (saved.empty() && !options_.save_file.empty() && SavesLast()) {
+    if (saved.empty() && !options_.flags.save.empty() && SavesLast()) {
       EK_RETURN_IF_ERROR(run_.ShareBuffers());
       if (output_ != nullptr) {
         EK_RETURN_IF_ERROR(Own(SaveWeights({{"steps", absl::StrCat(*result.stopped_after)}})));
       }
-      saved = options_.save_file;
+      saved = options_.flags.save;
     }
     if (output_ != nullptr) output_->OnStopped();
     if (options_.wants_record()) {
@@ -166,7 +166,7 @@ class Job {
                                                   *result.stopped_after, " steps.")));
     }
     if (output_ != nullptr) {
-      const bool is_no_best = options_.saves_best && saved == options_.save_file;
+      const bool is_no_best = options_.flags.save_best && saved == options_.flags.save;
       absl::FPrintF(
           streams_.log, "train: stopped at step %d%s%s; %s\n", *result.stopped_after,
           saved.empty() ? "" : ", saved " + saved,
@@ -197,14 +197,14 @@ class Job {
   }
 
   absl::Status SaveIfBest(const TestResult& tested) {
-    if (!options_.saves_best || !tested.is_best || output_ == nullptr) return absl::OkStatus();
+    if (!options_.flags.save_best || !tested.is_best || output_ == nullptr) return absl::OkStatus();
     const PhaseScope saving(run_.communicator(), StepPhase::kSaving);
     return Own(SaveWeights({{"steps", absl::StrCat(tested.steps)},
                             {"test_loss", absl::StrCat(tested.test.loss_mean())}}));
   }
 
   // The last weights are saved, too, if none were the best.
-  bool SavesLast() const { return !options_.saves_best || !run_.has_best(); }
+  bool SavesLast() const { return !options_.flags.save_best || !run_.has_best(); }
 
   void OnSaved(const EndedCheckpoint& ended, bool goes_on) {
     if (!ended.status.ok()) {
@@ -224,17 +224,18 @@ class Job {
   }
 
   void NoteConvergence(int64_t step) {
-    recorder_.OnEvent(std::max<int64_t>(0, step - 1), "converged",
-                      absl::StrCat("no lower test loss in ", options_.patience, " evaluations"));
-    if (output_ != nullptr) output_->OnConverged(step, options_.patience);
+    recorder_.OnEvent(
+        std::max<int64_t>(0, step - 1), "converged",
+        absl::StrCat("no lower test loss in ", options_.flags.patience, " evaluations"));
+    if (output_ != nullptr) output_->OnConverged(step, options_.flags.patience);
   }
 
   absl::Status SaveWeights(const std::map<std::string, std::string>& metadata) {
-    if (options_.save_file.empty()) return absl::OkStatus();
+    if (options_.flags.save.empty()) return absl::OkStatus();
     EK_RETURN_IF_ERROR((options_.saves_folder() ? SaveModelFolder : SaveModel)(
-        run_.model(), options_.save_file, metadata));
-    output_->OnSaved(options_.save_file);
-    run_.NoteCheckpoint(options_.save_file);
+        run_.model(), options_.flags.save, metadata));
+    output_->OnSaved(options_.flags.save);
+    run_.NoteCheckpoint(options_.flags.save);
     return absl::OkStatus();
   }
 
@@ -352,10 +353,11 @@ absl::StatusOr<RankSetup> CheckTogether(
       is_device ? DeviceMemory(comm.device(), comm.runtime()->Facts(comm.device())) : HostMemory(),
       is_device);
   EK_ASSIGN_OR_RETURN(const std::vector<std::string> values,
-                      AgreeOn(comm, "memory", mine, needs.Serialize()));
+                      AgreeOn(comm, "memory", mine, internal::ToBytes(needs)));
   std::vector<MemoryNeeds> all;
   for (const std::string& value : values) {
-    EK_ASSIGN_OR_RETURN(all.emplace_back(), MemoryNeeds::Parse(value));
+    EK_ASSIGN_OR_RETURN(all.emplace_back(),
+                        internal::FromBytes<MemoryNeeds>(value, "the memory that a rank needs"));
   }
   const MemoryVerdict verdict = JudgeMemory(all);
   EK_RETURN_IF_ERROR(

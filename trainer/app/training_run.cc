@@ -62,8 +62,9 @@ std::unique_ptr<BucketReduction> ReductionOf(const TrainOptions& options, const 
     case CommHook::kPowerSgd:
       break;
   }
-  PowerSgdOptions power{
-      .rank = options.power_sgd_rank, .start_step = options.power_sgd_start, .seed = options.seed};
+  PowerSgdOptions power{.rank = options.power_sgd_rank,
+                        .start_step = options.power_sgd_start,
+                        .seed = options.flags.seed};
   for (int i = 0; i < model.parameters().size(); ++i)
     power.shapes.push_back(MatrixOf(model.shape(i)));
   return std::make_unique<PowerSgd>(std::move(power));
@@ -104,8 +105,8 @@ absl::Status TrainingRun::Init() {
   if (const DevicePlace& place = setup_.model->place(); !place.is_host()) {
     clock_ = std::make_unique<StreamClock>(*place.runtime, place.stream.ref());
   }
-  samples_of_part_ = options_.eval_batches > 0
-                         ? options_.eval_batches * options_.batch_size * comm_->world_size()
+  samples_of_part_ = options_.flags.eval_batches > 0
+                         ? options_.flags.eval_batches * options_.batch_size * comm_->world_size()
                          : std::numeric_limits<int64_t>::max();
   EK_RETURN_IF_ERROR(FindBeginning());
   // Parameters frozen from the first step on get no optimizer state.
@@ -114,7 +115,7 @@ absl::Status TrainingRun::Init() {
   for (const NamedBuffer& buffer : setup_.model->buffers()) buffers.push_back(buffer.value);
   DataParallelOptions options;
   options.reducer.caps = options_.bucket_caps;
-  options.reducer.gradient_as_bucket_view = options_.gradients_are_views;
+  options.reducer.gradient_as_bucket_view = options_.flags.grad_view;
   options.trainability = {.policy = options_.trainability,
                           .every = options_.check_trainable_every,
                           .warn_on_change = false};  // The report has the events of the schedule.
@@ -141,7 +142,8 @@ absl::Status TrainingRun::Init() {
     EK_ASSIGN_OR_RETURN(optimizer_, Optimizer::Create(*ddp_, groups, placed));
   }
   if (options_.compute == DType::kFloat16) {
-    EK_ASSIGN_OR_RETURN(scaler_, LossScaler::Create(comm_, {.initial_scale = options_.loss_scale}));
+    EK_ASSIGN_OR_RETURN(scaler_,
+                        LossScaler::Create(comm_, {.initial_scale = options_.flags.loss_scale}));
   }
   return LoadBeginning();
 }
@@ -159,7 +161,7 @@ absl::Status TrainingRun::FindBeginning() {
     return a != before.end() && b != now.end() && a->second == b->second;
   };
   const bool is_same = is_equal("test_data") && is_equal("eval_batches") &&
-                       (options_.eval_batches == 0 || checkpoints_->terms().is_exact);
+                       (options_.flags.eval_batches == 0 || checkpoints_->terms().is_exact);
   EK_ASSIGN_OR_RETURN(const std::vector<std::string> same,
                       AgreeOn(*comm_, "setup", absl::OkStatus(), is_same ? "1" : "0"));
   if (same[0] == "1") best_ = before_latest_ = state->best;

@@ -132,7 +132,9 @@ class TrainingRun {
   // Evaluates all the test data at the end of an epoch.
   absl::StatusOr<TestResult> TestEpoch();
   // Returns whether the last evaluation ended the training (--patience).
-  bool has_converged() const { return options_.patience > 0 && best_.since >= options_.patience; }
+  bool has_converged() const {
+    return options_.flags.patience > 0 && best_.since >= options_.flags.patience;
+  }
   // Returns false if no evaluation has had a finite loss.
   bool has_best() const { return best_.step > 0; }
   // Called on each rank when the writing of a checkpoint has ended, between two steps. `goes_on`:

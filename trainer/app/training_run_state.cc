@@ -18,7 +18,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "evenkeel/comm/agree.h"
-#include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/phase.h"
@@ -36,8 +35,17 @@
 namespace evenkeel {
 namespace {
 
-using internal::ByteReader;
-using internal::ByteWriter;
+// The epochs that a rank has finished, and its evaluations.
+struct Place {
+  int epochs_done = 0;
+  int latest_epoch = 0;
+  BestTest best;
+  BestTest before_latest;
+
+  static void VisitFields(auto& self, auto& visit) {
+    visit(self.epochs_done, self.latest_epoch, self.best, self.before_latest);
+  }
+};
 
 uint64_t HashOf(const void* data, int64_t bytes, uint64_t seed) {
   return StableHash(seed, absl::string_view(static_cast<const char*>(data), bytes));
@@ -149,13 +157,14 @@ absl::StatusOr<Evaluation> TrainingRun::TestWithoutSharing(int64_t most) {
 }
 
 bool TrainingRun::IsTestDue(int epoch, int64_t steps) const {
-  if (options_.eval_every == 0 || steps == 0 || steps % options_.eval_every != 0) return false;
+  if (options_.flags.eval_every == 0 || steps == 0 || steps % options_.flags.eval_every != 0)
+    return false;
   // The end of an epoch has an evaluation of its own, of all the data.
-  return options_.eval_batches > 0 || steps != plan().FirstStep(epoch + 1);
+  return options_.flags.eval_batches > 0 || steps != plan().FirstStep(epoch + 1);
 }
 
 bool TrainingRun::IsSampleDue(int64_t steps) const {
-  return options_.sample_every > 0 && steps % options_.sample_every == 0;
+  return options_.flags.sample_every > 0 && steps % options_.flags.sample_every == 0;
 }
 
 absl::Status TrainingRun::TestInEpoch(int root, const Pauses& pauses) {
@@ -184,7 +193,7 @@ absl::Status TrainingRun::TestInEpoch(int root, const Pauses& pauses) {
 absl::StatusOr<TestResult> TrainingRun::TestEpoch() {
   EK_ASSIGN_OR_RETURN(const Evaluation test, Test());
   // Losses of different data cannot be compared.
-  if (options_.eval_batches > 0) return TestResult{.steps = step_, .test = test};
+  if (options_.flags.eval_batches > 0) return TestResult{.steps = step_, .test = test};
   return UpdateBest(test);
 }
 
@@ -202,13 +211,14 @@ TestResult TrainingRun::UpdateBest(const Evaluation& test) {
 }
 
 absl::StatusOr<std::string> TrainingRun::SampleText() {
-  std::string text = options_.sample_prompt;
-  EK_RETURN_IF_ERROR(Own(GenerateText(dynamic_cast<Gpt&>(*setup_.model), options_.sample_prompt,
-                                      {.count = options_.sample_tokens, .seed = options_.seed},
-                                      [&](absl::string_view piece) {
-                                        absl::StrAppend(&text, piece);
-                                        return absl::OkStatus();
-                                      })));
+  std::string text = options_.flags.sample_prompt;
+  EK_RETURN_IF_ERROR(
+      Own(GenerateText(dynamic_cast<Gpt&>(*setup_.model), options_.flags.sample_prompt,
+                       {.count = options_.flags.sample_tokens, .seed = options_.flags.seed},
+                       [&](absl::string_view piece) {
+                         absl::StrAppend(&text, piece);
+                         return absl::OkStatus();
+                       })));
   return text;
 }
 
@@ -295,24 +305,13 @@ absl::StatusOr<GoneOn> TrainingRun::GoOn(const absl::Status& why) {
 absl::StatusOr<int> TrainingRun::FindPlace(int epochs_done) {
   // Between two epochs the number of steps does not show whether the last one was evaluated.
   step_ = steps_done_;
-  ByteWriter mine;
-  mine.I32(epochs_done).I32(latest_epoch_);
-  for (const BestTest& best : {best_, before_latest_})
-    mine.F64(best.loss).I64(best.step).I64(best.latest).I64(best.since);
-  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
-                      comm_->control().Exchange("place", mine.Take(), comm_->timeout()));
-  for (size_t rank = 0; rank < parts.size(); ++rank) {
-    ByteReader reader(parts[rank]);
-    epochs_done = std::min(epochs_done, reader.I32());
-    const int latest_epoch = reader.I32();
-    BestTest theirs[2];
-    for (BestTest& best : theirs) best = {reader.F64(), reader.I64(), reader.I64(), reader.I64()};
-    EK_RETURN_IF_ERROR(reader.Finish("the place of a rank"));
-    if (rank > 0) continue;
-    latest_epoch_ = latest_epoch;
-    best_ = theirs[0];
-    before_latest_ = theirs[1];
-  }
+  EK_ASSIGN_OR_RETURN(
+      const std::vector<Place> places,
+      ExchangeValues<Place>(*comm_, "place", {epochs_done, latest_epoch_, best_, before_latest_}));
+  for (const Place& place : places) epochs_done = std::min(epochs_done, place.epochs_done);
+  latest_epoch_ = places[0].latest_epoch;
+  best_ = places[0].best;
+  before_latest_ = places[0].before_latest;
   // It will be repeated: rank 0 may have been lost before it saved the weights.
   if (best_.latest == step_ && epochs_done <= latest_epoch_) best_ = before_latest_;
   EK_ASSIGN_OR_RETURN(setup_.plan, plan().GoOn(plan().PositionAfter(steps_done_, epochs_done),

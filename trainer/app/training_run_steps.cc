@@ -54,8 +54,8 @@ absl::Status TrainingRun::FollowScale() {
 }
 
 absl::Status TrainingRun::Loop(absl::FunctionRef<absl::Status()> loop) {
-  if (!options_.joins) return loop();
-  const JoinOptions options{.throw_on_early_termination = options_.stops_early,
+  if (!options_.flags.join) return loop();
+  const JoinOptions options{.throw_on_early_termination = options_.flags.stop_early,
                             .divide_by = options_.divide_by};
   return RunJoined(Joinables(), options, [&](JoinScope&) { return loop(); });
 }
@@ -179,7 +179,7 @@ absl::StatusOr<PendingResult> TrainingRun::Pass(int64_t step, std::span<const in
 absl::StatusOr<TrainingRun::StepResult> TrainingRun::Passes(int64_t step,
                                                             std::span<const int32_t> samples) {
   const double all = static_cast<double>(samples.size());
-  const bool wants_sums = options_.joins && options_.divide_by == DivideBy::kSamples;
+  const bool wants_sums = options_.flags.join && options_.divide_by == DivideBy::kSamples;
   const double scale = scaler_ == nullptr ? 1.0 : scaler_->scale();
   StepResult result;
   for (size_t first = 0; first < samples.size(); first += options_.batch_size) {
@@ -191,7 +191,8 @@ absl::StatusOr<TrainingRun::StepResult> TrainingRun::Passes(int64_t step,
         PendingResult pass,
         Pass(step, part,
              {.weight = scale * (wants_sums ? static_cast<double>(part.size()) : share),
-              .noise = NoiseOf(options_.seed, step, comm_->rank(), static_cast<int64_t>(first))},
+              .noise =
+                  NoiseOf(options_.flags.seed, step, comm_->rank(), static_cast<int64_t>(first))},
              [&](int index) -> absl::Status {
                return is_last ? ddp_->GradientReady(index) : absl::OkStatus();
              }));
@@ -243,9 +244,9 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(
                           .batch_size = options_.samples_per_step(),
                           .rank = rank,
                           .world_size = comm_->world_size()};
-  const std::vector<int32_t> order = options_.shuffle
-                                         ? ShuffledOrder(batches.samples, options_.seed, epoch)
-                                         : InOrder(batches.samples);
+  const std::vector<int32_t> order =
+      options_.flags.shuffle ? ShuffledOrder(batches.samples, options_.flags.seed, epoch)
+                             : InOrder(batches.samples);
 
   epoch_ = epoch;
   const Evaluation& mine = trained_[epoch];
@@ -306,14 +307,15 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(
   };
   pause_->on_call = [&](const StepAnswer& answer) -> absl::Status {
     EK_RETURN_IF_ERROR(ReportAll(on_step));
-    if (is_test_due(answer)) EK_RETURN_IF_ERROR(test(options_.joins ? answer.highest_active : 0));
+    if (is_test_due(answer))
+      EK_RETURN_IF_ERROR(test(options_.flags.join ? answer.highest_active : 0));
     if (is_sample_due(answer) && rank == 0 && pauses.on_sample != nullptr) {
       const PhaseScope saving(*comm_, StepPhase::kSaving);
       EK_ASSIGN_OR_RETURN(const std::string text, SampleText());
       EK_RETURN_IF_ERROR(Own(pauses.on_sample(facts.step, text)));
     }
     if (is_save_due(answer)) {
-      EK_RETURN_IF_ERROR(Save(epoch, facts.step, options_.joins ? answer.highest_active : 0));
+      EK_RETURN_IF_ERROR(Save(epoch, facts.step, options_.flags.join ? answer.highest_active : 0));
     }
     begin = absl::Now();
     return clock_ == nullptr ? absl::OkStatus() : Own(clock_->Start());
@@ -363,7 +365,8 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(
     return ReportAll(on_step);
   });
   watch_->on_call = pause_->on_call = nullptr;
-  result.stopped_early = options_.stops_early && absl::IsOutOfRange(status) && !failed_locally_;
+  result.stopped_early =
+      options_.flags.stop_early && absl::IsOutOfRange(status) && !failed_locally_;
   if (result.stopped_early) EK_RETURN_IF_ERROR(ReportAll(on_step));
   unreported_.clear();  // Left by a failed loop.
   if (!result.stopped_early) EK_RETURN_IF_ERROR(status);

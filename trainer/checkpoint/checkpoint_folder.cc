@@ -1,12 +1,10 @@
 #include "evenkeel/trainer/checkpoint/checkpoint_folder.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
+#include <cstdio>
 #include <filesystem>
 #include <random>
+#include <ranges>
 #include <system_error>
 #include <utility>
 
@@ -18,6 +16,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/trainer/models/model_file.h"
+#include "evenkeel/zero_optim/checkpoint/file_io.h"
 
 namespace evenkeel {
 namespace {
@@ -46,10 +46,6 @@ absl::Status StatusOf(const std::error_code& error, absl::string_view action,
   return absl::ErrnoToStatus(error.value(), absl::StrCat(action, " ", path));
 }
 
-absl::Status ErrnoStatus(absl::string_view action, const std::string& path) {
-  return StatusOf(std::error_code(errno, std::generic_category()), action, path);
-}
-
 absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& folder) {
   std::vector<std::string> names;
   std::error_code error;
@@ -72,17 +68,6 @@ absl::Status Rename(const std::string& from, const std::string& to) {
              : ErrnoStatus(absl::StrCat("cannot rename ", from, " to"), to);
 }
 
-// Without this a rename may be lost when the machine stops.
-absl::Status Flush(const std::string& folder) {
-  const int descriptor = open(folder.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECTORY);
-  if (descriptor < 0) return ErrnoStatus("cannot open", folder);
-  // Some file systems cannot flush a folder, and need not.
-  const bool failed = fsync(descriptor) != 0 && errno != EINVAL && errno != ENOTSUP;
-  const absl::Status status = failed ? ErrnoStatus("cannot flush", folder) : absl::OkStatus();
-  close(descriptor);
-  return status;
-}
-
 }  // namespace
 
 absl::StatusOr<std::vector<FoundCheckpoint>> FindCheckpoints(const std::string& folder) {
@@ -102,6 +87,22 @@ absl::StatusOr<std::vector<FoundCheckpoint>> FindCheckpoints(const std::string& 
   }
   std::ranges::sort(found, {}, &FoundCheckpoint::step);
   return found;
+}
+
+absl::StatusOr<std::string> FindWeights(const std::string& path) {
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (!fs::exists(status)) return absl::ErrnoToStatus(error.value(), path);
+  if (!fs::is_directory(status)) return path;
+  const fs::path folder = path;
+  if (fs::exists(folder / kModelFile, error)) return (folder / kModelFile).string();
+  EK_ASSIGN_OR_RETURN(const std::vector<FoundCheckpoint> found, FindCheckpoints(path));
+  for (const FoundCheckpoint& checkpoint : found | std::views::reverse) {
+    const fs::path file = folder / fs::path(checkpoint.path).filename() / kModelFile;
+    if (fs::is_regular_file(file, error)) return file.string();
+  }
+  return absl::NotFoundError(absl::StrCat(path, ": contains neither ", kModelFile,
+                                          " nor a checkpoint, step-N/", kModelFile));
 }
 
 std::string CheckpointPath(const std::string& folder, int64_t step) {
@@ -155,11 +156,11 @@ absl::StatusOr<std::string> CheckpointFolder::Begin(int64_t step) {
 
 absl::StatusOr<std::string> CheckpointFolder::Publish(int keep) {
   const std::string path = CheckpointPath(path_, step_);
-  EK_RETURN_IF_ERROR(Flush(saving_));
+  EK_RETURN_IF_ERROR(FlushFolder(saving_));
   EK_RETURN_IF_ERROR(Rename(saving_, path));
   // From here on the checkpoint is complete: another error does not change that, and what Prune()
   // leaves is tried again next time.
-  Flush(path_).IgnoreError();
+  FlushFolder(path_).IgnoreError();
   Prune(keep).IgnoreError();
   return path;
 }

@@ -47,8 +47,29 @@ struct FoundCheckpoint {
 // Returns the checkpoints in `folder` by step; none if the folder does not exist.
 absl::StatusOr<std::vector<FoundCheckpoint>> FindCheckpoints(const std::string& folder);
 
+// Returns the file with a model's weights for a path: the file itself, model.safetensors in a
+// folder, or that of the newest checkpoint in a folder of checkpoints. NotFound with the path and
+// the files it lacks.
+absl::StatusOr<std::string> FindWeights(const std::string& path);
+
 // Returns the path of the complete checkpoint of `step`.
 std::string CheckpointPath(const std::string& folder, int64_t step);
+
+inline constexpr char kResumeAuto[] = "auto";
+inline constexpr char kResumeNever[] = "never";
+
+// When a run writes checkpoints, and from which one it begins.
+struct CheckpointOptions {
+  std::string folder;  // For all checkpoints, seen by all ranks; empty: none are written.
+  int64_t every = 0;   // Steps; 0: only when the run is stopped, and at its end.
+  int keep = 3;        // Number of the newest checkpoints to keep; 0: all.
+  // kResumeAuto: the newest in `folder`, if any; kResumeNever: none, `folder` must not contain any;
+  // else the path of a checkpoint.
+  std::string resume = kResumeAuto;
+  // With kResumeAuto: a checkpoint that does not load is passed over for the one before it. For
+  // restarted jobs, whose user may be absent.
+  bool passes_over_damaged = false;
+};
 
 struct CheckpointFolderOptions {
   // The job() of the process that this one succeeds. Empty: a new job, which gets a name.

@@ -13,17 +13,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/zero_optim/checkpoint/file_io.h"
 
 namespace evenkeel {
 namespace {
 
 constexpr absl::Duration kLook = absl::Milliseconds(20);  // Between two attempts to lock.
 constexpr size_t kLongestJob = 64;
-
-absl::Status ErrnoStatus(absl::string_view action, const std::string& path) {
-  const int error = errno;
-  return absl::ErrnoToStatus(error, absl::StrCat(action, " ", path));
-}
 
 absl::Status IsAnothers(const std::string& path) {
   const std::string folder = path.substr(0, path.rfind('/'));

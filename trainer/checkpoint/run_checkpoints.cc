@@ -2,7 +2,6 @@
 
 #include <array>
 #include <cmath>
-#include <cstring>
 #include <filesystem>
 #include <map>
 #include <span>
@@ -15,20 +14,17 @@
 #include "absl/time/clock.h"
 #include "evenkeel/comm/agree.h"
 #include "evenkeel/comm/arith/finite.h"
-#include "evenkeel/comm/base/bytes.h"
+#include "evenkeel/comm/base/fields.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/steps/step_control.h"
 #include "evenkeel/trainer/models/model_file.h"
-#include "evenkeel/trainer/report/record_bytes.h"
 #include "evenkeel/zero_optim/checkpoint/checkpoint.h"
 #include "evenkeel/zero_optim/checkpoint/file_io.h"
+#include "evenkeel/zero_optim/checkpoint/parameter_file.h"
 #include "evenkeel/zero_optim/checkpoint/safetensors.h"
 
 namespace evenkeel {
 namespace {
-
-using internal::ByteReader;
-using internal::ByteWriter;
 
 constexpr char kState[] = "state.json";
 constexpr char kHistory[] = "history";
@@ -48,36 +44,40 @@ absl::StatusOr<std::vector<std::string>> Agree(Communicator& comm, absl::string_
   return Annotate(AgreeOn(comm, topic, own, value), topic);
 }
 
-std::string SerializePart(const std::map<std::string, FileSums>& files, const Evaluation& trained,
-                          const RankRecord& record) {
-  ByteWriter writer;
-  uint64_t loss = 0;
-  static_assert(sizeof(loss) == sizeof(trained.loss_sum));
-  std::memcpy(&loss, &trained.loss_sum, sizeof(loss));
-  writer.I64(trained.predictions)
-      .I64(trained.correct)
-      .U64(loss)
-      .U32(static_cast<uint32_t>(files.size()));
-  for (const auto& [name, sums] : files) writer.Bytes(name).I64(sums.bytes).Bytes(sums.Hex());
-  return writer.Bytes(Serialize(record)).Take();
-}
+// A rank's part of a checkpoint: what rank 0 needs to publish it.
+struct OwnPart {
+  struct File {
+    std::string name;
+    int64_t bytes = 0;
+    std::string sums;  // FileSums::Hex().
 
-absl::Status AddPart(absl::string_view bytes, RunState& state, std::vector<RankRecord>& records) {
-  ByteReader reader(bytes);
-  Evaluation trained{.predictions = reader.I64(), .correct = reader.I64()};
-  const uint64_t loss = reader.U64();
-  std::memcpy(&trained.loss_sum, &loss, sizeof(loss));
-  state.trained.push_back(trained);
-  for (uint32_t left = reader.U32(); left > 0 && reader.ok(); --left) {
-    const std::string name(reader.Bytes());
-    const int64_t size = reader.I64();
-    EK_ASSIGN_OR_RETURN(state.files[name], FileSums::FromHex(size, reader.Bytes()));
+    static void VisitFields(auto& self, auto& visit) { visit(self.name, self.bytes, self.sums); }
+  };
+  Evaluation trained;
+  std::vector<File> files;
+  RankRecord record;
+
+  static void VisitFields(auto& self, auto& visit) { visit(self.trained, self.files, self.record); }
+
+  // Adds a file that this rank has written.
+  absl::Status Add(const std::string& folder, absl::string_view name) {
+    EK_ASSIGN_OR_RETURN(const FileSums sums, SumsOf(In(folder, name)));
+    files.push_back({std::string(name), sums.bytes, sums.Hex()});
+    return absl::OkStatus();
   }
-  const std::string record(reader.Bytes());
-  EK_RETURN_IF_ERROR(reader.Finish("a rank's part of a checkpoint"));
-  EK_ASSIGN_OR_RETURN(records.emplace_back(), ParseRankRecord(record));
-  return absl::OkStatus();
-}
+};
+
+// The choice of rank 0.
+struct Chosen {
+  std::string from;  // The checkpoint to resume from; empty: none, and no state.
+  std::string state;
+  std::string advice;
+  std::string job;
+
+  static void VisitFields(auto& self, auto& visit) {
+    visit(self.from, self.state, self.advice, self.job);
+  }
+};
 
 absl::Status CheckFinite(absl::string_view kind, std::span<const NamedTensor> tensors) {
   for (const NamedTensor& tensor : tensors) {
@@ -154,19 +154,17 @@ absl::StatusOr<std::unique_ptr<RunCheckpoints>> RunCheckpoints::Open(
   absl::Status damage;  // The error of the checkpoint that was chosen last.
   do {
     const absl::StatusOr<std::string> text = leads ? opened->Choose(damage, model) : "";
-    ByteWriter writer;
-    writer.Bytes(opened->resumed_from_).Bytes(text.ok() ? *text : "");
-    writer.Bytes(opened->advice_).Bytes(opened->job_);
+    const Chosen own{opened->resumed_from_, text.value_or(""), opened->advice_, opened->job_};
     EK_ASSIGN_OR_RETURN(const std::vector<std::string> parts,
-                        Agree(comm, flag, text.status(), writer.Take()));
-    ByteReader reader(parts[0]);
-    opened->resumed_from_ = std::string(reader.Bytes());
-    const absl::string_view state = reader.Bytes();
-    opened->advice_ = std::string(reader.Bytes());
-    opened->job_ = std::string(reader.Bytes());
-    if (opened->resumed_from_.empty()) return opened;
+                        Agree(comm, flag, text.status(), internal::ToBytes(own)));
+    EK_ASSIGN_OR_RETURN(const Chosen chosen,
+                        internal::FromBytes<Chosen>(parts[0], "the choice of a checkpoint"));
+    opened->resumed_from_ = chosen.from;
+    opened->advice_ = chosen.advice;
+    opened->job_ = chosen.job;
+    if (chosen.from.empty()) return opened;
     // Rank 0 has parsed it, too.
-    EK_ASSIGN_OR_RETURN(RunState parsed, RunState::Parse(state));
+    EK_ASSIGN_OR_RETURN(RunState parsed, RunState::Parse(chosen.state));
     opened->resumed_ = std::make_unique<RunState>(std::move(parsed));
     if (!opened->passes_over()) break;
     EK_ASSIGN_OR_RETURN(damage, opened->DamageOfShares(comm, flag));
@@ -281,11 +279,10 @@ absl::StatusOr<absl::Status> RunCheckpoints::DamageOfShares(Communicator& comm,
   const absl::Status own = CheckShare(comm);
   EK_ASSIGN_OR_RETURN(
       const std::vector<std::string> shares,
-      Agree(comm, flag, IsDamage(own) ? absl::OkStatus() : own, ByteWriter().Status(own).Take()));
+      Agree(comm, flag, IsDamage(own) ? absl::OkStatus() : own, internal::ToBytes(own)));
   for (const std::string& share : shares) {
-    ByteReader reader(share);
-    const absl::Status status = reader.Status();
-    EK_RETURN_IF_ERROR(reader.Finish("a rank's share of a checkpoint"));
+    EK_ASSIGN_OR_RETURN(const absl::Status status,
+                        internal::FromBytes<absl::Status>(share, "a rank's share of a checkpoint"));
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
@@ -312,15 +309,7 @@ absl::Status RunCheckpoints::LoadBuffers(int rank, Model& model) const {
   const std::string name = BuffersFile(rank, resumed_->world_size);
   EK_RETURN_IF_ERROR(CheckFile(resumed_from_, name, *resumed_));
   EK_ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::Read(In(resumed_from_, name)));
-  for (const NamedTensor& buffer : own.buffers()) {
-    const SafetensorsFile::Tensor* const stored = file.Find(buffer.name);
-    if (stored == nullptr || stored->dtype != buffer.value.dtype || stored->shape != buffer.shape) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(In(resumed_from_, name), " has no buffer ", buffer.name));
-    }
-    if (buffer.value.count > 0)
-      std::memcpy(buffer.value.data, stored->bytes.data(), stored->bytes.size());
-  }
+  EK_RETURN_IF_ERROR(Annotate(CopyTensors(file.tensors(), own.buffers()), In(resumed_from_, name)));
   return model.FromHost(own.host);
 }
 
@@ -432,32 +421,40 @@ absl::StatusOr<std::string> RunCheckpoints::Writing::WriteOwn(
     const std::map<std::string, std::string>& companions) {
   if (!std::isfinite(trained.loss_sum))
     return absl::OutOfRangeError(absl::StrCat("the training loss is ", trained.loss_sum));
-  std::map<std::string, FileSums> files;
+  OwnPart part{.trained = trained, .record = record};
   if (has_model) {
     const size_t values = model.host.values.size();
     EK_RETURN_IF_ERROR(CheckFinite("parameter", std::span(model.all).first(values)));
     for (const auto& [name, text] : companions) {
       const absl::string_view pieces[] = {text};
       EK_RETURN_IF_ERROR(WriteFileAtomically(In(folder, name), pieces));
-      EK_ASSIGN_OR_RETURN(files[name], SumsOf(In(folder, name)));
+      EK_RETURN_IF_ERROR(part.Add(folder, name));
     }
     EK_RETURN_IF_ERROR(
         SaveTensors(model, In(folder, kModelFile), {{"steps", absl::StrCat(state.steps)}}));
-    EK_ASSIGN_OR_RETURN(files[kModelFile], SumsOf(In(folder, kModelFile)));
+    EK_RETURN_IF_ERROR(part.Add(folder, kModelFile));
   }
   if (has_model || has_buffers) EK_RETURN_IF_ERROR(CheckFinite("buffer", model.buffers()));
   if (has_buffers) {
     const std::string name = BuffersFile(rank, world_size);
     EK_RETURN_IF_ERROR(WriteSafetensors(In(folder, name), model.buffers()));
-    EK_ASSIGN_OR_RETURN(files[name], SumsOf(In(folder, name)));
+    EK_RETURN_IF_ERROR(part.Add(folder, name));
   }
-  return SerializePart(files, trained, record);
+  return internal::ToBytes(part);
 }
 
 absl::Status RunCheckpoints::Publish(Writing& writing, const std::vector<std::string>& parts) {
   RunState& state = writing.state;
   std::vector<RankRecord> records;
-  for (const std::string& part : parts) EK_RETURN_IF_ERROR(AddPart(part, state, records));
+  for (const std::string& bytes : parts) {
+    EK_ASSIGN_OR_RETURN(OwnPart part,
+                        internal::FromBytes<OwnPart>(bytes, "a rank's part of a checkpoint"));
+    state.trained.push_back(part.trained);
+    for (const auto& [name, size, sums] : part.files) {
+      EK_ASSIGN_OR_RETURN(state.files[name], FileSums::FromHex(size, sums));
+    }
+    records.push_back(std::move(part.record));
+  }
   const std::string folder = folder_->saving();
   const auto write = [&](const std::string& path, const std::string& text) {
     return WriteFileAtomically(path, std::array<absl::string_view, 1>{text});

@@ -53,7 +53,6 @@
 #include "absl/time/time.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/trainer/checkpoint/checkpoint_folder.h"
-#include "evenkeel/trainer/checkpoint/checkpoint_options.h"
 #include "evenkeel/trainer/checkpoint/run_settings.h"
 #include "evenkeel/trainer/checkpoint/run_state.h"
 #include "evenkeel/trainer/models/evaluate.h"

@@ -21,6 +21,9 @@ namespace evenkeel {
 
 // The samples for training, or those held out for testing.
 enum class Split { kTrain, kTest };
+// All of a data set, or only what checks of a run need: its images are not unpacked, and Gather()
+// may not be called.
+enum class Contents { kAll, kSizes };
 
 class Dataset {
  public:

@@ -44,8 +44,10 @@ uint32_t BigEndian(absl::string_view bytes, size_t position) {
   return value;
 }
 
-// Returns the sizes of the dimensions of an IDX file of bytes, whose length must match them.
-absl::StatusOr<std::vector<uint32_t>> ParseHeader(absl::string_view file, int dimensions) {
+// Returns the sizes of the dimensions of an IDX file of bytes, whose length must match them if all
+// of it is there.
+absl::StatusOr<std::vector<uint32_t>> ParseHeader(absl::string_view file, int dimensions,
+                                                  Contents contents = Contents::kAll) {
   const size_t header = 4 + 4 * dimensions;
   const std::string magic = {'\0', '\0', '\x08', static_cast<char>(dimensions)};
   if (file.size() < header) {
@@ -66,16 +68,16 @@ absl::StatusOr<std::vector<uint32_t>> ParseHeader(absl::string_view file, int di
     expected *= sizes.back();
   }
   const size_t found = file.size() - header;
-  if (expected == found) return sizes;
+  if (expected == found || contents == Contents::kSizes) return sizes;
   return absl::InvalidArgumentError(
       absl::StrCat("is too ", found < expected ? "short" : "long", ": ", absl::StrJoin(sizes, "x"),
                    " bytes should follow the header, ", found, " do"));
 }
 
-absl::Status CheckIdxImages(absl::string_view file) {
-  EK_ASSIGN_OR_RETURN(const std::vector<uint32_t> sizes, ParseHeader(file, 3));
-  if (sizes[1] == kImageSide && sizes[2] == kImageSide && sizes[0] <= kMaxSamples)
-    return absl::OkStatus();
+// Returns the number of images.
+absl::StatusOr<size_t> CheckIdxImages(absl::string_view file, Contents contents) {
+  EK_ASSIGN_OR_RETURN(const std::vector<uint32_t> sizes, ParseHeader(file, 3, contents));
+  if (sizes[1] == kImageSide && sizes[2] == kImageSide && sizes[0] <= kMaxSamples) return sizes[0];
   return absl::InvalidArgumentError(absl::StrCat("holds ", sizes[0], " images of ", sizes[1], "x",
                                                  sizes[2], ", but images of 28x28 are expected"));
 }
@@ -105,18 +107,21 @@ struct NamedFile {
 };
 
 absl::StatusOr<NamedFile> LoadFile(const std::string& folder, absl::string_view stem,
-                                   int dimensions) {
+                                   int dimensions, Contents wanted = Contents::kAll) {
   EK_ASSIGN_OR_RETURN(std::string path, FindFile(folder, stem, dimensions));
   const int64_t max_bytes = kImagesHeader + kMaxSamples * (dimensions == 3 ? kImagePixels : 1);
-  EK_ASSIGN_OR_RETURN(std::string contents,
-                      ReadFile(path, {.gunzip = true, .max_bytes = max_bytes}));
+  EK_ASSIGN_OR_RETURN(
+      std::string contents,
+      ReadFile(path,
+               {.gunzip = true, .max_bytes = max_bytes, .only_begin = wanted == Contents::kSizes}));
   return NamedFile{std::move(path), std::move(contents)};
 }
 
-absl::StatusOr<ImageDataset> MakeIdx(NamedFile images, const NamedFile& labels) {
-  EK_RETURN_IF_ERROR(Annotate(CheckIdxImages(images.contents), images.name));
+absl::StatusOr<ImageDataset> MakeIdx(NamedFile images, const NamedFile& labels,
+                                     Contents contents = Contents::kAll) {
+  EK_ASSIGN_OR_RETURN(const size_t image_count,
+                      Annotate(CheckIdxImages(images.contents, contents), images.name));
   EK_RETURN_IF_ERROR(Annotate(CheckIdxLabels(labels.contents), labels.name));
-  const size_t image_count = (images.contents.size() - kImagesHeader) / kImagePixels;
   const size_t label_count = labels.contents.size() - kLabelsHeader;
   if (image_count != label_count) {
     return absl::InvalidArgumentError(absl::StrCat(images.name, " has ", image_count,
@@ -172,11 +177,11 @@ Batch ImageDataset::Gather(std::span<const int32_t> samples, BatchMemory& memory
   return ImageBatch{memory.images, memory.labels};
 }
 
-absl::StatusOr<ImageDataset> LoadIdx(const std::string& folder, Split split) {
+absl::StatusOr<ImageDataset> LoadIdx(const std::string& folder, Split split, Contents contents) {
   const std::string name = split == Split::kTrain ? "train" : "t10k";
-  EK_ASSIGN_OR_RETURN(NamedFile images, LoadFile(folder, name + "-images", 3));
+  EK_ASSIGN_OR_RETURN(NamedFile images, LoadFile(folder, name + "-images", 3, contents));
   EK_ASSIGN_OR_RETURN(const NamedFile labels, LoadFile(folder, name + "-labels", 1));
-  return MakeIdx(std::move(images), labels);
+  return MakeIdx(std::move(images), labels, contents);
 }
 
 absl::StatusOr<ImageDataset> LoadCifar(const std::string& folder, Split split) {

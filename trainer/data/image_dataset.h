@@ -49,9 +49,7 @@ class ImageDataset : public Dataset {
 
   const ImageShape& shape() const { return shape_; }
   int64_t size() const override { return static_cast<int64_t>(labels_.size()); }
-  int64_t held_bytes() const override {
-    return static_cast<int64_t>(file_.size() + labels_.size());
-  }
+  int64_t held_bytes() const override { return begin_ + size() * (stride_ + 1); }
   uint8_t label(int64_t sample) const { return static_cast<uint8_t>(labels_[sample]); }
   std::span<const uint8_t> pixels(int64_t sample) const;
   Batch Gather(std::span<const int32_t> samples, BatchMemory& memory) const override;
@@ -64,7 +62,8 @@ class ImageDataset : public Dataset {
   int64_t stride_;
 };
 
-absl::StatusOr<ImageDataset> LoadIdx(const std::string& folder, Split split);
+absl::StatusOr<ImageDataset> LoadIdx(const std::string& folder, Split split,
+                                     Contents contents = Contents::kAll);
 absl::StatusOr<ImageDataset> LoadCifar(const std::string& folder, Split split);
 
 // Returns true if the folder has one of the IDX files.

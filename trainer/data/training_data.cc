@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -16,11 +17,10 @@
 namespace evenkeel {
 namespace {
 
-using LoadSplit = absl::StatusOr<ImageDataset>(const std::string& folder, Split split);
-
-absl::StatusOr<TrainingData> LoadImages(const DataOptions& options, LoadSplit* load) {
-  EK_ASSIGN_OR_RETURN(ImageDataset train, load(options.path, Split::kTrain));
-  EK_ASSIGN_OR_RETURN(ImageDataset test, load(options.path, Split::kTest));
+absl::StatusOr<TrainingData> LoadImages(
+    absl::FunctionRef<absl::StatusOr<ImageDataset>(Split split)> load) {
+  EK_ASSIGN_OR_RETURN(ImageDataset train, load(Split::kTrain));
+  EK_ASSIGN_OR_RETURN(ImageDataset test, load(Split::kTest));
   const ImageShape shape = train.shape();
   return TrainingData{
       .train = std::make_unique<ImageDataset>(std::move(train)),
@@ -122,12 +122,12 @@ absl::StatusOr<TrainingData> LoadTokens(const DataOptions& options) {
   };
 }
 
-absl::StatusOr<TrainingData> Load(const DataOptions& options, DataKind kind) {
+absl::StatusOr<TrainingData> Load(const DataOptions& options, DataKind kind, Contents contents) {
   switch (kind) {
     case DataKind::kIdx:
-      return LoadImages(options, LoadIdx);
+      return LoadImages([&](Split split) { return LoadIdx(options.path, split, contents); });
     case DataKind::kCifar:
-      return LoadImages(options, LoadCifar);
+      return LoadImages([&](Split split) { return LoadCifar(options.path, split); });
     case DataKind::kText:
       return LoadTextData(options);
     case DataKind::kTokens:
@@ -159,11 +159,12 @@ absl::StatusOr<DataKind> GuessDataKind(const std::string& path) {
   return DataKind::kText;
 }
 
-absl::StatusOr<std::shared_ptr<const TrainingData>> LoadTrainingData(const DataOptions& options) {
+absl::StatusOr<std::shared_ptr<const TrainingData>> LoadTrainingData(const DataOptions& options,
+                                                                     Contents contents) {
   const absl::StatusOr<DataKind> kind =
       options.kind.has_value() ? *options.kind : GuessDataKind(options.path);
   EK_RETURN_IF_ERROR(kind.status());
-  EK_ASSIGN_OR_RETURN(TrainingData data, Load(options, *kind));
+  EK_ASSIGN_OR_RETURN(TrainingData data, Load(options, *kind, contents));
   if (data.train->size() == 0 || data.test->size() == 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         options.path, " has no samples to ", data.train->size() == 0 ? "train on" : "test with"));

@@ -65,7 +65,8 @@ struct DataOptions {
   std::string test_path;
 };
 
-absl::StatusOr<std::shared_ptr<const TrainingData>> LoadTrainingData(const DataOptions& options);
+absl::StatusOr<std::shared_ptr<const TrainingData>> LoadTrainingData(
+    const DataOptions& options, Contents contents = Contents::kAll);
 
 }  // namespace evenkeel
 

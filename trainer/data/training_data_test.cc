@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <filesystem>
 #include <fstream>
 #include <string>
 #include <variant>
@@ -68,6 +69,22 @@ TEST(LoadTrainingDataTest, LoadsMnist) {
     EXPECT_EQ((*data)->image, (ImageShape{.channels = 1, .side = 28}));
     EXPECT_EQ((*data)->vocabulary, 0);
   }
+}
+
+TEST(LoadTrainingDataTest, SizesComeWithoutTheImages) {
+  const std::string folder = NewFolder("sizes");
+  WriteSplit(folder, "train", 5);
+  WriteSplit(folder, "t10k", 3);
+  const auto all = LoadTrainingData({.path = folder});
+  // Only the ranks read the images, which are damaged.
+  std::filesystem::resize_file(folder + "/train-images-idx3-ubyte", 100);
+  const auto sizes = LoadTrainingData({.path = folder}, Contents::kSizes);
+  ASSERT_TRUE(all.ok() && sizes.ok()) << all.status() << sizes.status();
+  EXPECT_EQ((*sizes)->train->size(), 5);
+  EXPECT_EQ((*sizes)->test->size(), 3);
+  EXPECT_EQ((*sizes)->train->held_bytes(), (*all)->train->held_bytes());
+  EXPECT_EQ((*all)->train->held_bytes(), 16 + 5 * 784 + 5);
+  EXPECT_FALSE(LoadTrainingData({.path = folder}).ok());
 }
 
 TEST(LoadTrainingDataTest, LoadsCifar) {

@@ -14,15 +14,12 @@
 #include "evenkeel/trainer/device/layers.h"
 #include "evenkeel/trainer/device/math.h"
 #include "evenkeel/trainer/device/rounded_matrices.h"
+#include "evenkeel/trainer/layers/residual_block.h"
 
 namespace evenkeel {
 namespace {
 
-struct Norm {
-  int weight = -1;
-  int bias = -1;
-  float* running_mean = nullptr;
-  float* running_variance = nullptr;
+struct Norm : BatchNormIndices {
   DeviceNorm layer;
 };
 
@@ -48,31 +45,23 @@ class DeviceCnn : public Model {
 
   absl::Status Init(const DevicePlace& place, const Model& host) {
     EK_RETURN_IF_ERROR(InitOnDevice(place, host));
-    const std::vector<int>& widths = options_.widths;
-    int64_t side = options_.image.side;
-    stem_ = ConvOf("stem", options_.image.channels, widths[0], side, /*kernel=*/3, /*stride=*/1);
-    blocks_ = std::vector<Block>((widths.size() - 1) * options_.blocks_per_stage);
-    for (size_t i = 0; i < blocks_.size(); ++i) {
-      const size_t stage = i / options_.blocks_per_stage;
-      const bool is_first = i % options_.blocks_per_stage == 0;
-      const int inputs = is_first ? widths[stage] : widths[stage + 1];
-      const int outputs = widths[stage + 1];
-      const int stride = is_first ? 2 : 1;
-      const std::string name = absl::StrCat("block", i + 1);
-      Block& block = blocks_[i];
+    stem_ = ConvOf("stem", options_.image.channels, options_.widths[0], options_.image.side,
+                   /*kernel=*/3, /*stride=*/1);
+    for (const ResidualBlockShape& shape : BlockShapes(options_, /*batch=*/1)) {
+      const std::string name = absl::StrCat("block", blocks_.size() + 1);
+      Block& block = blocks_.emplace_back();
+      const auto [batch, inputs, outputs, side, stride] = shape;
       block.norm1 = NormOf(name + ".norm1");
-      if (parameters().Find(name + ".shortcut.weight") >= 0) {
+      if (shape.changes_size())
         block.shortcut = ConvOf(name + ".shortcut", inputs, outputs, side, /*kernel=*/1, stride);
-      }
       block.conv1 = ConvOf(name + ".conv1", inputs, outputs, side, /*kernel=*/3, stride);
-      side = block.conv1.shape.out_side();
       block.norm2 = NormOf(name + ".norm2");
-      block.conv2 = ConvOf(name + ".conv2", outputs, outputs, side, /*kernel=*/3, /*stride=*/1);
+      block.conv2 = ConvOf(name + ".conv2", outputs, outputs, block.conv1.shape.out_side(),
+                           /*kernel=*/3, /*stride=*/1);
     }
     norm_ = NormOf("norm");
     fc_weight_ = parameters().Find("fc.weight");
     fc_bias_ = parameters().Find("fc.bias");
-    side_ = side;
     return matrices_.Init(*work_, *this, dtype_);
   }
 
@@ -80,8 +69,9 @@ class DeviceCnn : public Model {
 
  private:
   Norm NormOf(const std::string& name) const {
-    Norm norm{.weight = parameters().Find(name + ".weight"),
-              .bias = parameters().Find(name + ".bias")};
+    Norm norm;
+    norm.weight = parameters().Find(name + ".weight");
+    norm.bias = parameters().Find(name + ".bias");
     for (const NamedBuffer& buffer : buffers()) {
       if (buffer.name == name + ".running_mean")
         norm.running_mean = static_cast<float*>(buffer.value.data);
@@ -104,9 +94,6 @@ class DeviceCnn : public Model {
   const float* Value(int index) const {
     return static_cast<const float*>(parameters()[index].value.data);
   }
-  DeviceNorm::State StateOf(const Norm& norm) const {
-    return {Value(norm.weight), Value(norm.bias), norm.running_mean, norm.running_variance};
-  }
   DeviceConvolution ShapeOf(const Conv& conv) const {
     DeviceConvolution shape = conv.shape;
     shape.dtype = dtype_;
@@ -123,7 +110,7 @@ class DeviceCnn : public Model {
     return {dtype_, batch_, static_cast<int>(conv.shape.outputs), static_cast<int>(side * side)};
   }
   DeviceNorm::Images Features() const {
-    return {dtype_, batch_, options_.widths.back(), static_cast<int>(side_ * side_)};
+    return After(blocks_.empty() ? stem_ : blocks_.back().conv2);
   }
   DeviceDenseShape Dense() const { return {dtype_, batch_, options_.widths.back(), kClasses}; }
   TypedPointer Typed(void* data) const { return {dtype_, data}; }
@@ -152,8 +139,8 @@ class DeviceCnn : public Model {
   absl::Status Normalise(Norm& norm, const DeviceNorm::Images& images, Mode mode, const void* input,
                          DeviceBuffer& output) {
     EK_RETURN_IF_ERROR(Need(output, images.count()));
-    return norm.layer.Forward(*work_, images, StateOf(norm), mode == Mode::kTraining, input,
-                              output.as<void>());
+    return norm.layer.Forward(*work_, images, StateOf(norm, parameters()), mode == Mode::kTraining,
+                              input, output.as<void>());
   }
 
   absl::Status BlockForward(Block& block, const void* source, Mode mode) {
@@ -197,8 +184,8 @@ class DeviceCnn : public Model {
   // `diff` becomes the gradient of what went in.
   absl::Status NormBackward(Norm& norm, const DeviceNorm::Images& images, const void* source,
                             const DeviceBuffer& output, void* diff, GradientSink& sink) {
-    EK_RETURN_IF_ERROR(norm.layer.Backward(*work_, images, StateOf(norm), source, output.as<void>(),
-                                           diff, sink.Target<float>(norm.weight),
+    EK_RETURN_IF_ERROR(norm.layer.Backward(*work_, images, StateOf(norm, parameters()), source,
+                                           output.as<void>(), diff, sink.Target<float>(norm.weight),
                                            sink.Target<float>(norm.bias)));
     EK_RETURN_IF_ERROR(sink.Announce(norm.bias));
     return sink.Announce(norm.weight);
@@ -291,7 +278,6 @@ class DeviceCnn : public Model {
   Norm norm_;
   int fc_weight_ = -1;
   int fc_bias_ = -1;
-  int64_t side_ = 0;  // The side of the last norm's input.
 
   DeviceBuffer rounded_images_;
   DeviceBuffer stem_output_;

@@ -72,7 +72,7 @@ kernel::NormShape ShapeOf(const DeviceNorm::Images& images) {
   return {images.batch, images.channels, images.area};
 }
 
-kernel::NormState StateOf(const DeviceNorm::State& state, const DeviceBuffer& statistics,
+kernel::NormState StateOf(const BatchNormState& state, const DeviceBuffer& statistics,
                           int channels) {
   return {.weight = state.weight,
           .bias = state.bias,
@@ -155,8 +155,9 @@ absl::Status DeviceAveragePoolBackward(DeviceWork& work, const void* diff_means,
                  diff_source.data, count, area);
 }
 
-absl::Status DeviceNorm::Forward(DeviceWork& work, const Images& images, const State& state,
-                                 bool is_training, const void* source, void* output) {
+absl::Status DeviceNorm::Forward(DeviceWork& work, const Images& images,
+                                 const BatchNormState& state, bool is_training, const void* source,
+                                 void* output) {
   const kernel::NormShape shape = ShapeOf(images);
   const int blocks = NormBlocks(images);
   EK_RETURN_IF_ERROR(
@@ -175,9 +176,10 @@ absl::Status DeviceNorm::Forward(DeviceWork& work, const Images& images, const S
   return ForEach(work, kNormApply[images.dtype], images.count(), source, output, shape, here);
 }
 
-absl::Status DeviceNorm::Backward(DeviceWork& work, const Images& images, const State& state,
-                                  const void* source, const void* output, void* diff,
-                                  GradTarget<float> weight, GradTarget<float> bias) {
+absl::Status DeviceNorm::Backward(DeviceWork& work, const Images& images,
+                                  const BatchNormState& state, const void* source,
+                                  const void* output, void* diff, GradTarget<float> weight,
+                                  GradTarget<float> bias) {
   const kernel::NormShape shape = ShapeOf(images);
   const int blocks = NormBlocks(images);
   const kernel::NormState here = StateOf(state, statistics_, images.channels);

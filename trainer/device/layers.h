@@ -29,6 +29,7 @@
 #include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/device/device_work.h"
 #include "evenkeel/trainer/device/math.h"
+#include "evenkeel/trainer/layers/batch_norm_relu.h"
 #include "evenkeel/trainer/layers/gradient_sink.h"
 
 namespace evenkeel {
@@ -84,19 +85,12 @@ class DeviceNorm {
     int area = 0;
     int64_t count() const { return batch * channels * area; }
   };
-  struct State {
-    const float* weight = nullptr;
-    const float* bias = nullptr;
-    float* running_mean = nullptr;
-    float* running_variance = nullptr;
-  };
-
   // With the batch's statistics, by which the running ones move, or in evaluation with those.
-  absl::Status Forward(DeviceWork& work, const Images& images, const State& state, bool is_training,
-                       const void* source, void* output);
+  absl::Status Forward(DeviceWork& work, const Images& images, const BatchNormState& state,
+                       bool is_training, const void* source, void* output);
   // After a Forward in training, of which source and output are as they were. `diff` becomes the
   // source's gradient.
-  absl::Status Backward(DeviceWork& work, const Images& images, const State& state,
+  absl::Status Backward(DeviceWork& work, const Images& images, const BatchNormState& state,
                         const void* source, const void* output, void* diff,
                         GradTarget<float> weight, GradTarget<float> bias);
 

@@ -14,6 +14,8 @@
 #ifndef EVENKEEL_TRAINER_DEVICE_TOKEN_BUCKETS_H_
 #define EVENKEEL_TRAINER_DEVICE_TOKEN_BUCKETS_H_
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -31,7 +33,23 @@ class TokenBuckets {
   explicit TokenBuckets(int64_t vocabulary) : next_(vocabulary) {}
 
   // How many buckets there are.
-  int64_t Fill(std::span<const int32_t> inputs, TokenBucketMemory to);
+  int64_t Fill(std::span<const int32_t> inputs, TokenBucketMemory to) {
+    std::ranges::fill(next_, 0);
+    for (const int32_t token : inputs) ++next_[token];
+    int64_t count = 0;
+    int32_t end = 0;
+    for (size_t token = 0; token < next_.size(); ++token) {
+      const int32_t own = next_[token];
+      if (own == 0) continue;
+      next_[token] = end;
+      end += own;
+      to.tokens[count] = static_cast<int32_t>(token);
+      to.ends[count++] = end;
+    }
+    for (size_t i = 0; i < inputs.size(); ++i)
+      to.order[next_[inputs[i]]++] = static_cast<int32_t>(i);
+    return count;
+  }
 
  private:
   std::vector<int32_t> next_;  // By token: how many there are; then where its next one goes.

@@ -8,8 +8,7 @@
 //
 // Threads: thread-compatible; uses the model.
 // Errors:  InvalidArgument for options out of their range, an empty prompt (GenerateTokens only),
-// or a prompt that the
-//          model cannot take; those of `on_token`, which end the generation.
+//          or a prompt that the model cannot take; those of `on_token`, which end the generation.
 
 #ifndef EVENKEEL_TRAINER_GPT_GENERATE_TOKENS_H_
 #define EVENKEEL_TRAINER_GPT_GENERATE_TOKENS_H_

@@ -17,14 +17,13 @@
 #include "evenkeel/trainer/gpt/buffer.h"
 #include "evenkeel/trainer/gpt/dropout.h"
 #include "evenkeel/trainer/gpt/embedding.h"
-#include "evenkeel/trainer/gpt/gpt_memory.h"
 #include "evenkeel/trainer/gpt/gpt_pass.h"
 #include "evenkeel/trainer/gpt/layer_norm.h"
 #include "evenkeel/trainer/gpt/rows.h"
 #include "evenkeel/trainer/gpt/token_loss.h"
 #include "evenkeel/trainer/layers/gradient_sink.h"
-#include "evenkeel/trainer/layers/if_memory_allows.h"
 #include "evenkeel/trainer/layers/initialize.h"
+#include "evenkeel/trainer/layers/tensor_memory.h"
 
 namespace evenkeel {
 namespace {
@@ -317,6 +316,21 @@ absl::StatusOr<std::unique_ptr<Gpt>> Make(const GptOptions& options) {
 }
 
 }  // namespace
+
+absl::StatusOr<GptOptions> GptPreset(absl::string_view name) {
+  if (name == "tiny") return GptOptions{.context = 64, .layers = 2, .width = 64, .heads = 2};
+  if (name == "mini") return GptOptions{};
+  if (name == "gpt2") {
+    return GptOptions{.vocabulary = 50257,
+                      .context = 1024,
+                      .layers = 12,
+                      .width = 768,
+                      .heads = 12,
+                      .dropout = 0.1};
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " is not a preset; choose tiny, mini, gpt2"));
+}
 
 absl::StatusOr<int64_t> Gpt::ScorePrompt(std::span<const int32_t> tokens) {
   if (tokens.empty())

@@ -10,10 +10,9 @@
 // GPT-2 of that size. Read() has checked them, so a model never becomes larger than its file.
 //
 // Heads:   not visible in the shapes. Read from the metadata ("heads", written by SaveModel()),
-// else
-//          from config.json beside the file; else one for each 64 elements of the width, as in all
-//          GPT-2s that were published, and at least one. To use another number, set it in a copy of
-//          options().
+//          else from config.json beside the file; else one for each 64 elements of the width, as in
+//          all GPT-2s that were published, and at least one. To use another number, set it in a
+//          copy of options().
 // Threads: immutable.
 // Errors:  InvalidArgument with file and tensor; the file system's own.
 

@@ -1,7 +1,7 @@
 // Shared by the GPTs of the host and of devices: where a layer's parameters are, and the sizes of a
 // pass.
 //
-// Threads: values.
+// Threads: values and pure functions.
 
 #ifndef EVENKEEL_TRAINER_GPT_GPT_PASS_H_
 #define EVENKEEL_TRAINER_GPT_GPT_PASS_H_
@@ -59,6 +59,17 @@ struct GptPass {
         .sequences = sequences, .context = context, .heads = heads, .head_width = width / heads};
   }
 };
+
+// Returns the bytes that the model of the host takes for a pass over sequences of options.context
+// tokens, by arithmetic (Gpt::ActivationBytes() after it); in training, with the backward pass. It
+// has a line for each buffer of BlockMemory, BlockTools, CausalAttention and the model; a new
+// buffer there needs a line here.
+int64_t GptActivationBytes(const GptOptions& options, int64_t sequences, Mode mode);
+
+// Returns how many of `rows` the head takes at once: scores of 16 MiB, or those of 256 rows if that
+// is more. Products of fewer rows are slower, because each reads the token table and updates its
+// gradient.
+int64_t HeadRows(int64_t rows, int64_t vocabulary, int64_t bytes_per_score);
 
 }  // namespace evenkeel
 

@@ -11,7 +11,6 @@
 #ifndef EVENKEEL_TRAINER_LAYERS_AVERAGE_POOL_H_
 #define EVENKEEL_TRAINER_LAYERS_AVERAGE_POOL_H_
 
-#include "evenkeel/trainer/layers/layout.h"
 #include "evenkeel/trainer/layers/mode.h"
 #include "evenkeel/trainer/layers/onednn.h"
 

@@ -20,7 +20,6 @@
 #define EVENKEEL_TRAINER_LAYERS_CONVOLUTION_H_
 
 #include "evenkeel/trainer/layers/gradient_sink.h"
-#include "evenkeel/trainer/layers/layout.h"
 #include "evenkeel/trainer/layers/mode.h"
 #include "evenkeel/trainer/layers/onednn.h"
 

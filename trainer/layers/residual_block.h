@@ -25,7 +25,6 @@
 #include "evenkeel/trainer/layers/batch_norm_relu.h"
 #include "evenkeel/trainer/layers/convolution.h"
 #include "evenkeel/trainer/layers/gradient_sink.h"
-#include "evenkeel/trainer/layers/layout.h"
 #include "evenkeel/trainer/layers/mode.h"
 #include "evenkeel/trainer/layers/onednn.h"
 

@@ -16,8 +16,11 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <type_traits>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "evenkeel/comm/types.h"
 
 namespace evenkeel {
@@ -44,6 +47,21 @@ class TensorMemory {
   };
   std::vector<std::unique_ptr<std::byte[], Deleter>> blocks_;
 };
+
+// Returns the result of `make`, or ResourceExhausted with `sentence` if memory runs out.
+//
+//   return IfMemoryAllows("mlp: not enough memory",
+//                         [&]() -> absl::StatusOr<std::unique_ptr<Model>> { ... });
+//
+// Threads: as `make`.
+template <typename Make>
+std::invoke_result_t<Make> IfMemoryAllows(absl::string_view sentence, Make make) {
+  try {
+    return make();
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError(sentence);
+  }
+}
 
 }  // namespace evenkeel
 

@@ -18,17 +18,14 @@
 #include "evenkeel/trainer/layers/batch_norm_relu.h"
 #include "evenkeel/trainer/layers/convolution.h"
 #include "evenkeel/trainer/layers/dense.h"
-#include "evenkeel/trainer/layers/if_memory_allows.h"
 #include "evenkeel/trainer/layers/initialize.h"
 #include "evenkeel/trainer/layers/matrix_product.h"
 #include "evenkeel/trainer/layers/onednn.h"
 #include "evenkeel/trainer/layers/residual_block.h"
 #include "evenkeel/trainer/layers/softmax_cross_entropy.h"
+#include "evenkeel/trainer/layers/tensor_memory.h"
 
 namespace evenkeel {
-namespace {
-
-// The shape of each block, in forward order, for batches of `batch` samples.
 std::vector<ResidualBlockShape> BlockShapes(const CnnOptions& options, int batch) {
   std::vector<ResidualBlockShape> shapes;
   ResidualBlockShape shape{.batch = batch, .inputs = options.widths[0], .side = options.image.side};
@@ -44,6 +41,8 @@ std::vector<ResidualBlockShape> BlockShapes(const CnnOptions& options, int batch
   }
   return shapes;
 }
+
+namespace {
 
 // Where the network's parameters are in the parameter set.
 struct CnnIndices {

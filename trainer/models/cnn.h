@@ -35,6 +35,7 @@
 
 #include "absl/status/statusor.h"
 #include "evenkeel/trainer/data/image_shape.h"
+#include "evenkeel/trainer/layers/residual_block.h"
 #include "evenkeel/trainer/models/model.h"
 
 namespace evenkeel {
@@ -52,6 +53,9 @@ struct CnnOptions {
 };
 
 absl::StatusOr<std::unique_ptr<Model>> MakeCnn(const CnnOptions& options);
+
+// Returns the shape of each residual block, in forward order, for batches of `batch` samples.
+std::vector<ResidualBlockShape> BlockShapes(const CnnOptions& options, int batch);
 
 }  // namespace evenkeel
 

@@ -40,6 +40,10 @@ struct Evaluation {
                      .correct = -other.correct,
                      .loss_sum = -other.loss_sum};
   }
+
+  static void VisitFields(auto& self, auto& visit) {
+    visit(self.predictions, self.correct, self.loss_sum);
+  }
 };
 
 // The evaluation with the lowest loss in a run.
@@ -49,6 +53,10 @@ struct BestTest {
   int64_t latest = 0;  // Steps before the latest evaluation.
   int64_t since = 0;   // Number of evaluations after the best.
   friend bool operator==(const BestTest&, const BestTest&) = default;
+
+  static void VisitFields(auto& self, auto& visit) {
+    visit(self.loss, self.step, self.latest, self.since);
+  }
 };
 
 // The batch size of evaluations by the trainer.

@@ -17,10 +17,10 @@
 #include "evenkeel/trainer/data/image_shape.h"
 #include "evenkeel/trainer/layers/dense.h"
 #include "evenkeel/trainer/layers/elementwise.h"
-#include "evenkeel/trainer/layers/if_memory_allows.h"
 #include "evenkeel/trainer/layers/initialize.h"
 #include "evenkeel/trainer/layers/matrix_product.h"
 #include "evenkeel/trainer/layers/softmax_cross_entropy.h"
+#include "evenkeel/trainer/layers/tensor_memory.h"
 
 namespace evenkeel {
 namespace {

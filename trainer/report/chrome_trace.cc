@@ -15,8 +15,6 @@
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/base/json.h"
 #include "evenkeel/join/steps/straggler_report.h"
-#include "evenkeel/trainer/report/run_history.h"
-#include "evenkeel/trainer/report/step_timeline.h"
 
 namespace evenkeel {
 namespace {

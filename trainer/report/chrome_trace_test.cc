@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "evenkeel/trainer/report/run_history.h"
 #include "evenkeel/trainer/report/run_record.h"
 #include "evenkeel/trainer/report/testing/example_record.h"
 #include "evenkeel/trainer/report/testing/trace_check.h"

@@ -8,8 +8,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "evenkeel/comm/base/fields.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/trainer/report/record_bytes.h"
 
 namespace evenkeel {
 
@@ -17,13 +17,13 @@ absl::StatusOr<std::vector<RankRecord>> GatherRecords(Communicator& comm, const 
   constexpr char kTopic[] = "run record";
   std::vector<RankRecord> records;
   if (comm.rank() != 0) {
-    comm.control().Send(0, kTopic, Serialize(mine));
+    comm.control().Send(0, kTopic, internal::ToBytes(mine));
     return records;
   }
   records.push_back(mine);
   for (int rank = 1; rank < comm.world_size(); ++rank) {
     EK_ASSIGN_OR_RETURN(const std::string bytes, comm.control().Receive(kTopic, comm.timeout()));
-    const absl::StatusOr<RankRecord> record = ParseRankRecord(bytes);
+    const auto record = internal::FromBytes<RankRecord>(bytes, "a rank's record");
     if (!record.ok()) return absl::InternalError(record.status().message());
     records.push_back(*record);
   }

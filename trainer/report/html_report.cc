@@ -9,9 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "evenkeel/trainer/report/html_text.h"
 #include "evenkeel/trainer/report/line_chart.h"
-#include "evenkeel/trainer/report/report_assets.h"
 #include "evenkeel/trainer/report/report_sections.h"
-#include "evenkeel/trainer/report/step_timeline.h"
 
 namespace evenkeel {
 namespace {
@@ -81,6 +79,11 @@ std::string TrainingOf(const RunRecord& record) {
   return absl::StrCat("training, rank ", record.reporter);
 }
 
+void AddTestCurve(Chart& chart, Points points) {
+  chart.curves.push_back(
+      {.name = "test", .style = "test", .points = std::move(points), .has_dots = true});
+}
+
 std::string LearningCharts(const RunRecord& record) {
   const bool is_text = std::isfinite(record.bytes_per_prediction);
   const auto loss_of = [&](double loss) {
@@ -90,11 +93,7 @@ std::string LearningCharts(const RunRecord& record) {
   loss.has_log = loss.begins_at_zero = true;
   AddCurve(loss, TrainingOf(record), "train",
            OverSteps(record, [&](const StepPoint& p) { return loss_of(p.loss); }));
-  loss.curves.push_back(
-      {.name = "test",
-       .style = "test",
-       .points = OverTests(record, [&](const TestPoint& p) { return loss_of(p.loss); }),
-       .has_dots = true});
+  AddTestCurve(loss, OverTests(record, [&](const TestPoint& p) { return loss_of(p.loss); }));
   std::string html = RenderChart(loss);
   if (!record.has_accuracy) return html;
   Chart accuracy = ChartOf(record, "Accuracy", "%");
@@ -102,11 +101,7 @@ std::string LearningCharts(const RunRecord& record) {
   accuracy.cut_low = 0.04;  // The first steps, which would compress the others.
   AddCurve(accuracy, TrainingOf(record), "train",
            OverSteps(record, [](const StepPoint& p) { return p.accuracy; }));
-  accuracy.curves.push_back(
-      {.name = "test",
-       .style = "test",
-       .points = OverTests(record, [](const TestPoint& p) { return p.accuracy; }),
-       .has_dots = true});
+  AddTestCurve(accuracy, OverTests(record, [](const TestPoint& p) { return p.accuracy; }));
   return html + RenderChart(accuracy);
 }
 
@@ -126,6 +121,10 @@ std::string SpeedCharts(const RunRecord& record) {
   AddCurve(took, absl::StrCat("rank ", record.reporter), "plain",
            OverSteps(record, [](const StepPoint& p) { return 1000 * p.took; }));
   return RenderChart(rate) + RenderChart(took) + RenderChart(exposed);
+}
+
+std::string Charts(const std::string& charts) {
+  return absl::StrCat("<div class=\"charts\">", charts, "</div>");
 }
 
 constexpr size_t kMostCostCurves = 6;
@@ -157,7 +156,7 @@ std::string CostChart(const RunRecord& record) {
          .style = kStyles[chart.curves.size()],
          .points = curves[rank]});
   }
-  return absl::StrCat("<div class=\"charts\">", RenderChart(chart), "</div>");
+  return Charts(RenderChart(chart));
 }
 
 std::string WaitsSection(const RunRecord& record) {
@@ -189,10 +188,6 @@ std::string LearningRateChart(const RunRecord& record) {
   chart.begins_at_zero = true;
   chart.curves.push_back({.name = "learning rate", .style = "plain", .points = points});
   return RenderChart(chart);
-}
-
-std::string Charts(const std::string& charts) {
-  return absl::StrCat("<div class=\"charts\">", charts, "</div>");
 }
 
 std::string Header(const RunRecord& record) {

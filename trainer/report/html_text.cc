@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "evenkeel/comm/base/json.h"
 
 namespace evenkeel {
 namespace {
@@ -14,22 +15,10 @@ constexpr char kReplacement[] = "\xEF\xBF\xBD";
 
 // Returns the length of the first character of `text` in bytes; 0 if HTML may not contain it.
 size_t CharacterLength(absl::string_view text) {
-  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned char first = byte(0);
-  if (first < 0x80)
-    return (first >= 0x20 && first != 0x7F) || first == '\n' || first == '\t' ? 1 : 0;
-  const size_t length = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
-  if (first < 0xC2 || first > 0xF4 || text.size() < length) return 0;
-  for (size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xC0) != 0x80) return 0;
-  }
-  // Overlong forms, surrogates, and values beyond the last character.
-  if (first == 0xE0 && byte(1) < 0xA0) return 0;
-  if (first == 0xED && byte(1) >= 0xA0) return 0;
-  if (first == 0xF0 && byte(1) < 0x90) return 0;
-  if (first == 0xF4 && byte(1) >= 0x90) return 0;
-  if (first == 0xC2 && byte(1) < 0xA0) return 0;  // Control characters again.
-  return length;
+  const auto first = static_cast<unsigned char>(text[0]);
+  const bool is_control = first < 0x20 ? first != '\n' && first != '\t'
+                                       : first == 0x7F || (first == 0xC2 && text < "\xC2\xA0");
+  return is_control ? 0 : internal::Utf8Size(text);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The parts of a report except its curves and steps: key figures, ranks, buckets, memory, tables.
+// The parts of a report except its curves: key figures, steps, ranks, buckets, memory, tables.
 // Each is empty if the record has no data for it.
 //
 //   html += RenderFigures(record);
@@ -14,6 +14,10 @@
 
 namespace evenkeel {
 
+// The style and the script of a page: report.css and report.js, embedded into the program.
+extern const char kReportStyle[];
+extern const char kReportScript[];
+
 std::string RenderFigures(const RunRecord& record);
 std::string RenderRanks(const RunRecord& record);   // The steps for which each had a batch.
 std::string RenderPlans(const RunRecord& record);   // Buckets.
@@ -21,6 +25,11 @@ std::string RenderMemory(const RunRecord& record);  // With the hosts of the ran
 std::string RenderWaits(const RunRecord& record);   // Without the costs over time.
 std::string RenderEvents(const RunRecord& record);
 std::string RenderSettings(const RunRecord& record);
+
+// The sampled steps, rank by rank: the computation of each rank, and below it the reduction of its
+// buckets, in one shade where backward hid it and in another where the rank waited. One step is
+// shown at a time; switching steps needs no script.
+std::string RenderTimeline(const RunRecord& record);
 
 // Converts a language model's loss from nats per prediction to bits per byte.
 double BitsPerByte(double loss, double bytes_per_prediction);

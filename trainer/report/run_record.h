@@ -4,6 +4,7 @@
 //   RunRecord record{.title = "mlp on 2 ranks", .world_size = 2};
 //   record.epochs.push_back({.epoch = 0, .test_accuracy = 0.87});
 //   WriteFileAtomically("run.html", {RenderReport(record)});
+//   const std::string bytes = Serialize(record);
 //
 // Unknown values are NaN, empty or negative, as documented at each; the report leaves them out.
 //
@@ -11,7 +12,7 @@
 //          several); times of traces are nanoseconds (Unix time) of the host's clock, which ranks
 //          of one host share, or of a device's clock aligned with it. Steps are the group's,
 //          counted from 0.
-// Threads: values.
+// Threads: values and pure functions.
 
 #ifndef EVENKEEL_TRAINER_REPORT_RUN_RECORD_H_
 #define EVENKEEL_TRAINER_REPORT_RUN_RECORD_H_
@@ -22,6 +23,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "evenkeel/join/steps/straggler_report.h"
 
 namespace evenkeel {
@@ -48,6 +51,11 @@ struct StepPoint {
   double gradient_norm = kUnknown;  // 2-norm, before clipping; unknown without clipping.
   double samples = 0;               // In one step, over all ranks.
   double active = 0;                // Ranks with a batch.
+
+  static void VisitFields(auto& self, auto& visit) {
+    visit(self.step, self.count, self.seconds, self.loss, self.accuracy, self.learning_rate,
+          self.took, self.exposed, self.gradient_norm, self.samples, self.active);
+  }
 };
 
 struct EpochPoint {
@@ -63,6 +71,11 @@ struct EpochPoint {
       batches;  // By rank. A rank with fewer than the others was exhausted for the rest.
   std::vector<int>
       ranks;  // Ranks of `batches`, by their numbers in the job's first group. Empty: 0, 1, 2, ...
+
+  static void VisitFields(auto& self, auto& visit) {
+    visit(self.epoch, self.step, self.seconds, self.train_loss, self.train_accuracy, self.test_loss,
+          self.test_accuracy, self.first_step, self.batches, self.ranks);
+  }
 };
 
 // An evaluation of the test data, at the end of an epoch or before.
@@ -70,6 +83,8 @@ struct TestPoint {
   int64_t step = 0;  // The last step before the evaluation.
   double loss = kUnknown;
   double accuracy = kUnknown;
+
+  static void VisitFields(auto& self, auto& visit) { visit(self.step, self.loss, self.accuracy); }
 };
 
 // The consecutive activities of a rank in a sampled step.
@@ -83,11 +98,16 @@ enum class SpanKind : uint8_t {
   kFollow,     // The rank is exhausted and shadows the active ranks' step.
 };
 inline constexpr int kSpanKinds = 7;
+absl::string_view NameOf(SpanKind kind);  // "forward"
 
 struct TraceSpan {
   SpanKind kind = SpanKind::kData;
   int64_t begin_ns = 0;
   int64_t end_ns = 0;
+
+  static void VisitFields(auto& self, auto& visit) {
+    visit(visit.UpTo(self.kind, SpanKind::kFollow), self.begin_ns, self.end_ns);
+  }
 };
 
 struct BucketTrace {
@@ -95,6 +115,10 @@ struct BucketTrace {
   int64_t ready_ns = 0;    // All its gradients are ready.
   int64_t start_ns = 0;    // It was launched, and the one before it was reduced.
   int64_t reduced_ns = 0;  //
+
+  static void VisitFields(auto& self, auto& visit) {
+    visit(self.bytes, self.ready_ns, self.start_ns, self.reduced_ns);
+  }
 };
 
 struct StepTrace {
@@ -105,6 +129,11 @@ struct StepTrace {
       buckets;  // The measured ones, in the plan's order. None by a device's clock.
   StepClock clock = StepClock::kHost;  // The clock of the times above.
   int64_t host_ns = 0;  // With a device's clock: the time in which the host enqueued the step.
+
+  static void VisitFields(auto& self, auto& visit) {
+    visit(self.step, self.last_gradient_ns, self.spans, self.buckets,
+          visit.UpTo(self.clock, StepClock::kDevice), self.host_ns);
+  }
 };
 
 // In bytes.
@@ -118,6 +147,11 @@ struct RankMemory {
   int64_t copies = 0;       // For checkpoints that are written in the background.
   int64_t peak_resident =
       0;  // The process's, with its other ranks if those are threads. 0: unknown.
+
+  static void VisitFields(auto& self, auto& visit) {
+    visit(self.parameters, self.gradients, self.buckets, self.optimizer, self.activations,
+          self.data, self.copies, self.peak_resident);
+  }
 };
 
 // The parts of RankMemory that the rank holds itself, with their names.
@@ -142,18 +176,26 @@ struct RankRecord {
   std::string host;
   RankMemory memory;
   std::vector<StepTrace> traces;
+
+  static void VisitFields(auto& self, auto& visit) {
+    visit(self.rank, self.host, self.memory, self.traces);
+  }
 };
 
 struct PlannedBucket {
   int64_t bytes = 0;
   std::vector<std::string> parameters;
   friend bool operator==(const PlannedBucket&, const PlannedBucket&) = default;
+
+  static void VisitFields(auto& self, auto& visit) { visit(self.bytes, self.parameters); }
 };
 
 // The buckets from `step` on.
 struct PlanRecord {
   int64_t step = 0;
   std::vector<PlannedBucket> buckets;
+
+  static void VisitFields(auto& self, auto& visit) { visit(self.step, self.buckets); }
 };
 
 // The cost of each rank in the recent steps before `step` (StragglerReport).
@@ -167,11 +209,17 @@ struct RunEvent {
   double seconds = 0;
   std::string kind;  // One word: "lost", "frozen", ...
   std::string text;
+
+  static void VisitFields(auto& self, auto& visit) {
+    visit(self.step, self.seconds, self.kind, self.text);
+  }
 };
 
 struct RunSetting {
   std::string name;
   std::string value;
+
+  static void VisitFields(auto& self, auto& visit) { visit(self.name, self.value); }
 };
 
 struct RunRecord {
@@ -206,7 +254,36 @@ struct RunRecord {
   int64_t samples = 0;  // In all steps.
   int64_t samples_of_tail =
       0;  // In steps for which some rank had no batch; without join they would be dropped.
+
+  static void VisitFields(auto& self, auto& visit) {
+    visit(self.title, self.summary, self.date, self.ending, self.unit_name, self.units_per_sample,
+          self.bytes_per_prediction, self.has_accuracy, self.world_size, self.reporter,
+          self.parameters, self.begin_ns, self.seconds, self.steps, self.epochs, self.parts,
+          self.tests, self.plans, self.ranks, self.events, self.settings, self.total_steps,
+          self.samples, self.samples_of_tail);
+  }
 };
+
+// Return a record as bytes, for a checkpoint of the run, and read it again: InvalidArgument for
+// bytes that are not a record of this version.
+std::string Serialize(const RunRecord& record);
+absl::StatusOr<RunRecord> ParseRunRecord(absl::string_view bytes);
+
+// Adds `ns` to the absolute times of the rank.
+void MoveTimes(RankRecord& rank, int64_t ns);
+
+// Moves the run's beginning to `begin_ns` (Unix time), and with it all absolute times, as if there
+// had been no pause.
+void MoveBegin(RunRecord& record, int64_t begin_ns);
+
+// Return the record of a run's earlier attempts, `before`, continued by that of the current one.
+// The ranks are those of `now`, with the traces and the peaks of ranks of the same number in
+// `before`. The plans are without the first one of `now` if it has the buckets of the last one of
+// `before`.
+std::vector<RankRecord> Continued(const std::vector<RankRecord>& before,
+                                  std::vector<RankRecord> now);
+std::vector<PlanRecord> Continued(const std::vector<PlanRecord>& before,
+                                  const std::vector<PlanRecord>& now);
 
 }  // namespace evenkeel
 

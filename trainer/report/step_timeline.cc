@@ -1,5 +1,3 @@
-#include "evenkeel/trainer/report/step_timeline.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <map>
@@ -11,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "evenkeel/trainer/report/html_text.h"
 #include "evenkeel/trainer/report/line_chart.h"
+#include "evenkeel/trainer/report/report_sections.h"
 
 namespace evenkeel {
 namespace {
@@ -191,12 +190,6 @@ std::string Legend() {
 }
 
 }  // namespace
-
-absl::string_view NameOf(SpanKind kind) {
-  static constexpr absl::string_view kNames[kSpanKinds] = {
-      "data", "begin", "forward", "backward", "wait", "optimizer", "shadows active ranks"};
-  return kNames[static_cast<int>(kind)];
-}
 
 std::string RenderTimeline(const RunRecord& record) {
   std::set<int64_t> sampled;

@@ -19,8 +19,7 @@
 //
 // Order:   steps are read in their order.
 // Units:   Unix times are those of the device's clock, moved so that no mark is earlier than the
-// host
-//          enqueued it or later than the host saw it passed, since the two clocks drift apart.
+//          host enqueued it or later than the host saw it passed, since the two clocks drift apart.
 // Threads: thread-compatible; the runtime outlives it.
 // Errors:  the runtime's own.
 

@@ -16,11 +16,6 @@
 namespace evenkeel {
 namespace {
 
-absl::Status ErrnoStatus(absl::string_view action, const std::string& path) {
-  const int error = errno;
-  return absl::ErrnoToStatus(error, absl::StrCat(action, " ", path));
-}
-
 // An open file; closes it, and deletes it if it is still temporary.
 class File {
  public:
@@ -78,7 +73,8 @@ struct InflateEnd {
 
 // The contents of a gzip file of one or more members.
 absl::StatusOr<std::string> Gunzip(const std::string& path, absl::string_view packed,
-                                   int64_t max_bytes) {
+                                   const ReadFileOptions& options) {
+  const int64_t max_bytes = options.max_bytes;
   const auto damaged = [&](absl::string_view how) {
     return absl::DataLossError(absl::StrCat(path, ": ", how));
   };
@@ -89,6 +85,15 @@ absl::StatusOr<std::string> Gunzip(const std::string& path, absl::string_view pa
   const InflateEnd end{&stream};
 
   std::string unpacked;
+  // The last four bytes are the size of the last member, modulo 2^32. Deflate packs 1032 bytes into
+  // one at most, so that a damaged size takes no memory without end.
+  uint64_t size = 0;
+  for (size_t i = packed.size(); i-- > packed.size() - 4;)
+    size = size << 8 | static_cast<uint8_t>(packed[i]);
+  if (!options.only_begin) {
+    unpacked.reserve(
+        std::min<uint64_t>({size, 1032 * packed.size(), static_cast<uint64_t>(max_bytes)}));
+  }
   std::string chunk(1 << 18, '\0');
   while (true) {
     stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(packed.data()));
@@ -104,6 +109,7 @@ absl::StatusOr<std::string> Gunzip(const std::string& path, absl::string_view pa
     }
     packed.remove_prefix(given - stream.avail_in);
     unpacked.append(chunk, 0, chunk.size() - stream.avail_out);
+    if (options.only_begin && !unpacked.empty()) return unpacked;
     if (static_cast<int64_t>(unpacked.size()) > max_bytes) {
       return absl::ResourceExhaustedError(
           absl::StrCat(path, " unpacks to more than the ", max_bytes, " bytes expected"));
@@ -138,16 +144,6 @@ std::string FolderOf(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
-// Without this the rename itself may be lost when the machine stops.
-absl::Status FlushFolder(const std::string& folder) {
-  const File file(open(folder.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECTORY));
-  if (!file.is_open()) return ErrnoStatus("cannot open", folder);
-  // Some file systems cannot flush a folder, and need not.
-  if (fsync(file.descriptor()) != 0 && errno != EINVAL && errno != ENOTSUP)
-    return ErrnoStatus("cannot flush", folder);
-  return absl::OkStatus();
-}
-
 absl::Status CheckTarget(const std::string& path) {
   struct stat info;
   if (stat(path.c_str(), &info) != 0 || S_ISREG(info.st_mode)) return absl::OkStatus();
@@ -166,9 +162,23 @@ File OpenTemporary(const std::string& path) {
 
 }  // namespace
 
+absl::Status ErrnoStatus(absl::string_view action, const std::string& path) {
+  const int error = errno;
+  return absl::ErrnoToStatus(error, absl::StrCat(action, " ", path));
+}
+
+absl::Status FlushFolder(const std::string& folder) {
+  const File file(open(folder.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECTORY));
+  if (!file.is_open()) return ErrnoStatus("cannot open", folder);
+  // Some file systems cannot flush a folder, and need not.
+  if (fsync(file.descriptor()) != 0 && errno != EINVAL && errno != ENOTSUP)
+    return ErrnoStatus("cannot flush", folder);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::string> ReadFile(const std::string& path, const ReadFileOptions& options) {
   EK_ASSIGN_OR_RETURN(std::string bytes, ReadAll(path, options.max_bytes));
-  if (options.gunzip && BeginsAsGzip(bytes)) return Gunzip(path, bytes, options.max_bytes);
+  if (options.gunzip && BeginsAsGzip(bytes)) return Gunzip(path, bytes, options);
   return bytes;
 }
 

@@ -30,9 +30,16 @@ namespace evenkeel {
 struct ReadFileOptions {
   bool gunzip = false;  // Decompress a file that begins as a gzip file does, whatever its name.
   int64_t max_bytes = int64_t{16} << 30;  // Limit on the result.
+  bool only_begin = false;                // Decompress only the beginning, some KiB.
 };
 
 absl::StatusOr<std::string> ReadFile(const std::string& path, const ReadFileOptions& options = {});
+
+// Returns the error of the system call before it: "ACTION PATH: No such file or directory".
+absl::Status ErrnoStatus(absl::string_view action, const std::string& path);
+
+// Flushes a folder to the disk. Without this a rename in it may be lost when the machine stops.
+absl::Status FlushFolder(const std::string& folder);
 
 // `pieces` are written one after the other.
 absl::Status WriteFileAtomically(const std::string& path,

@@ -5,6 +5,7 @@
 #include <unistd.h>
 #include <zlib.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -100,6 +101,9 @@ TEST_F(FileIoTest, UnpacksWhateverTheNameIs) {
   Put("plain.gz", text);
   EXPECT_EQ(*ReadFile(Path("packed"), {.gunzip = true}), text);
   EXPECT_EQ(*ReadFile(Path("plain.gz"), {.gunzip = true}), text);
+  const std::string begin = *ReadFile(Path("packed"), {.gunzip = true, .only_begin = true});
+  EXPECT_GE(begin.size(), std::min<size_t>(text.size(), 1024));
+  EXPECT_EQ(begin, text.substr(0, begin.size()));
   EXPECT_EQ(*ReadFile(Path("packed")), Gzip(text));
   Put("members", Gzip("one,") + Gzip("") + Gzip("two"));
   EXPECT_EQ(*ReadFile(Path("members"), {.gunzip = true}), "one,two");

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "evenkeel/trainer/data/stable_random.h"
-#include "evenkeel/trainer/layers/layout.h"
 #include "evenkeel/trainer/layers/onednn.h"
 
 namespace evenkeel {

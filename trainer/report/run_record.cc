@@ -1,9 +1,43 @@
-#include "evenkeel/trainer/report/run_history.h"
+#include "evenkeel/trainer/report/run_record.h"
 
 #include <algorithm>
 #include <utility>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "evenkeel/comm/base/fields.h"
+#include "evenkeel/comm/status.h"
+
 namespace evenkeel {
+namespace {
+
+constexpr char kFormat[] = "evenkeel run record 3";
+
+}  // namespace
+
+absl::string_view NameOf(SpanKind kind) {
+  static constexpr absl::string_view kNames[kSpanKinds] = {
+      "data", "begin", "forward", "backward", "wait", "optimizer", "shadows active ranks"};
+  return kNames[static_cast<int>(kind)];
+}
+
+std::string Serialize(const RunRecord& record) {
+  internal::FieldWriter writer;
+  writer(std::string(kFormat), record);
+  return writer.Take();
+}
+
+absl::StatusOr<RunRecord> ParseRunRecord(absl::string_view bytes) {
+  internal::FieldReader reader(bytes);
+  std::string format;
+  reader(format);
+  if (format != kFormat)
+    return absl::InvalidArgumentError(absl::StrCat("this is not an ", kFormat));
+  RunRecord record;
+  reader(record);
+  EK_RETURN_IF_ERROR(reader.Finish("a run's record"));
+  return record;
+}
 
 void MoveTimes(RankRecord& rank, int64_t ns) {
   for (StepTrace& trace : rank.traces) {

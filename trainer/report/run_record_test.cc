@@ -1,4 +1,4 @@
-#include "evenkeel/trainer/report/run_history.h"
+#include "evenkeel/trainer/report/run_record.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,9 +10,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "evenkeel/comm/base/fields.h"
 #include "evenkeel/comm/testing/fuzz.h"
-#include "evenkeel/trainer/report/record_bytes.h"
-#include "evenkeel/trainer/report/run_record.h"
 #include "evenkeel/trainer/report/step_series.h"
 #include "evenkeel/trainer/report/testing/example_record.h"
 
@@ -23,6 +22,12 @@ using testing::ElementsAre;
 using testing::SizeIs;
 
 // ---- Bytes ----
+
+using internal::ToBytes;
+
+absl::StatusOr<RankRecord> ParseRank(absl::string_view bytes) {
+  return internal::FromBytes<RankRecord>(bytes, "a rank's record");
+}
 
 RankRecord ExampleRank() {
   return {.rank = 3,
@@ -43,7 +48,7 @@ RankRecord ExampleRank() {
 }
 
 TEST(RecordBytesTest, ARankComesBackAsItWas) {
-  const auto record = ParseRankRecord(Serialize(ExampleRank()));
+  const auto record = ParseRank(ToBytes(ExampleRank()));
   ASSERT_TRUE(record.ok()) << record.status();
   EXPECT_EQ(record->rank, 3);
   EXPECT_EQ(record->host, "a\"<b>");
@@ -78,7 +83,7 @@ TEST(RecordBytesTest, ARunComesBackAsItWas) {
   ASSERT_THAT(record->tests, SizeIs(2));
   EXPECT_EQ(record->tests[1].loss, run.tests[1].loss);
   EXPECT_EQ(record->plans[1].buckets, run.plans[1].buckets);
-  EXPECT_EQ(Serialize(record->ranks[2]), Serialize(run.ranks[2]));
+  EXPECT_EQ(ToBytes(record->ranks[2]), ToBytes(run.ranks[2]));
   EXPECT_EQ(record->events[0].text, kHostile);
   EXPECT_EQ(record->settings[1].value, "64");
 }
@@ -95,15 +100,16 @@ TEST(RecordBytesTest, AnotherFormatIsRefused) {
 }
 
 TEST(RecordBytesTest, NoBytesDoHarm) {
-  const auto again = [](auto parse) {
-    return [parse](absl::string_view bytes) -> absl::StatusOr<std::string> {
+  const auto again = [](auto parse, auto serialize) {
+    return [=](absl::string_view bytes) -> absl::StatusOr<std::string> {
       const auto record = parse(bytes);
       if (!record.ok()) return record.status();
-      return Serialize(*record);
+      return serialize(*record);
     };
   };
-  Fuzz({Serialize(ExampleRank())}, again(ParseRankRecord), {.rounds = 5000});
-  Fuzz({Serialize(ExampleRecord(2, /*steps=*/5))}, again(ParseRunRecord), {.rounds = 2000});
+  Fuzz({ToBytes(ExampleRank())}, again(ParseRank, ToBytes<RankRecord>), {.rounds = 5000});
+  Fuzz({Serialize(ExampleRecord(2, /*steps=*/5))}, again(ParseRunRecord, Serialize),
+       {.rounds = 2000});
 }
 
 // ---- Going on ----

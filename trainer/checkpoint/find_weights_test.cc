@@ -1,5 +1,3 @@
-#include "evenkeel/trainer/gpt/find_weights.h"
-
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -9,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
+#include "evenkeel/trainer/checkpoint/checkpoint_folder.h"
 
 namespace evenkeel {
 namespace {

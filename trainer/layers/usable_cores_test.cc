@@ -1,10 +1,10 @@
-#include "evenkeel/trainer/app/usable_cores.h"
-
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
 #include <fstream>
 #include <string>
+
+#include "evenkeel/trainer/layers/compute_threads.h"
 
 namespace evenkeel {
 namespace {

@@ -1,4 +1,4 @@
-#include "evenkeel/trainer/gpt/gpt_memory.h"
+#include "evenkeel/trainer/gpt/gpt_pass.h"
 
 #include <algorithm>
 

@@ -28,7 +28,7 @@ namespace {
 using testing::HasSubstr;
 using testing::SizeIs;
 
-constexpr char kFolder[] = "trainer/examples/";
+constexpr char kFolder[] = "examples/";
 
 std::string Read(const std::string& path) {
   std::ifstream file(path);
@@ -109,11 +109,11 @@ TEST(TutorialTest, QuotesThePrograms) {
 
 TEST(ClustersTest, ShowsTheBatchScript) {
   EXPECT_THAT(Read("docs/clusters.md"),
-              HasSubstr(absl::StrCat("```bash\n", Read("trainer/examples/train.sbatch"), "```\n")));
+              HasSubstr(absl::StrCat("```bash\n", Read("examples/train.sbatch"), "```\n")));
 }
 
 TEST(ReadmeTest, QuotesAProgram) {
-  const std::string program = Read("trainer/examples/readme_loop.cc");
+  const std::string program = Read("examples/readme_loop.cc");
   int quotes = 0;
   for (const Block& block : BlocksOf(Read("README.md"))) {
     const std::vector<std::string> parts = absl::StrSplit(block.text, absl::MaxSplits("\n\n", 1));
@@ -151,7 +151,7 @@ TEST(TutorialTest, ShowsWhatTheProgramsPrint) {
       std::vector<std::string> shown = absl::StrSplit(session, '\n', absl::SkipEmpty());
       const std::string command =
           absl::StrReplaceAll(shown[0], {{"./bazelw run //tools:launch --", "tools/launch"},
-                                         {"./bazelw run //trainer/examples:", kFolder},
+                                         {"./bazelw run //examples:", kFolder},
                                          {"bazel-bin/", ""}});
       shown.erase(shown.begin());
       EXPECT_EQ(absl::StrJoin(RunCommand(command).lines, "\n"), absl::StrJoin(shown, "\n"))

@@ -1,0 +1,79 @@
+// Some seeds of the simulation: all must end as they should, and the same each time. That it finds
+// defects is what tests/mutants/simulation.txt shows.
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "evenkeel/tests/child_processes.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace evenkeel {
+namespace {
+
+using testing::HasSubstr;
+
+struct Output {
+  int exit_code = -1;
+  std::vector<std::string> lines;
+  std::string errors;
+  std::string text() const { return absl::StrJoin(lines, "\n"); }
+};
+
+Output Simulate(const std::vector<std::string>& flags) {
+  ChildProcesses children;
+  std::vector<std::string> command = {"tests/simulation/simulation"};
+  command.insert(command.end(), flags.begin(), flags.end());
+  const absl::Status started = children.Start(command, {});
+  EXPECT_TRUE(started.ok()) << started;
+  Output output;
+  EXPECT_TRUE(children.Listen(absl::Now() + absl::Minutes(10), [&](int, absl::string_view line) {
+    output.lines.emplace_back(line);
+  })) << children.complaints(0);
+  output.exit_code = children.exit_code(0);
+  output.errors = children.complaints(0);
+  return output;
+}
+
+TEST(SimulationTest, EverySeedEndsAsItMust) {
+  const Output output = Simulate({"--seeds=1500"});
+  EXPECT_EQ(output.exit_code, 0) << output.text();
+  EXPECT_THAT(output.text(), HasSubstr("1500 seeds: 0 failed"));
+}
+
+TEST(SimulationTest, ManyRanksEndAsTheyMust) {
+  const Output output = Simulate({"--seeds=8", "--worlds=33,48"});  // With a tree of exchanges.
+  EXPECT_EQ(output.exit_code, 0) << output.text();
+}
+
+TEST(SimulationTest, ASeedIsTheSameRunEachTime) {
+  const auto hashes = [](const Output& output) {
+    std::set<std::string> hashes;  // In any order.
+    for (const std::string& line : output.lines) {
+      const std::vector<std::string> words = absl::StrSplit(line, ' ');
+      if (words.size() > 2 && words[1].size() == 16) hashes.insert(words[0] + " " + words[1]);
+    }
+    return hashes;
+  };
+  const std::vector<std::string> flags = {"--seeds=100", "--hashes"};
+  const std::set<std::string> first = hashes(Simulate(flags));
+  EXPECT_EQ(first.size(), 100u);
+  EXPECT_EQ(hashes(Simulate(flags)), first);
+}
+
+TEST(SimulationTest, AWrongFlagIsASentence) {
+  const Output output = Simulate({"--worlds=1,x"});
+  EXPECT_EQ(output.exit_code, 2);
+  EXPECT_EQ(output.errors,
+            "simulation: --worlds=1,x: give numbers of ranks from 2 to 4096, separated by "
+            "commas\n");
+}
+
+}  // namespace
+}  // namespace evenkeel

@@ -1,5 +1,6 @@
 #include "evenkeel/tests/simulation/play.h"
 
+#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -107,7 +108,7 @@ class Performance {
     environment.is_one_host = false;
     environment.rank_zero_hosts = play_.rank0_hosts();
     environment.hosts_store = play_.rank0_hosts() && rank == 0;
-    FactoryOptions options{.backend = "tcp", .communicator = play_.options()};
+    FactoryOptions options{.backend = play_.backend(), .communicator = play_.options()};
     options.communicator.watch.warn = [this, rank](const std::string& text) {
       absl::StrAppend(&stage_.warnings, "[", rank, "] ", text, "\n");
     };
@@ -124,6 +125,9 @@ class Performance {
 }  // namespace
 
 std::unique_ptr<Play> MakePlay(uint64_t seed, const PlayOptions& options) {
+  const bool is_large = std::any_of(options.world_sizes.begin(), options.world_sizes.end(),
+                                    [](int world_size) { return world_size > kMostConnected; });
+  if (is_large) return MakeProgramPlay(seed, options);  // The others move data.
   switch (Draws(seed).Below(5)) {
     case 0:
     case 1:

@@ -4,8 +4,9 @@
 //   std::unique_ptr<Play> play = MakePlay(seed, {.world_sizes = {2, 3, 8}});
 //   PlayedRun run = Perform(*play, DrawWeather(seed, play->world_size()), 90 * kSecond);
 //
-// Each rank is a process on a host of its own, over the backend tcp. The store's host is another
-// one, as with a launcher, unless rank 0 hosts it.
+// Each rank is a process on a host of its own, over the backend tcp; groups above kMostConnected
+// ranks only have a control plane, because tcp connects each rank with each other one. The store's
+// host is another one, as with a launcher, unless rank 0 hosts it.
 //
 // Threads: Perform() once in a process, whose end must be _exit(): threads of lost ranks never end.
 
@@ -42,6 +43,7 @@ class Play {
   virtual std::string Describe() const = 0;
   virtual int world_size() const = 0;
   virtual bool rank0_hosts() const = 0;
+  virtual std::string backend() const { return "tcp"; }
   virtual CommunicatorOptions options() const = 0;
   // Before the ranks begin.
   virtual void Prepare(Stage&) {}
@@ -52,6 +54,8 @@ class Play {
   // `is_over`: every rank that can end has ended.
   virtual Verdict Judge(bool is_over, const Stage& stage) = 0;
 };
+
+inline constexpr int kMostConnected = 128;
 
 struct PlayOptions {
   std::vector<int> world_sizes = {2, 3, 4, 5, 8};

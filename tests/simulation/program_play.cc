@@ -86,6 +86,9 @@ Loop DrawLoop(Draws& draws, int world_size, bool may_train) {
   loop.is_sharded = draws.OneIn(2);
   loop.list = draws.OneIn(3) ? ToyList::kOptimizerFirst : ToyList::kGradientsFirst;
   if (draws.OneIn(3) && !(loop.trains && loop.is_sharded)) loop.leaves_after = 1 + draws.Below(2);
+  if (world_size <= kMostConnected) return loop;
+  for (int step = 0; step <= loop.most(); ++step) loop.before[step] = loop.within[step] = {};
+  loop.leaves_after = kNever;
   return loop;
 }
 
@@ -143,6 +146,7 @@ class ProgramPlay : public Play {
   }
   int world_size() const override { return static_cast<int>(ends_.size()); }
   bool rank0_hosts() const override { return program_.rank0_hosts; }
+  std::string backend() const override { return world_size() > kMostConnected ? "none" : "tcp"; }
   CommunicatorOptions options() const override {
     return {.timeout = kTimeout, .watch = {.beat = kBeat, .silence = kSilence}};
   }
@@ -288,11 +292,12 @@ class ProgramPlay : public Play {
       case Call::Kind::kAllGather: {
         all.assign(data.size() * loop.inputs.size(), -1.0f);
         EK_RETURN_IF_ERROR(scope.AllGather(absl::MakeSpan(data), absl::MakeSpan(all)));
-        for (size_t i = 0; i < all.size(); ++i) {
-          const int from = static_cast<int>(i / data.size());
+        for (int from = 0; from < static_cast<int>(loop.inputs.size()); ++from) {
           const bool is_caller = std::count(callers.begin(), callers.end(), from) > 0;
-          if (all[i] != (is_caller ? static_cast<float>(from + 1) : 0.0f) && end.wrong.empty())
-            end.wrong = absl::StrCat("gathers ", all[i], " from rank ", from, " in step ", step);
+          const float part = is_caller ? static_cast<float>(from + 1) : 0.0f;
+          const auto begin = all.begin() + from * call->count;
+          if (std::count(begin, begin + call->count, part) != call->count && end.wrong.empty())
+            end.wrong = absl::StrCat("gathers something else from rank ", from, " in step ", step);
         }
         return absl::OkStatus();
       }

@@ -1,6 +1,7 @@
 // Agreements between ranks over the control plane: levels of verification, equal order of
 // operations, values of the user's.
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,8 @@
 #include "absl/types/span.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/control/control.h"
+#include "evenkeel/comm/control/link.h"
+#include "evenkeel/comm/local/run_group.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/testing/groups.h"
 #include "evenkeel/comm/types.h"
@@ -269,6 +272,27 @@ TEST_P(AgreementTest, EachChannelNumbersItsCollectivesAlikeOnAllRanks) {
 INSTANTIATE_TEST_SUITE_P(Over, AgreementTest,
                          testing::Values(Transport::kLocal, Transport::kBlind, Transport::kTcp),
                          [](const auto& info) { return internal::ToString(info.param); });
+
+// n ranks that each send a notice to all others would be n * n messages.
+TEST(FinalizeTest, CostsEachRankAFewMessages) {
+  constexpr int kRanks = 24;
+  const auto group = internal::CreateGroupOver(Transport::kLocal, kRanks).value();
+  const auto received = [&] {
+    int64_t messages = 0;
+    for (const auto& comm : group) messages += comm->control().link().Counters().messages_received;
+    return messages;
+  };
+  int64_t before = 0;
+  const absl::Status status = internal::RunGroup(group, [&](Communicator& comm) -> absl::Status {
+    EK_RETURN_IF_ERROR(AllReduceOnce(comm));
+    EK_RETURN_IF_ERROR(comm.AgreeAny(false).status());
+    EK_RETURN_IF_ERROR(comm.Barrier());
+    if (comm.rank() == 0) before = received();
+    return comm.Barrier();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_LE(received() - before, 2 * kRanks) << "one notice, and the exchange";
+}
 
 TEST(CreationTest, LevelsThatDifferEndTheGroupOnAllRanks) {
   std::vector<CommunicatorOptions> options(3);

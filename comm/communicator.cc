@@ -564,8 +564,8 @@ absl::Status Communicator::Finalize(absl::Duration timeout) {
   EK_RETURN_IF_ERROR(status());
   const std::string positions = SerializePositions();
   // Sent to all ranks at once, so that a rank that waits for a collective which this one will never
-  // join is informed.
-  control_->Notify("finalize", positions);
+  // join is informed. Ranks in step send the same, and one of them is enough.
+  control_->NotifyOnce("finalize", positions);
   std::string end = internal::ByteWriter()
                         .Bytes(positions)
                         .Bytes(ledger_.Serialize(StepLedger::Plans::kWithout))
@@ -584,7 +584,7 @@ absl::Status Communicator::Finalize(absl::Duration timeout) {
 absl::Status Communicator::Leave() {
   EK_RETURN_IF_ERROR(status());
   backend_->Flush(absl::Now() + kFlush);
-  control_->Notify("finalize", SerializePositions());
+  control_->NotifyOnce("finalize", SerializePositions());
   // The last report: it shows the hub that others who still wait in the last collectives can go on.
   control_->Beat(RankStatusNow().Serialize(), absl::ZeroDuration());
   EndCleanly();

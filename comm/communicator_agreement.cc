@@ -149,16 +149,16 @@ std::shared_ptr<Communicator::Agreement> Communicator::Agree(
   agreement->describe = [wait] { return wait; };
   agreement->work = std::make_shared<WorkState>(absl::Now() + timeout, agreement->on_deadline,
                                                 waits_, agreement->describe);
-  control_->Exchange(
-      topic, std::move(payload),
-      [this, agreement, judge = std::move(judge)](const absl::StatusOr<Parts>& parts) {
-        if (!parts.ok()) return agreement->work->Finish(parts.status());
-        agreement->parts = *parts;
-        const absl::Status verdict = judge == nullptr ? absl::OkStatus() : judge(*parts);
-        // First, so that a woken thread finds nothing in flight.
-        if (!verdict.ok()) FailWithAll(verdict);
-        agreement->work->Finish(verdict);
-      });
+  control_->Exchange(topic, std::move(payload),
+                     [this, agreement, judge = std::move(judge)](absl::StatusOr<Parts> parts) {
+                       if (!parts.ok()) return agreement->work->Finish(parts.status());
+                       agreement->parts = *std::move(parts);
+                       const absl::Status verdict =
+                           judge == nullptr ? absl::OkStatus() : judge(agreement->parts);
+                       // First, so that a woken thread finds nothing in flight.
+                       if (!verdict.ok()) FailWithAll(verdict);
+                       agreement->work->Finish(verdict);
+                     });
   return agreement;
 }
 
@@ -169,7 +169,7 @@ absl::StatusOr<ControlChannel::Parts> Communicator::AgreeAndWait(
   const std::shared_ptr<Agreement> agreement =
       Agree(topic, std::move(payload), timeout, std::move(text), std::move(judge));
   EK_RETURN_IF_ERROR(agreement->work->Wait());
-  return agreement->parts;
+  return std::move(agreement->parts);
 }
 
 absl::StatusOr<bool> Communicator::AgreeAny(bool mine) {

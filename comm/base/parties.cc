@@ -13,6 +13,9 @@
 namespace evenkeel::internal {
 namespace {
 
+// Messages about thousands of ranks stay readable, and small for those who receive them.
+constexpr size_t kMostListed = 16, kMostParties = 8;
+
 using Party = std::pair<std::string, std::vector<int>>;
 
 std::vector<Party> BySize(const Parties& parties) {
@@ -28,7 +31,21 @@ std::vector<Party> BySize(const Parties& parties) {
 }  // namespace
 
 std::string RankList(const std::vector<int>& ranks) {
-  return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ","));
+  if (ranks.size() <= kMostListed)
+    return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ","));
+  std::vector<std::string> ranges;
+  size_t next = 0;
+  while (next < ranks.size() && ranges.size() < kMostListed) {
+    const size_t first = next;
+    do {
+      ++next;
+    } while (next < ranks.size() && ranks[next] == ranks[next - 1] + 1);
+    ranges.push_back(next == first + 1 ? absl::StrCat(ranks[first])
+                                       : absl::StrCat(ranks[first], "-", ranks[next - 1]));
+  }
+  return absl::StrCat(
+      "ranks ", absl::StrJoin(ranges, ","),
+      next == ranks.size() ? "" : absl::StrCat(" and ", ranks.size() - next, " more"));
 }
 
 absl::Status AsErrorOf(int rank, const absl::Status& status) {
@@ -60,10 +77,20 @@ absl::Status MissedDeadline(absl::string_view message, const std::vector<int>& m
 }
 
 std::string Describe(const Parties& parties, absl::string_view one, absl::string_view several) {
-  return absl::StrJoin(BySize(parties), "; ", [&](std::string* out, const Party& party) {
+  std::vector<Party> by_size = BySize(parties);
+  std::string others;
+  if (by_size.size() > kMostParties) {
+    const auto first = by_size.begin() + kMostParties - 1, last = by_size.end() - 1;
+    size_t count = 0;
+    for (auto party = first; party != last; ++party) count += party->second.size();
+    others = absl::StrCat("; ", count, " more ranks have ", last - first, " other values");
+    by_size.erase(first, last);
+  }
+  const std::string named = absl::StrJoin(by_size, "; ", [&](std::string* out, const Party& party) {
     const auto& [what, ranks] = party;
     absl::StrAppend(out, RankList(ranks), " ", ranks.size() == 1 ? one : several, " ", what);
   });
+  return absl::StrCat(named, others);
 }
 
 int Suspect(const Parties& parties) {

@@ -24,7 +24,8 @@
 
 namespace evenkeel::internal {
 
-// Returns "rank 2", "ranks 0,3,4".
+// Returns "rank 2", "ranks 0,3,4"; for more than 16 ranks "ranks 0-1022,1024 and 1024 more", if
+// those more are not in the first 16 ranges.
 std::string RankList(const std::vector<int>& ranks);
 
 // Returns `status` as an error of `rank`: "rank 3: <message>", with a FailureInfo. A status that
@@ -42,7 +43,8 @@ using Parties = std::map<int, std::string>;  // By rank: its value.
 absl::Status MissedDeadline(absl::string_view message, const std::vector<int>& missing,
                             absl::string_view operation = "", int64_t position = -1);
 
-// `one` stands between one rank and its value, `several` between several ranks and theirs.
+// `one` stands between one rank and its value, `several` between several ranks and theirs. Names at
+// most 8 parties, the largest among them, and counts the others.
 std::string Describe(const Parties& parties, absl::string_view one, absl::string_view several);
 // Returns the lowest rank of the smallest party; -1 if there is none.
 int Suspect(const Parties& parties);

@@ -28,11 +28,10 @@ absl::StatusOr<ControlChannel::Parts> AwaitArrival(ControlChannel& control, absl
   const absl::Time start = absl::Now();
   absl::Status origin;
   auto result = std::make_shared<Result>();
-  control.Exchange(topic, std::move(mine),
-                   [result](const absl::StatusOr<ControlChannel::Parts>& parts) {
-                     result->parts = parts;
-                     result->has_come.Notify();
-                   });
+  control.Exchange(topic, std::move(mine), [result](absl::StatusOr<ControlChannel::Parts> parts) {
+    result->parts = std::move(parts);
+    result->has_come.Notify();
+  });
   // "rank 0 has waited 5s for ranks 2,3 to join the group world".
   const auto late = [&](absl::string_view waited, absl::Duration time) {
     const ControlChannel::Missing missing = control.WhoIsMissing(topic, 0);
@@ -51,14 +50,14 @@ absl::StatusOr<ControlChannel::Parts> AwaitArrival(ControlChannel& control, absl
       if (left <= kGlance || !origin.ok()) return false;
     }
   };
-  if (await(start + std::min(kSilentWait, arrival.timeout))) return result->parts;
+  if (await(start + std::min(kSilentWait, arrival.timeout))) return std::move(result->parts);
   EK_RETURN_IF_ERROR(origin);
   if (arrival.timeout > kSilentWait) {
     const absl::Status warning =
         late("has waited", kSilentWait);  // Takes a moment: it asks the hub.
-    if (result->has_come.HasBeenNotified()) return result->parts;
+    if (result->has_come.HasBeenNotified()) return std::move(result->parts);
     Warn(arrival.warn, std::string(warning.message()));
-    if (await(start + arrival.timeout)) return result->parts;
+    if (await(start + arrival.timeout)) return std::move(result->parts);
     EK_RETURN_IF_ERROR(origin);
   }
   return late("waited", arrival.timeout);

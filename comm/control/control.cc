@@ -72,8 +72,8 @@ absl::StatusOr<ControlChannel::Parts> ControlChannel::Exchange(absl::string_view
     auto found = sequences_.find(topic);
     if (found != sequences_.end()) sequence = found->second;
   }
-  Exchange(topic, std::move(payload), [result](const absl::StatusOr<Parts>& parts) {
-    result->parts = parts;
+  Exchange(topic, std::move(payload), [result](absl::StatusOr<Parts> parts) {
+    result->parts = std::move(parts);
     result->done.Notify();
   });
   const Waits::Scope scope(
@@ -86,7 +86,7 @@ absl::StatusOr<ControlChannel::Parts> ControlChannel::Exchange(absl::string_view
                                          " until all ranks have reached it")};
       },
       [result] { return result->done.HasBeenNotified(); });
-  if (result->done.WaitForNotificationWithTimeout(timeout)) return result->parts;
+  if (result->done.WaitForNotificationWithTimeout(timeout)) return std::move(result->parts);
   const Missing missing = WhoIsMissing(topic, sequence);
   return internal::MissedDeadline(
       absl::StrCat("rank ", rank_, " waited ", absl::FormatDuration(timeout), " at \"", topic,
@@ -214,6 +214,16 @@ void ControlChannel::Send(int to, absl::string_view topic, std::string payload) 
                .payload = std::move(payload)});
 }
 
+void ControlChannel::Send(absl::Span<const int> to, absl::string_view topic, std::string payload) {
+  if (to.empty()) return;
+  waits_->Use();
+  ControlMessage message{.type = ControlMessage::Type::kSend,
+                         .topic = std::string(topic),
+                         .payload = std::move(payload)};
+  for (const int rank : to) message.parts.push_back({.count = rank});
+  link_->Send(std::move(message));
+}
+
 absl::StatusOr<std::string> ControlChannel::Receive(absl::string_view topic, absl::Duration timeout,
                                                     const From& from) {
   bool is_over = false;  // Stays true, also after the message was taken.
@@ -262,6 +272,14 @@ void ControlChannel::Discard(absl::string_view topic) {
 void ControlChannel::Notify(absl::string_view topic, std::string payload) {
   waits_->Use();
   link_->Send({.type = ControlMessage::Type::kNotice,
+               .topic = std::string(topic),
+               .payload = std::move(payload)});
+}
+
+void ControlChannel::NotifyOnce(absl::string_view topic, std::string payload) {
+  waits_->Use();
+  link_->Send({.type = ControlMessage::Type::kNotice,
+               .sequence = 1,
                .topic = std::string(topic),
                .payload = std::move(payload)});
 }
@@ -325,9 +343,11 @@ void ControlChannel::Handle(ControlMessage message) {
         exchanges_.erase(exchange);
       }
       Parts parts;
-      for (const EqualParts& run : message.parts) {
+      parts.reserve(world_size_);
+      for (EqualParts& run : message.parts) {
         if (run.count < 1 || run.count > world_size_ - static_cast<int64_t>(parts.size())) break;
-        parts.insert(parts.end(), run.count, run.part);
+        parts.insert(parts.end(), run.count - 1, run.part);
+        parts.push_back(std::move(run.part));
       }
       if (static_cast<int>(parts.size()) == world_size_) return done(std::move(parts));
       return done(absl::InternalError(absl::StrCat("\"", message.topic, "\" #", message.sequence,

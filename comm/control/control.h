@@ -39,6 +39,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "evenkeel/comm/control/link.h"
 #include "evenkeel/comm/control/waits.h"
 #include "evenkeel/comm/failure_info.h"
@@ -48,7 +49,7 @@ namespace evenkeel {
 class ControlChannel {
  public:
   using Parts = std::vector<std::string>;  // One per rank.
-  using ExchangeCallback = std::function<void(const absl::StatusOr<Parts>&)>;
+  using ExchangeCallback = std::function<void(absl::StatusOr<Parts>)>;
 
   ControlChannel(int rank, int world_size, std::unique_ptr<ControlLink> link);
   ~ControlChannel();
@@ -78,6 +79,8 @@ class ControlChannel {
     std::string text;  // After "waits in".
   };
   void Send(int to, absl::string_view topic, std::string payload);
+  // The same to several ranks, in one message to the hub.
+  void Send(absl::Span<const int> to, absl::string_view topic, std::string payload);
   absl::StatusOr<std::string> Receive(absl::string_view topic, absl::Duration timeout,
                                       const From& from);
   absl::StatusOr<std::string> Receive(absl::string_view topic, absl::Duration timeout) {
@@ -88,6 +91,9 @@ class ControlChannel {
 
   // Sends a message to all other ranks; their notice handlers run on their control threads.
   void Notify(absl::string_view topic, std::string payload);
+  // The same, unless a rank of the group has sent an equal message by this function: for messages
+  // that many ranks send, and of which one is enough.
+  void NotifyOnce(absl::string_view topic, std::string payload);
 
   // Ends the group: the failure handlers of all ranks, this one included, receive `why` with this
   // rank as the culprit. Only the first failure of a group counts.

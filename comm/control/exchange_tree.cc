@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "evenkeel/comm/net/frame.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {
@@ -32,6 +33,21 @@ void AppendParts(std::vector<EqualParts>& parts, EqualParts more) {
   } else {
     parts.push_back(std::move(more));
   }
+}
+
+absl::Status CheckSize(const ControlMessage& exchange) {
+  constexpr size_t kOfEach = 16, kOfAll = 4096;  // More than the fields around the bytes take.
+  size_t bytes = kOfAll + exchange.topic.size();
+  int64_t ranks = 0;
+  for (const EqualParts& run : exchange.parts) {
+    bytes += kOfEach + run.part.size();
+    ranks += run.count;
+  }
+  if (bytes <= kMaxFrame) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("the parts of ", ranks, " ranks for \"", exchange.topic, "\" #",
+                   exchange.sequence, " have ", bytes, " bytes together, at most ", kMaxFrame,
+                   " are possible: exchange less over the control plane"));
 }
 
 ExchangeRelay::ExchangeRelay(TreeShape shape, int rank)
@@ -73,6 +89,7 @@ absl::StatusOr<std::optional<ControlMessage>> ExchangeRelay::OnExchange(int from
     for (EqualParts& run : gathering.parts[source]) AppendParts(up.parts, std::move(run));
   }
   gathering_.erase(key);
+  EK_RETURN_IF_ERROR(CheckSize(up));
   return std::optional<ControlMessage>(std::move(up));
 }
 

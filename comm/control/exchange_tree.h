@@ -24,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "evenkeel/comm/control/link.h"
 
@@ -45,6 +46,8 @@ struct TreeShape {
 
 // Appends to a list of parts, and counts equal neighbours.
 void AppendParts(std::vector<EqualParts>& parts, EqualParts more);
+// Returns ResourceExhausted if these parts of an exchange do not fit into one message.
+absl::Status CheckSize(const ControlMessage& exchange);
 
 // Collects, on one rank, the parts that go up to its parent.
 class ExchangeRelay {
@@ -53,8 +56,8 @@ class ExchangeRelay {
 
   // Handles a part of this rank itself or of a child's subtree. Returns the message for the parent
   // if it was the last missing part.
-  // Errors: FailedPrecondition, for the whole group, if a child has left without its part.
-  // InvalidArgument: not a message of such a tree.
+  // Errors, for the whole group: FailedPrecondition if a child has left without its part.
+  // InvalidArgument: not a message of such a tree. Those of CheckSize().
   absl::StatusOr<std::optional<ControlMessage>> OnExchange(int from, ControlMessage message);
   // Handles a child that leaves. Errors: as above.
   absl::Status OnLeave(int child);

@@ -39,14 +39,15 @@ void ControlGroups::Join(PeerId peer, const Hello& hello) {
   if (group.hub == nullptr) {
     group.members.resize(hello.world_size);
     group.hub = std::make_unique<ControlHub>(
-        hello.world_size,
-        [this, &group](int rank, ControlMessage message) { Deliver(group, rank, message); });
+        hello.world_size, [this, &group](absl::Span<const int> to, const ControlMessage& message) {
+          Deliver(group, to, message);
+        });
   }
   Member& member = group.members[hello.rank];
   member.has_connected = member.is_connected = true;
   member.peer = peer;
   ++group.connected;
-  seats_[peer] = {hello.group, hello.rank};
+  seats_[peer] = {.group = hello.group, .rank = hello.rank, .heard = clock_};
   for (const std::string& payload : std::exchange(member.waiting, {})) send_(peer, payload);
 }
 
@@ -56,10 +57,10 @@ absl::Status ControlGroups::OnFrame(PeerId peer, absl::string_view frame) {
   EK_ASSIGN_OR_RETURN(ControlMessage message, ParseControlMessage(frame));
   Seat& seat = found->second;
   if (message.type == ControlMessage::Type::kBeat) {
-    seat.max_silence =
-        message.request > 0 ? absl::Microseconds(message.request) : absl::InfiniteDuration();
+    SetMaxSilence(
+        seat, message.request > 0 ? absl::Microseconds(message.request) : absl::InfiniteDuration());
   } else if (message.type == ControlMessage::Type::kLeave) {
-    seat.max_silence = absl::InfiniteDuration();
+    SetMaxSilence(seat, absl::InfiniteDuration());
   }
   groups_.at(seat.group).hub->OnMessage(seat.rank, std::move(message));
   return absl::OkStatus();
@@ -67,13 +68,14 @@ absl::Status ControlGroups::OnFrame(PeerId peer, absl::string_view frame) {
 
 void ControlGroups::OnBytes(PeerId peer) {
   const auto found = seats_.find(peer);
-  if (found != seats_.end()) found->second.silence = absl::ZeroDuration();
+  if (found != seats_.end()) found->second.heard = clock_;
 }
 
 void ControlGroups::OnDisconnect(PeerId peer) {
   const auto found = seats_.find(peer);
   if (found == seats_.end()) return;
-  const Seat seat = found->second;
+  SetMaxSilence(found->second, absl::InfiniteDuration());
+  const Seat seat = std::move(found->second);
   seats_.erase(found);
   Group& group = groups_.at(seat.group);
   group.members[seat.rank].is_connected = false;
@@ -83,23 +85,31 @@ void ControlGroups::OnDisconnect(PeerId peer) {
   if (group.disconnected == group.hub->world_size()) groups_.erase(seat.group);
 }
 
+void ControlGroups::SetMaxSilence(Seat& seat, absl::Duration max_silence) {
+  listening_to_ -= seat.max_silence != absl::InfiniteDuration();
+  seat.max_silence = max_silence;
+  listening_to_ += seat.max_silence != absl::InfiniteDuration();
+  look_at_ = std::min(look_at_, seat.heard + max_silence);
+}
+
 std::vector<ControlGroups::PeerId> ControlGroups::PassTime(absl::Duration time) {
+  clock_ += time;
   std::vector<PeerId> silent;
+  if (clock_ <= look_at_) return silent;
+  look_at_ = absl::InfiniteDuration();
   for (auto& [peer, seat] : seats_) {
-    seat.silence += time;
-    if (seat.silence <= seat.max_silence) continue;
+    if (clock_ - seat.heard <= seat.max_silence) {
+      look_at_ = std::min(look_at_, seat.heard + seat.max_silence);
+      continue;
+    }
     silent.push_back(peer);
     groups_.at(seat.group).hub->OnSilence(seat.rank, seat.max_silence);
-    seat.max_silence = absl::InfiniteDuration();  // It is reported once.
+    SetMaxSilence(seat, absl::InfiniteDuration());  // It is reported once.
   }
   return silent;
 }
 
-bool ControlGroups::ListensForBeats() const {
-  return std::any_of(seats_.begin(), seats_.end(), [](const auto& seat) {
-    return seat.second.max_silence != absl::InfiniteDuration();
-  });
-}
+bool ControlGroups::ListensForBeats() const { return listening_to_ > 0; }
 
 bool ControlGroups::HasLivingGroup() const {
   for (const auto& [name, group] : groups_) {
@@ -138,20 +148,23 @@ void ControlGroups::AppendStatus(std::string* json) {
       fields.Add("\"waited_ms\":", seen.waited_ms);
       fields.Add("\"waits_for\":[", absl::StrJoin(seen.waits_for, ","), "]");
       if (const auto seat = seats_.find(member.peer); member.is_connected && seat != seats_.end()) {
-        fields.Add("\"silent_ms\":", seat->second.silence / absl::Milliseconds(1));
+        fields.Add("\"silent_ms\":", (clock_ - seat->second.heard) / absl::Milliseconds(1));
       }
       if (!seen.details.empty()) fields.Add("\"steps\":", seen.details);
     }
   }
 }
 
-void ControlGroups::Deliver(Group& group, int rank, const ControlMessage& message) {
+void ControlGroups::Deliver(Group& group, absl::Span<const int> to, const ControlMessage& message) {
   if (message.type == ControlMessage::Type::kFailed) group.has_failed = true;
-  Member& member = group.members[rank];
-  if (member.is_connected) {
-    send_(member.peer, Serialize(message));
-  } else if (!member.has_connected) {
-    member.waiting.push_back(Serialize(message));
+  const std::string payload = Serialize(message);
+  for (const int rank : to) {
+    Member& member = group.members[rank];
+    if (member.is_connected) {
+      send_(member.peer, payload);
+    } else if (!member.has_connected) {
+      member.waiting.push_back(payload);
+    }
   }
 }
 

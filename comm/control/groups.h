@@ -27,6 +27,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "evenkeel/comm/control/hub.h"
 #include "evenkeel/comm/control/seats.h"
 #include "evenkeel/comm/net/handshake.h"
@@ -67,15 +68,19 @@ class ControlGroups : public ControlSeats {
     std::string group;
     int rank = 0;
     absl::Duration max_silence = absl::InfiniteDuration();  // The longest permitted silence.
-    absl::Duration silence = absl::ZeroDuration();          // Its current silence.
+    absl::Duration heard;  // The value of clock_ at its last bytes.
   };
 
+  void SetMaxSilence(Seat& seat, absl::Duration max_silence);
   void AppendStatus(std::string* json);
-  void Deliver(Group& group, int rank, const ControlMessage& message);
+  void Deliver(Group& group, absl::Span<const int> to, const ControlMessage& message);
 
   const SendFunction send_;
   std::map<std::string, Group> groups_;
   std::map<PeerId, Seat> seats_;
+  absl::Duration clock_;      // The sum of PassTime().
+  int64_t listening_to_ = 0;  // The number of seats with a limit to their silence.
+  absl::Duration look_at_ = absl::InfiniteDuration();  // By clock_: none is too silent before.
 };
 
 }  // namespace evenkeel::internal

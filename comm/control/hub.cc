@@ -1,6 +1,7 @@
 #include "evenkeel/comm/control/hub.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -12,7 +13,13 @@
 namespace evenkeel::internal {
 namespace {
 
-constexpr absl::Duration kQuickJudgement = absl::Milliseconds(1);
+// The time that judgements may take each second, one for each rank.
+constexpr absl::Duration kQuickJudgements = absl::Milliseconds(50);
+// A poll that lasts longer is repeated if another rank asks: its answers are old. And for so long
+// at most its result is used.
+constexpr absl::Duration kPollPatience = absl::Seconds(1);
+// The most ranks in HubView::Rank::waits_for.
+constexpr size_t kMostAwaited = 100;
 
 // Returns whether the rank's link passes it on, so that it counts in RankStatus::received.
 bool IsForTheChannel(const ControlMessage& message) {
@@ -22,10 +29,14 @@ bool IsForTheChannel(const ControlMessage& message) {
   return message.type != ControlMessage::Type::kValue || message.request >= 0;
 }
 
+// Returns whether the rank waits, by its last report.
+bool IsWaiting(const RankFacts& facts) {
+  return facts.has_report && facts.report.everyone_waits && !facts.has_left;
+}
+
 }  // namespace
 
-ControlHub::ControlHub(int world_size, std::function<void(int, ControlMessage)> deliver,
-                       HubOptions options)
+ControlHub::ControlHub(int world_size, DeliverFunction deliver, HubOptions options)
     : world_size_(world_size),
       deliver_(std::move(deliver)),
       options_(options),
@@ -39,9 +50,12 @@ void ControlHub::Deliver(Handler handle) {
   {
     absl::MutexLock lock(&mutex_);
     handle(outbox);
-    for (const auto& [to, out] : outbox) facts_[to].sent += IsForTheChannel(out);
+    for (const auto& [to, message] : outbox) {
+      if (!IsForTheChannel(message)) continue;
+      for (const int rank : to) ++facts_[rank].sent;
+    }
   }
-  for (auto& [to, out] : outbox) deliver_(to, std::move(out));
+  for (const auto& [to, message] : outbox) deliver_(to, message);
 }
 
 void ControlHub::OnMessage(int rank, ControlMessage message) {
@@ -72,7 +86,7 @@ void ControlHub::OnSilence(int rank, absl::Duration silence) {
     // It may have been suspended only: then it must learn why it receives nothing more.
     const FailureInfo info{.kind = FailureKind::kRankLost, .ranks = {rank}};
     outbox.push_back(
-        {rank,
+        {{rank},
          {.type = ControlMessage::Type::kFailed,
           .rank = rank,
           .sequence = 1,
@@ -93,6 +107,14 @@ HubView ControlHub::View() {
   absl::MutexLock lock(&mutex_);
   HubView view{.status = failure_.status, .ranks = std::vector<HubView::Rank>(world_size_)};
   const std::vector<OpenExchange> exchanges = OpenExchanges();
+  std::map<std::pair<std::string, int64_t>, std::vector<int>> awaited_at;  // Exchange.
+  for (const OpenExchange& exchange : exchanges) {
+    std::vector<int>& awaited = awaited_at[{exchange.topic, exchange.sequence}];
+    for (int rank = 0; rank < world_size_ && awaited.size() < kMostAwaited; ++rank) {
+      if (!exchange.arrived[rank]) awaited.push_back(rank);
+    }
+  }
+  std::map<std::pair<uint64_t, int64_t>, std::vector<int>> awaited_in;  // Channel, position.
   for (int rank = 0; rank < world_size_; ++rank) {
     const RankStatus& report = facts_[rank].report;
     HubView::Rank& seen = view.ranks[rank];
@@ -103,15 +125,18 @@ HubView ControlHub::View() {
             .waited_ms = report.waited_ms};
     if (report.waits.empty()) continue;
     const Wait& wait = report.waits[0];
-    if (wait.kind != Wait::Kind::kExchange) seen.waits_for = MissingFrom(wait, rank, facts_);
-    for (const OpenExchange& exchange : exchanges) {
-      if (wait.kind != Wait::Kind::kExchange || exchange.topic != wait.topic ||
-          exchange.sequence != wait.sequence)
-        continue;
-      for (int other = 0; other < world_size_; ++other) {
-        if (!exchange.arrived[other]) seen.waits_for.push_back(other);
-      }
+    if (wait.kind == Wait::Kind::kExchange) {
+      const auto found = awaited_at.find({wait.topic, wait.sequence});
+      if (found != awaited_at.end()) seen.waits_for = found->second;
+    } else if (wait.kind == Wait::Kind::kCollective) {
+      const auto [found, is_new] = awaited_in.try_emplace({wait.channel, wait.sequence});
+      if (is_new) found->second = MissingFrom(wait, /*rank=*/-1, facts_);
+      seen.waits_for = found->second;
+      std::erase(seen.waits_for, rank);
+    } else {
+      seen.waits_for = MissingFrom(wait, rank, facts_);
     }
+    seen.waits_for.resize(std::min(seen.waits_for.size(), kMostAwaited));
   }
   return view;
 }
@@ -134,7 +159,7 @@ void ControlHub::Handle(int rank, ControlMessage message, Outbox& outbox) {
   if (!failure_.status.ok()) {
     // A rank that still sends requests has not received the failure yet.
     if (message.type == Type::kExchange || message.type == Type::kGet)
-      outbox.emplace_back(rank, failure_);
+      outbox.push_back({{rank}, failure_});
     if (message.type == Type::kLeave) left_.insert(rank);
     return RegroupIfComplete(outbox);
   }
@@ -144,7 +169,7 @@ void ControlHub::Handle(int rank, ControlMessage message, Outbox& outbox) {
     case Type::kPut: {
       for (const auto& [waiter, request] : waiting_[message.topic]) {
         outbox.push_back(
-            {waiter, {.type = Type::kValue, .request = request, .payload = message.payload}});
+            {{waiter}, {.type = Type::kValue, .request = request, .payload = message.payload}});
       }
       waiting_.erase(message.topic);
       values_[std::move(message.topic)] = std::move(message.payload);
@@ -156,22 +181,28 @@ void ControlHub::Handle(int rank, ControlMessage message, Outbox& outbox) {
         waiting_[message.topic].emplace_back(rank, message.request);
       } else {
         outbox.push_back(
-            {rank, {.type = Type::kValue, .request = message.request, .payload = value->second}});
+            {{rank}, {.type = Type::kValue, .request = message.request, .payload = value->second}});
       }
       return;
     }
     case Type::kSend: {
-      const int to = message.rank;
-      if (to < 0 || to >= world_size_) return;
+      std::vector<int> to;
+      const auto add = [&](int64_t receiver) {
+        if (receiver >= 0 && receiver < world_size_) to.push_back(static_cast<int>(receiver));
+      };
+      add(message.rank);
+      for (const EqualParts& receiver : std::exchange(message.parts, {})) add(receiver.count);
       message.rank = rank;
-      outbox.emplace_back(to, std::move(message));
+      outbox.push_back({std::move(to), std::move(message)});
       return;
     }
     case Type::kNotice: {
+      if (message.sequence == 1 && !passed_on_.emplace(message.topic, message.payload).second)
+        return;
+      std::vector<int> to = AllRanks();
+      std::erase(to, rank);
       message.rank = rank;
-      for (int to = 0; to < world_size_; ++to) {
-        if (to != rank) outbox.emplace_back(to, message);
-      }
+      outbox.push_back({std::move(to), std::move(message)});
       return;
     }
     case Type::kFailed:
@@ -195,27 +226,29 @@ void ControlHub::Handle(int rank, ControlMessage message, Outbox& outbox) {
 }
 
 void ControlHub::HandleBeat(int rank, const ControlMessage& beat, Outbox& outbox) {
-  outbox.push_back({rank, {.type = ControlMessage::Type::kBeat}});
+  outbox.push_back({{rank}, {.type = ControlMessage::Type::kBeat}});
   come_[rank].clear();
   for (const EqualParts& open : beat.parts) come_[rank].emplace(open.part, open.count);
   if (beat.payload.empty()) return;
   absl::StatusOr<RankStatus> report = RankStatus::Parse(beat.payload);
   if (!report.ok()) return;
-  facts_[rank].has_report = true;
-  facts_[rank].report = *std::move(report);
+  RankFacts& facts = facts_[rank];
+  waiting_ranks_ -= IsWaiting(facts);
+  facts.has_report = true;
+  facts.report = *std::move(report);
+  waiting_ranks_ += IsWaiting(facts);
   if (failure_.status.ok()) JudgeGroup(rank, outbox);
 }
 
 void ControlHub::JudgeGroup(int reporter, Outbox& outbox) {
   // If ranks have different collectives, some rank waits for ever sooner or later.
-  const bool a_rank_waits = std::any_of(facts_.begin(), facts_.end(), [](const RankFacts& facts) {
-    return facts.has_report && facts.report.everyone_waits && !facts.has_left;
-  });
+  if (waiting_ranks_ == 0) return;
   const absl::Time now = absl::Now();
-  if (!a_rank_waits || now < judge_again_) return;
+  if (now < judge_again_) return;
   const Judgement judgement = Judge(facts_, OpenExchanges());
   const absl::Time judged = absl::Now();
-  if (judged - now > kQuickJudgement) judge_again_ = judged + options_.rest * (judged - now);
+  if ((judged - now) * world_size_ > kQuickJudgements)
+    judge_again_ = judged + options_.rest * (judged - now);
   if (judgement.status.ok()) {
     suspicion_ = {};
   } else if (judgement.stuck.empty() || IsConfirmed(reporter, judgement.stuck, now)) {
@@ -284,7 +317,9 @@ void ControlHub::HandleExchange(int rank, ControlMessage message, Outbox& outbox
         .type = ControlMessage::Type::kExchanged, .sequence = key.second, .topic = key.first};
     for (std::string& part : pending.parts) AppendParts(answer.parts, {1, std::move(part)});
     pending_.erase(key);
-    for (const int to : shape().ChildrenOf(kHub)) outbox.emplace_back(to, answer);
+    if (absl::Status size = CheckSize(answer); !size.ok())
+      return FailAll(FailureKind::kRankFailed, /*culprit=*/-1, std::move(size), outbox);
+    outbox.push_back({shape().ChildrenOf(kHub), std::move(answer)});
     for (int to = fanout_; to < world_size_; ++to)
       ++facts_[to].sent;  // Other ranks pass it on to them.
     return;
@@ -298,6 +333,7 @@ void ControlHub::HandleExchange(int rank, ControlMessage message, Outbox& outbox
 
 void ControlHub::HandleLeave(int rank, Outbox& outbox) {
   left_.insert(rank);
+  waiting_ranks_ -= IsWaiting(facts_[rank]);
   facts_[rank].has_left = true;
   if (shape().ParentOf(rank) != kHub) return;
   for (const auto& [key, pending] : pending_) {
@@ -346,61 +382,87 @@ void ControlHub::HandleMissing(int rank, const ControlMessage& message, Outbox& 
   absl::StatusOr<RankStatus> asked = RankStatus::Parse(message.payload);
   const Wait wait = asked.ok() && !asked->waits.empty() ? std::move(asked->waits[0]) : Wait();
   if (message.rank > 0) fanout_ = std::min(message.rank, world_size_);
+  const auto reply = [&](absl::Status status) {
+    outbox.push_back({{rank},
+                      {.type = ControlMessage::Type::kValue,
+                       .request = message.request,
+                       .status = std::move(status)}});
+  };
   const bool is_poll =
       wait.kind == Wait::Kind::kExchange && wait.topic != kRegroupTopic && !shape().is_star();
   if (!is_poll) {
-    const std::vector<int> missing = wait.kind == Wait::Kind::kExchange
-                                         ? MissingFromExchange(wait.topic, wait.sequence)
-                                         : MissingFrom(wait, rank, facts_);
-    outbox.push_back({rank,
-                      {.type = ControlMessage::Type::kValue,
-                       .request = message.request,
-                       .status = NameMissing(missing)}});
-    return;
+    return reply(NameMissing(wait.kind == Wait::Kind::kExchange
+                                 ? MissingFromExchange(wait.topic, wait.sequence)
+                                 : MissingFrom(wait, rank, facts_)));
   }
-  for (auto& [id, poll] : polls_) {
-    if (poll.asker != rank || poll.wait.topic != wait.topic || poll.wait.sequence != wait.sequence)
-      continue;
-    poll.request = message.request;
-    return FinishPoll(id, message.sequence == 1, outbox);
+  const ExchangeKey key(wait.topic, wait.sequence);
+  const auto [found, is_new] = polls_.try_emplace(key);
+  Poll& poll = found->second;
+  if (!is_new && message.sequence == 1) {
+    poll.askers.erase(rank);
+    poll.next_askers.erase(rank);
+    return reply(ResultOf(poll));
   }
-  const int64_t id = next_poll_++;
-  polls_[id] = {.asker = rank,
-                .request = message.request,
-                .wait = wait,
-                .answered = std::vector<bool>(world_size_),
-                .has_come = std::vector<bool>(world_size_)};
-  for (int to = 0; to < world_size_; ++to) {
-    outbox.push_back({to,
-                      {.type = ControlMessage::Type::kHaveCome,
-                       .sequence = wait.sequence,
-                       .request = id,
-                       .topic = wait.topic}});
-  }
+  poll.next_askers[rank] = message.request;
+  if (is_new || absl::Now() - poll.start >= kPollPatience) StartPoll(key, poll, outbox);
+}
+
+void ControlHub::StartPoll(const ExchangeKey& key, Poll& poll, Outbox& outbox) {
+  poll.next_askers.merge(poll.askers);
+  poll = {.id = next_poll_++,
+          .start = absl::Now(),
+          .askers = std::move(poll.next_askers),
+          .answered = std::vector<bool>(world_size_),
+          .has_come = std::vector<bool>(world_size_),
+          .missing_answers = world_size_};
+  outbox.push_back({AllRanks(),
+                    {.type = ControlMessage::Type::kHaveCome,
+                     .sequence = key.second,
+                     .request = poll.id,
+                     .topic = key.first}});
 }
 
 void ControlHub::HandleHaveCome(int rank, const ControlMessage& message, Outbox& outbox) {
-  const auto found = polls_.find(message.request);
+  const auto found = std::ranges::find_if(
+      polls_, [&](const auto& poll) { return poll.second.id == message.request; });
   if (found == polls_.end()) return;
-  found->second.answered[rank] = true;
-  found->second.has_come[rank] = message.sequence == 1;
-  FinishPoll(message.request, false, outbox);
+  auto& [key, poll] = *found;
+  poll.missing_answers -= !poll.answered[rank];
+  poll.answered[rank] = true;
+  poll.has_come[rank] = message.sequence == 1;
+  if (!IsComplete(poll)) return;
+  const absl::Status result = ResultOf(poll);
+  for (const auto& [asker, request] : std::exchange(poll.askers, {})) {
+    outbox.push_back(
+        {{asker}, {.type = ControlMessage::Type::kValue, .request = request, .status = result}});
+  }
+  if (poll.next_askers.empty()) {
+    polls_.erase(found);
+  } else {
+    StartPoll(key, poll, outbox);
+  }
 }
 
-void ControlHub::FinishPoll(int64_t id, bool now, Outbox& outbox) {
-  const Poll& poll = polls_.at(id);
+bool ControlHub::IsComplete(const Poll& poll) const {
+  if (poll.missing_answers > static_cast<int>(left_.size() + lost_.size())) return false;
+  for (int rank = 0; rank < world_size_; ++rank) {
+    if (!poll.answered[rank] && !left_.contains(rank) && !lost_.contains(rank)) return false;
+  }
+  return true;
+}
+
+absl::Status ControlHub::ResultOf(const Poll& poll) const {
   std::vector<int> missing;
   for (int rank = 0; rank < world_size_; ++rank) {
-    const bool can_answer = !left_.contains(rank) && !lost_.contains(rank);
-    if (!poll.answered[rank] && can_answer && !now) return;
     if (!poll.has_come[rank]) missing.push_back(rank);
   }
-  // If no rank is missing, the exchange is over.
-  outbox.push_back({poll.asker,
-                    {.type = ControlMessage::Type::kValue,
-                     .request = poll.request,
-                     .status = NameMissing(missing)}});
-  polls_.erase(id);
+  return NameMissing(missing);  // If no rank is missing, the exchange is over.
+}
+
+std::vector<int> ControlHub::AllRanks() const {
+  std::vector<int> ranks(world_size_);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
 }
 
 absl::Status ControlHub::NameMissing(const std::vector<int>& missing) const {
@@ -431,18 +493,23 @@ std::vector<int> ControlHub::MissingFromExchange(const std::string& topic, int64
 }
 
 void ControlHub::RegroupIfComplete(Outbox& outbox) {
-  if (regrouping_.empty() || !MissingFromExchange(kRegroupTopic, 0).empty()) return;
+  // The sum counts some ranks twice: it only saves most of the searches.
+  const size_t heard_of = regrouping_.size() + left_.size() + lost_.size();
+  if (regrouping_.empty() || heard_of < static_cast<size_t>(world_size_) ||
+      !MissingFromExchange(kRegroupTopic, 0).empty())
+    return;
   ++regrouped_;
   std::vector<int> survivors;
   for (const auto& [rank, request] : regrouping_) {
     if (!lost_.contains(rank)) survivors.push_back(rank);
   }
+  const std::string list = absl::StrJoin(survivors, ",");
   for (const auto& [rank, request] : regrouping_) {
-    outbox.push_back({rank,
+    outbox.push_back({{rank},
                       {.type = ControlMessage::Type::kRegrouped,
                        .sequence = regrouped_,
                        .request = request,
-                       .payload = absl::StrJoin(survivors, ",")}});
+                       .payload = list}});
   }
   regrouping_.clear();
 }
@@ -455,9 +522,11 @@ void ControlHub::FailAll(FailureKind kind, int culprit, absl::Status why, Outbox
     why = WithFailureInfo(std::move(why), info);
   }
   failure_ = {.type = ControlMessage::Type::kFailed, .rank = culprit, .status = std::move(why)};
-  for (int to = 0; to < world_size_; ++to) {
-    if (!left_.contains(to) && !lost_.contains(to)) outbox.emplace_back(to, failure_);
-  }
+  std::vector<int> to = AllRanks();
+  std::erase_if(to, [&](int rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return left_.contains(rank) || lost_.contains(rank);
+  });
+  outbox.push_back({std::move(to), failure_});
 }
 
 }  // namespace evenkeel::internal

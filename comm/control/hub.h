@@ -31,6 +31,7 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "evenkeel/comm/control/exchange_tree.h"
 #include "evenkeel/comm/control/link.h"
 #include "evenkeel/comm/control/rank_status.h"
@@ -40,8 +41,8 @@ namespace evenkeel::internal {
 
 struct HubOptions {
   absl::Duration patience = absl::Seconds(1);  // How long a deadlock must last.
-  // After a judgement that took longer than a millisecond, as in large groups, the hub makes no
-  // other for this many times its duration.
+  // If one for each heartbeat would take long, as in large groups, the hub makes no other judgement
+  // for this many times the duration of the last one.
   int rest = 20;
 };
 
@@ -53,7 +54,8 @@ struct HubView {
     std::string doing;  // RankStatus::doing of its last report; empty: it has sent none.
     std::string details;
     int64_t waited_ms = 0;
-    std::vector<int> waits_for;  // The ranks whose part is missing from its longest wait.
+    // The first 100 ranks whose part is missing from its longest wait.
+    std::vector<int> waits_for;
   };
   absl::Status status;  // The error with which the group has ended.
   std::vector<Rank> ranks;
@@ -61,9 +63,10 @@ struct HubView {
 
 class ControlHub {
  public:
-  // `deliver(rank, message)` is called without any lock held.
-  ControlHub(int world_size, std::function<void(int rank, ControlMessage message)> deliver,
-             HubOptions options = {});
+  // `deliver(to, message)` is called without any lock held.
+  using DeliverFunction =
+      std::function<void(absl::Span<const int> to, const ControlMessage& message)>;
+  ControlHub(int world_size, DeliverFunction deliver, HubOptions options = {});
 
   int world_size() const { return world_size_; }
   void OnMessage(int rank, ControlMessage message);
@@ -79,13 +82,16 @@ class ControlHub {
     std::vector<bool> arrived;
     int missing = 0;
   };
-  struct Poll {  // Asks all ranks whether they have come to an exchange: a tree reports that only
-                 // once a subtree has.
-    int asker = -1;
-    int64_t request = 0;
-    Wait wait;
+  // Asks all ranks whether they have come to an exchange: a tree reports that only once a subtree
+  // has. One poll of an exchange runs at a time. Ranks that ask meanwhile wait for the next one,
+  // all for the same: n ranks that wait for one must not cause n * n messages.
+  struct Poll {
+    int64_t id = 0;
+    absl::Time start;
+    std::map<int, int64_t> askers, next_askers;  // By rank: its request.
     std::vector<bool> answered;
     std::vector<bool> has_come;
+    int missing_answers = 0;
   };
   struct Suspicion {  // A suspected deadlock.
     std::set<int> stuck;
@@ -93,7 +99,11 @@ class ControlHub {
     std::set<int> confirmed;  // Ranks that have reported again.
   };
   using ExchangeKey = std::pair<std::string, int64_t>;  // Topic, sequence.
-  using Outbox = std::vector<std::pair<int, ControlMessage>>;
+  struct Outgoing {
+    std::vector<int> to;
+    ControlMessage message;
+  };
+  using Outbox = std::vector<Outgoing>;
 
   // Runs `handle(outbox)` with the lock held, then delivers.
   template <typename Handler>
@@ -108,8 +118,13 @@ class ControlHub {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void HandleHaveCome(int rank, const ControlMessage& message, Outbox& outbox)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Replies if every rank has answered, or cannot any more; or at once if `now`.
-  void FinishPoll(int64_t id, bool now, Outbox& outbox) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // For all that have asked.
+  void StartPoll(const ExchangeKey& key, Poll& poll, Outbox& outbox)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns whether every rank has answered, or cannot any more.
+  bool IsComplete(const Poll& poll) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The result by the answers so far.
+  absl::Status ResultOf(const Poll& poll) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void HandleLeave(int rank, Outbox& outbox) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // `gone` has left, and will never come to the exchange in which the others are.
   void FailLeft(int gone, const std::vector<int>& waiting, const ExchangeKey& key, Outbox& outbox)
@@ -119,6 +134,7 @@ class ControlHub {
   void JudgeGroup(int reporter, Outbox& outbox) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsConfirmed(int reporter, const std::set<int>& stuck, absl::Time now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::vector<int> AllRanks() const;
   // Replies to the ranks that request a new group, once no other rank can join it.
   void RegroupIfComplete(Outbox& outbox) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // "ranks 2,3 (rank 2 ...; rank 3 ...)".
@@ -133,7 +149,7 @@ class ControlHub {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const int world_size_;
-  const std::function<void(int, ControlMessage)> deliver_;
+  const DeliverFunction deliver_;
   const HubOptions options_;
   absl::Mutex mutex_;
   int fanout_ ABSL_GUARDED_BY(mutex_);  // The fanout of the tree; the world size if there is none.
@@ -148,10 +164,13 @@ class ControlHub {
   std::map<std::string, std::vector<std::pair<int, int64_t>>> waiting_
       ABSL_GUARDED_BY(mutex_);  // By key: rank, request.
 
-  std::map<int64_t, Poll> polls_ ABSL_GUARDED_BY(mutex_);  // By number.
+  std::set<std::pair<std::string, std::string>> passed_on_
+      ABSL_GUARDED_BY(mutex_);  // Notices that are passed on once: topic, payload.
+  std::map<ExchangeKey, Poll> polls_ ABSL_GUARDED_BY(mutex_);
   int64_t next_poll_ ABSL_GUARDED_BY(mutex_) = 0;
 
   std::vector<RankFacts> facts_ ABSL_GUARDED_BY(mutex_);  // By rank.
+  int waiting_ranks_ ABSL_GUARDED_BY(mutex_) = 0;         // Those that wait by their last reports.
   // By rank: the exchanges of a tree that it had begun, without a result, at its last heartbeat.
   std::vector<std::set<ExchangeKey>> come_ ABSL_GUARDED_BY(mutex_);
   Suspicion suspicion_ ABSL_GUARDED_BY(mutex_);  // None if no rank is stuck.

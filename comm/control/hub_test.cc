@@ -1,5 +1,6 @@
 #include "evenkeel/comm/control/hub.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -9,8 +10,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "evenkeel/comm/control/exchange_tree.h"
 #include "evenkeel/comm/control/link.h"
 #include "evenkeel/comm/control/rank_status.h"
+#include "evenkeel/comm/net/frame.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -30,7 +34,9 @@ class Group {
       : told(world_size),
         hub(
             world_size,
-            [this](int rank, ControlMessage message) { told[rank].push_back(std::move(message)); },
+            [this](absl::Span<const int> to, const ControlMessage& message) {
+              for (const int rank : to) told[rank].push_back(message);
+            },
             options) {}
 
   void Beat(int rank, const RankStatus& report = {}) {
@@ -227,6 +233,106 @@ TEST(ControlHubTest, SaysWhoIsMissingAndWhere) {
   EXPECT_EQ(group.Ask(0, InCollective(1)), "rank 2 (rank 2 runs, 12 s after #411 all_reduce)");
   group.hub.OnMessage(0, {.type = Type::kMissing, .request = 6, .payload = "nonsense"});
   EXPECT_EQ(group.told[0].back().request, 6);
+}
+
+TEST(ControlHubTest, EqualNoticesArePassedOnOnce) {
+  Group group(3);
+  const auto notify = [&](int rank, const std::string& payload, int64_t once) {
+    group.hub.OnMessage(
+        rank, {.type = Type::kNotice, .sequence = once, .topic = "end", .payload = payload});
+  };
+  for (const int rank : {1, 0, 2}) notify(rank, "at 5", 1);
+  EXPECT_EQ(group.CountTold(1), 0);
+  ASSERT_EQ(group.CountTold(0), 1);
+  EXPECT_EQ(group.told[0][0].rank, 1);
+  notify(2, "at 6", 1);
+  EXPECT_EQ(group.CountTold(1), 1);
+  EXPECT_EQ(group.CountTold(0), 2);
+  for (const int rank : {1, 2}) notify(rank, "each", 0);
+  EXPECT_EQ(group.CountTold(0), 4);
+}
+
+TEST(ControlHubTest, AMessageToSeveralRanksReachesThose) {
+  Group group(4);
+  group.hub.OnMessage(0, {.type = Type::kSend,
+                          .topic = "action",
+                          .payload = "step",
+                          .parts = {{.count = 3}, {.count = 1}, {.count = 4}, {.count = -1}}});
+  for (const int rank : {1, 3}) {
+    ASSERT_EQ(group.CountTold(rank), 1);
+    EXPECT_EQ(group.told[rank][0].rank, 0);
+    EXPECT_EQ(group.told[rank][0].payload, "step");
+    EXPECT_TRUE(group.told[rank][0].parts.empty());
+  }
+  EXPECT_EQ(group.CountTold(0) + group.CountTold(2), 0);
+}
+
+// Over a tree the hub asks all ranks which are missing, but not once for each rank that asks.
+TEST(ControlHubTest, RanksThatAskTogetherAreAnsweredTogether) {
+  constexpr int kRanks = 100, kFanout = 32;
+  Group group(kRanks);
+  RankStatus asked;
+  asked.waits = {InExchange("step")};
+  const auto ask = [&](int rank, int64_t at_once = 0) {
+    group.hub.OnMessage(rank, {.type = Type::kMissing,
+                               .rank = kFanout,
+                               .sequence = at_once,
+                               .request = rank,
+                               .payload = asked.Serialize()});
+  };
+  const auto take_replies = [&] {
+    std::vector<std::string> replies;  // "rank: text".
+    for (int rank = 0; rank < kRanks; ++rank) {
+      std::vector<ControlMessage>& told = group.told[rank];
+      for (const ControlMessage& message : told) {
+        if (message.type == Type::kValue)
+          replies.push_back(absl::StrCat(rank, ": ", message.status.message()));
+      }
+      std::erase_if(told, [](const auto& message) { return message.type == Type::kValue; });
+    }
+    return replies;
+  };
+  // All ranks but `late` have come. Returns the number of questions to each rank.
+  const auto answer = [&](int late) {
+    std::vector<std::vector<ControlMessage>> questions(kRanks);
+    questions.swap(group.told);
+    for (int rank = 0; rank < kRanks; ++rank) {
+      EXPECT_EQ(questions[rank].size(), questions[0].size());
+      for (ControlMessage& question : questions[rank]) {
+        question.sequence = rank != late;
+        group.hub.OnMessage(rank, question);
+      }
+    }
+    return questions[0].size();
+  };
+  for (int rank = 0; rank < kRanks; ++rank) ask(rank);
+  ask(3, /*at_once=*/1);
+  EXPECT_THAT(take_replies(), testing::ElementsAre(testing::StartsWith("3: ranks 0-99")));
+  EXPECT_EQ(answer(/*late=*/7), 1u);
+  EXPECT_THAT(take_replies(), testing::ElementsAre("0: rank 7"));
+  EXPECT_EQ(answer(/*late=*/8), 1u) << "what comes after a question is in its answer";
+  const std::vector<std::string> replies = take_replies();
+  EXPECT_THAT(replies, testing::SizeIs(98));
+  EXPECT_THAT(replies, testing::Each(testing::EndsWith(": rank 8")));
+  EXPECT_EQ(answer(/*late=*/8), 0u);
+}
+
+TEST(ControlHubTest, AnExchangeMustFitIntoAMessage) {
+  const ControlMessage large{
+      .topic = "states",
+      .parts = {{.count = 3, .part = std::string(kMaxFrame, 'x')}, {.count = 1}}};
+  EXPECT_THAT(std::string(CheckSize(large).message()),
+              HasSubstr("the parts of 4 ranks for \"states\" #0 have 268"));
+  EXPECT_TRUE(CheckSize({.topic = "states", .parts = {{.count = 4096}}}).ok());
+}
+
+TEST(ControlHubTest, AnObserverSeesTheFirstOfManyThatAreAwaited) {
+  Group group(1000);
+  group.Come(0, "step");
+  for (const int rank : {0, 5}) group.Beat(rank, WaitingIn(InExchange("step")));
+  const HubView view = group.hub.View();
+  EXPECT_EQ(view.ranks[0].waits_for.size(), 100u);
+  EXPECT_EQ(view.ranks[0].waits_for.back(), 100);
 }
 
 TEST(ControlHubTest, ASilentRankIsLostAndLearnsWhy) {

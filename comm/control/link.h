@@ -47,9 +47,12 @@ struct ControlMessage {
     // wait is for. rank = the fanout of a tree. sequence = 1: reply at once, without asking those
     // ranks.
     kMissing,
-    kValue,   // To a rank: request, payload.
-    kSend,    // To the hub: rank = receiver, topic, payload. To a rank: rank = sender.
-    kNotice,  // As kSend, to all other ranks.
+    kValue,  // To a rank: request, payload.
+    // To the hub: rank = receiver, topic, payload; rank = -1: several receivers, the counts of
+    // `parts`. To a rank: rank = sender.
+    kSend,
+    // As kSend, to all other ranks; sequence = 1: unless an equal notice of any rank was passed on.
+    kNotice,
     // To the hub: this rank ends the group, status. To every rank, the sender too: status, rank =
     // the culprit; sequence = 1: the receiver is cut off for it.
     kFailed,

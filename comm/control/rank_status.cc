@@ -14,6 +14,9 @@
 namespace evenkeel::internal {
 namespace {
 
+// The most different reports that a message has.
+constexpr size_t kMostDescribed = 8;
+
 // Looking things up in a report -------------------------------------------------------------------
 
 const ChannelStatus* FindChannel(const RankStatus& report, uint64_t id) {
@@ -108,7 +111,10 @@ class Elimination {
  private:
   bool Round() {
     bool has_changed = false;
-    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    // Alternately from both ends: ranks may wait for each other in a row, in either direction.
+    is_upwards_ = !is_upwards_;
+    for (size_t i = 0; i < ranks_.size(); ++i) {
+      const size_t rank = is_upwards_ ? i : ranks_.size() - 1 - i;
       if (can_go_on_[rank]) continue;
       const bool can =
           std::any_of(under_way_[rank].begin(), under_way_[rank].end(),
@@ -119,11 +125,12 @@ class Elimination {
     return has_changed;
   }
 
-  bool CanEnd(int rank, const Wait& wait) const {
+  bool CanEnd(int rank, const Wait& wait) {
     switch (wait.kind) {
       case Wait::Kind::kCollective:
-        return ForEachRank(
-            [&](int each) { return HasIssued(ReportOf(each), wait.channel, wait.sequence); });
+        return CanAllCome(behind_in_[{wait.channel, wait.sequence}], [&](int each) {
+          return HasIssued(ReportOf(each), wait.channel, wait.sequence);
+        });
       case Wait::Kind::kPair:
         if (!IsRank(wait.peer)) return true;
         return can_go_on_[wait.peer] || HasIssuedHalf(ReportOf(wait.peer), rank, wait);
@@ -133,7 +140,7 @@ class Elimination {
               return exchange.topic == wait.topic && exchange.sequence == wait.sequence;
             });
         if (open == exchanges_.end()) return true;
-        return ForEachRank([&](int each) {
+        return CanAllCome(behind_at_[&*open], [&](int each) {
           return open->arrived[each] || WaitsInExchange(ReportOf(each), *open);
         });
       }
@@ -144,14 +151,23 @@ class Elimination {
     return true;
   }
 
+  // The ranks that have not done their part in an event and could not go on when it was last asked
+  // for. Thousands of ranks may wait for the same event.
+  struct Behind {
+    bool is_known = false;
+    std::vector<int> ranks;
+  };
   // Returns whether each rank has done its part or can go on. A rank may wait for its own part,
   // too, if a callback issues it.
   template <typename HasDone>
-  bool ForEachRank(HasDone has_done) const {
-    for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) {
-      if (!can_go_on_[rank] && !has_done(rank)) return false;
+  bool CanAllCome(Behind& behind, HasDone has_done) const {
+    if (!std::exchange(behind.is_known, true)) {
+      for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) {
+        if (!can_go_on_[rank] && !has_done(rank)) behind.ranks.push_back(rank);
+      }
     }
-    return true;
+    while (!behind.ranks.empty() && can_go_on_[behind.ranks.back()]) behind.ranks.pop_back();
+    return behind.ranks.empty();
   }
 
   const RankStatus& ReportOf(int rank) const { return ranks_[rank].report; }
@@ -159,8 +175,11 @@ class Elimination {
 
   const std::vector<RankFacts>& ranks_;
   const std::vector<OpenExchange>& exchanges_;
+  bool is_upwards_ = false;
   std::vector<bool> can_go_on_;
-  std::vector<std::vector<Wait>> under_way_;  // By rank.
+  std::vector<std::vector<Wait>> under_way_;                  // By rank.
+  std::map<std::pair<uint64_t, int64_t>, Behind> behind_in_;  // By channel and position.
+  std::map<const OpenExchange*, Behind> behind_at_;
 };
 
 // The two rules -----------------------------------------------------------------------------------
@@ -186,24 +205,31 @@ Judgement Contradiction(const std::string& channel, const AtPosition& ranks) {
 
 // Finds the first position of a channel at which two ranks have different collectives.
 Judgement FindContradiction(const std::vector<RankFacts>& ranks) {
-  std::map<std::pair<std::string, uint64_t>, std::map<int64_t, AtPosition>>
-      issued_at;  // Channel; position.
+  using ChannelKey = std::pair<std::string, uint64_t>;
+  std::map<ChannelKey, std::map<int64_t, uint64_t>> hash_at;  // Channel; position.
+  std::set<std::pair<ChannelKey, int64_t>> contradictions;
+  for (const RankFacts& facts : ranks) {
+    for (const ChannelStatus& channel : facts.report.channels) {
+      const ChannelKey key(channel.name, channel.id);
+      std::map<int64_t, uint64_t>& hashes = hash_at[key];
+      for (const Issued& issued : channel.recent) {
+        const auto [at, is_first] = hashes.emplace(issued.sequence, issued.hash);
+        if (at->second != issued.hash) contradictions.emplace(key, issued.sequence);
+      }
+    }
+  }
+  if (contradictions.empty()) return {};
+  const auto& [key, sequence] = *contradictions.begin();
+  AtPosition at;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     for (const ChannelStatus& channel : ranks[rank].report.channels) {
-      std::map<int64_t, AtPosition>& positions = issued_at[{channel.name, channel.id}];
-      for (const Issued& issued : channel.recent)
-        positions[issued.sequence][static_cast<int>(rank)] = &issued;
+      if (channel.name != key.first || channel.id != key.second) continue;
+      for (const Issued& issued : channel.recent) {
+        if (issued.sequence == sequence) at[static_cast<int>(rank)] = &issued;
+      }
     }
   }
-  for (const auto& [channel, positions] : issued_at) {
-    for (const auto& [sequence, at] : positions) {
-      const uint64_t hash = at.begin()->second->hash;
-      const bool agree = std::all_of(at.begin(), at.end(),
-                                     [&](const auto& one) { return one.second->hash == hash; });
-      if (!agree) return Contradiction(channel.first, at);
-    }
-  }
-  return {};
+  return Contradiction(key.first, at);
 }
 
 bool IsExhausted(const RankStatus& report) {
@@ -294,10 +320,13 @@ std::string DescribeRankStatus(const std::vector<RankFacts>& facts, const std::v
       parts;  // In the order of their first ranks.
   for (auto& [doing, who] : ranks_doing) parts.emplace_back(who, doing);
   std::sort(parts.begin(), parts.end());
-  return absl::StrJoin(parts, "; ", [](std::string* out, const auto& part) {
+  size_t others = 0;
+  for (; parts.size() > kMostDescribed; parts.pop_back()) others += parts.back().first.size();
+  const std::string text = absl::StrJoin(parts, "; ", [](std::string* out, const auto& part) {
     const auto& [who, doing] = part;
     absl::StrAppend(out, RankList(who), who.size() == 1 ? " " : ": ", doing);
   });
+  return others == 0 ? text : absl::StrCat(text, "; and ", others, " more");
 }
 
 }  // namespace evenkeel::internal

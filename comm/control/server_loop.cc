@@ -1,21 +1,25 @@
 #include "evenkeel/comm/control/server_loop.h"
 
-#include <poll.h>
+#include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <optional>
 
+#include "absl/memory/memory.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "evenkeel/comm/base/warn.h"
 #include "evenkeel/comm/net/hmac.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {
 namespace {
 
+// Of the poller; other tags are those of the peers.
+constexpr uint64_t kWakeTag = UINT64_MAX, kListenerTag = UINT64_MAX - 1;
 // The maximum number of unauthenticated connections; above it, the oldest is disconnected. A
 // quarter of this process's file limit, so that strangers cannot take the files that the rank
 // itself needs.
@@ -45,10 +49,22 @@ constexpr size_t kObserverBacklog = size_t{1} << 20;
 
 }  // namespace
 
-ServerLoop::ServerLoop(UniqueFd listener, WakeUp wake, ServerOptions options,
+absl::StatusOr<std::unique_ptr<ServerLoop>> ServerLoop::Create(UniqueFd listener,
+                                                               ServerOptions options,
+                                                               const MakeSeats& make_seats) {
+  EK_ASSIGN_OR_RETURN(WakeUp wake, WakeUp::Create());
+  EK_ASSIGN_OR_RETURN(Poller poller, Poller::Create());
+  EK_RETURN_IF_ERROR(poller.Add(wake.fd(), kWakeTag, EPOLLIN));
+  EK_RETURN_IF_ERROR(poller.Add(listener.get(), kListenerTag, EPOLLIN));
+  return absl::WrapUnique(new ServerLoop(std::move(listener), std::move(wake), std::move(poller),
+                                         std::move(options), make_seats));
+}
+
+ServerLoop::ServerLoop(UniqueFd listener, WakeUp wake, Poller poller, ServerOptions options,
                        const MakeSeats& make_seats)
     : listener_(std::move(listener)),
       wake_(std::move(wake)),
+      poller_(std::move(poller)),
       options_(std::move(options)),
       seats_(make_seats([this](PeerId peer, const std::string& payload) { Send(peer, payload); })) {
 }
@@ -63,12 +79,15 @@ void ServerLoop::Stop() {
 
 void ServerLoop::Run() {
   while (StopBy() == absl::InfiniteFuture()) Turn();
+  poller_.Forget(listener_.get());
   listener_ = UniqueFd();
+  accept_again_ = absl::InfiniteFuture();
   while (seats_->HasLivingGroup() && absl::Now() < StopBy()) Turn();
   seats_->SendWaiting();
   for (auto& [id, peer] : peers_) {
     peer.state = State::kLeaving;
-    peer.deadline = absl::Now() + kDismissal;
+    SetDeadline(id, peer, absl::Now() + kDismissal);
+    Touch(id, peer);
   }
   while (!peers_.empty()) Turn();
 }
@@ -79,11 +98,25 @@ absl::Time ServerLoop::StopBy() {
 }
 
 void ServerLoop::Turn() {
-  for (const auto& [id, events] : Wait(absl::Now())) {
-    if ((events & ~POLLOUT) != 0) Read(id, peers_.at(id));
+  bool is_called = false;
+  for (const epoll_event& event : poller_.Wait(NextAction(absl::Now()))) {
+    if (event.data.u64 == kWakeTag) {
+      wake_.Clear();
+    } else if (event.data.u64 == kListenerTag) {
+      is_called = true;
+    } else {
+      const auto id = static_cast<PeerId>(event.data.u64);
+      Peer& peer = peers_.at(id);
+      Touch(id, peer);
+      if ((event.events & ~EPOLLOUT) != 0) Read(id, peer);
+    }
   }
-  Accept();
   const absl::Time now = absl::Now();
+  if (is_called) Accept(now);
+  if (now >= accept_again_) {
+    accept_again_ = absl::InfiniteFuture();
+    poller_.Change(listener_.get(), kListenerTag, EPOLLIN);
+  }
   CutOffSilent(now);
   seats_->SendWaiting();
   Sweep(now);
@@ -96,53 +129,53 @@ void ServerLoop::CutOffSilent(absl::Time now) {
   for (const PeerId id : seats_->PassTime(time)) Dismiss(id, peers_.at(id));
 }
 
-std::vector<std::pair<ServerLoop::PeerId, short>> ServerLoop::Wait(absl::Time now) {
-  absl::Time deadline = absl::InfiniteFuture();
-  std::vector<pollfd> entries = {{wake_.fd(), POLLIN, 0}};
-  const bool may_accept = now >= accept_again_;
-  if (!may_accept) deadline = accept_again_;
-  entries.push_back({may_accept ? listener_.get() : -1, POLLIN, 0});
-  std::vector<PeerId> ids;
-  for (const auto& [id, peer] : peers_) {
-    entries.push_back(
-        {peer.fd.get(), static_cast<short>(POLLIN | (peer.outgoing.empty() ? 0 : POLLOUT)), 0});
-    ids.push_back(id);
-    deadline = std::min(deadline, peer.deadline);
-  }
-  if (seats_->HasLivingGroup()) deadline = std::min(deadline, StopBy());
-  if (seats_->ListensForBeats()) deadline = std::min(deadline, now + kListening);
-  std::vector<std::pair<PeerId, short>> events;
-  if (poll(entries.data(), entries.size(), PollTimeout(deadline)) <= 0) return events;
-  if (entries[0].revents != 0) wake_.Clear();
-  for (size_t i = 0; i < ids.size(); ++i) {
-    if (entries[i + 2].revents != 0) events.emplace_back(ids[i], entries[i + 2].revents);
-  }
-  return events;
+absl::Time ServerLoop::NextAction(absl::Time now) {
+  absl::Time action = accept_again_;
+  if (!deadlines_.empty()) action = std::min(action, deadlines_.begin()->first);
+  if (seats_->HasLivingGroup()) action = std::min(action, StopBy());
+  if (seats_->ListensForBeats()) action = std::min(action, now + kListening);
+  return action;
 }
 
-void ServerLoop::Accept() {
-  const absl::Time now = absl::Now();
-  for (int i = 0; i < kMaxAcceptsPerTurn && listener_ && now >= accept_again_; ++i) {
+void ServerLoop::Accept(absl::Time now) {
+  for (int i = 0; i < kMaxAcceptsPerTurn; ++i) {
     absl::StatusOr<UniqueFd> fd = AcceptFrom(listener_);
+    if (fd.ok() && !*fd) return;
     absl::StatusOr<std::string> nonce = RandomBytes(kNonceSize);
-    if (!fd.ok() || !nonce.ok()) {
-      accept_again_ = now + kAcceptPause;
-      return;
-    }
-    if (!*fd) return;
     const PeerId id = next_id_++;
+    absl::Status status = fd.status();
+    status.Update(nonce.status());
+    if (status.ok()) status = poller_.Add(fd->get(), id, EPOLLIN);
+    if (!status.ok()) return PauseAccepting(now, status);
     Peer& peer = peers_[id];
     peer.fd = *std::move(fd);
     peer.challenge = {.job = options_.job.job, .nonce = *std::move(nonce)};
-    peer.deadline = now + options_.greeting_timeout;
+    SetDeadline(id, peer, now + options_.greeting_timeout);
     Send(id, peer.challenge.Serialize());
-    if (++greeting_ <= MaxGreeting()) continue;
-    for (auto& [other, oldest] : peers_) {
-      if (oldest.state != State::kGreeting || oldest.is_over) continue;
-      oldest.is_over = true;
-      break;
-    }
+    greeting_.insert(id);
+    if (greeting_.size() <= MaxGreeting()) continue;
+    const PeerId oldest = greeting_.extract(greeting_.begin()).value();
+    peers_.at(oldest).is_over = true;
+    Touch(oldest, peers_.at(oldest));
   }
+}
+
+void ServerLoop::PauseAccepting(absl::Time now, const absl::Status& why) {
+  if (!std::exchange(has_warned_, true)) {
+    Warn(nullptr, absl::StrCat(options_.host, " cannot accept the connection of a rank: ",
+                               why.message(), "; it retries, and the rank waits"));
+  }
+  accept_again_ = now + kAcceptPause;
+  poller_.Change(listener_.get(), kListenerTag, 0);
+}
+
+void ServerLoop::Touch(PeerId id, Peer& peer) {
+  if (!std::exchange(peer.is_touched, true)) touched_.push_back(id);
+}
+
+void ServerLoop::SetDeadline(PeerId id, Peer& peer, absl::Time deadline) {
+  peer.deadline = deadline;
+  deadlines_.emplace(deadline, id);
 }
 
 void ServerLoop::Read(PeerId id, Peer& peer) {
@@ -197,7 +230,7 @@ void ServerLoop::HandleHello(PeerId id, Peer& peer, const Hello& hello) {
   }
   Send(id, verdict.Serialize());
   if (!verdict.status.ok()) return Dismiss(id, peer);
-  --greeting_;
+  greeting_.erase(id);
   peer.deadline = absl::InfiniteFuture();
   // An observer has nothing to say.
   peer.received.set_max_payload(hello.kind == Hello::Kind::kObserver ? 0 : kMaxFrame);
@@ -243,6 +276,7 @@ void ServerLoop::Send(PeerId id, absl::string_view payload) {
   if (found == peers_.end() || found->second.is_over || found->second.state == State::kLeaving)
     return;
   Peer& peer = found->second;
+  Touch(id, peer);
   if (payload.size() > kMaxFrame || peer.outgoing.size() - peer.sent > kMaxBacklog) {
     peer.is_over = true;  // Sweep() notifies the others.
     return;
@@ -250,13 +284,17 @@ void ServerLoop::Send(PeerId id, absl::string_view payload) {
   peer.outgoing += Frame(payload);
 }
 
-void ServerLoop::Flush(Peer& peer) {
+void ServerLoop::Flush(PeerId id, Peer& peer) {
   const Transfer sent = SendSome(peer.fd, absl::string_view(peer.outgoing).substr(peer.sent));
   peer.sent += sent.bytes;
   if (sent.is_over) peer.is_over = true;
   if (peer.sent >= peer.outgoing.size() / 2) {
     peer.outgoing.erase(0, peer.sent);
     peer.sent = 0;
+  }
+  if (peer.waits_for_room == peer.outgoing.empty()) {
+    peer.waits_for_room = !peer.outgoing.empty();
+    poller_.Change(peer.fd.get(), id, peer.waits_for_room ? EPOLLIN | EPOLLOUT : EPOLLIN);
   }
   if (peer.state == State::kLeaving && peer.outgoing.empty() && !peer.said_goodbye) {
     peer.said_goodbye = true;
@@ -267,13 +305,14 @@ void ServerLoop::Flush(Peer& peer) {
 void ServerLoop::Dismiss(PeerId id, Peer& peer) {
   Detach(id, peer);
   peer.state = State::kLeaving;
-  peer.deadline = absl::Now() + kDismissal;
+  SetDeadline(id, peer, absl::Now() + kDismissal);
+  Touch(id, peer);
 }
 
-void ServerLoop::Detach(PeerId id, Peer& peer) {
+void ServerLoop::Detach(PeerId id, const Peer& peer) {
   switch (peer.state) {
     case State::kGreeting:
-      --greeting_;
+      greeting_.erase(id);
       return;
     case State::kStore:
       return table_.Forget(id);
@@ -288,21 +327,21 @@ void ServerLoop::Detach(PeerId id, Peer& peer) {
 // Sends the output of the turn, and removes ended connections. This can produce more output, so it
 // repeats until nothing changes.
 void ServerLoop::Sweep(absl::Time now) {
-  bool has_changed = true;
-  while (has_changed) {
-    has_changed = false;
-    for (auto it = peers_.begin(); it != peers_.end();) {
-      auto& [id, peer] = *it;
-      Flush(peer);
-      if (!peer.is_over && now < peer.deadline) {
-        ++it;
-        continue;
-      }
-      Peer gone = std::move(peer);
-      const PeerId gone_id = id;
-      it = peers_.erase(it);
-      Detach(gone_id, gone);
-      has_changed = true;
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+    const auto peer = peers_.find(deadlines_.extract(deadlines_.begin()).value().second);
+    if (peer != peers_.end()) Touch(peer->first, peer->second);
+  }
+  while (!touched_.empty()) {
+    for (const PeerId id : std::exchange(touched_, {})) {
+      const auto found = peers_.find(id);
+      Peer& peer = found->second;
+      peer.is_touched = false;
+      Flush(id, peer);
+      if (!peer.is_over && now < peer.deadline) continue;
+      poller_.Forget(peer.fd.get());
+      const Peer gone = std::move(peer);
+      peers_.erase(found);
+      Detach(id, gone);
     }
   }
 }

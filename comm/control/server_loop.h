@@ -9,7 +9,8 @@
 //   kLeaving    receives the remaining output, no input is read; disconnected at its deadline
 //
 // No connection can delay another one: all sockets are non-blocking, each connection has buffers of
-// its own with a limit, and a turn of the loop reads at most 64 KiB from each.
+// its own with a limit, and a turn of the loop reads at most 64 KiB from each. A turn costs what
+// the connections with events cost: the others, which may be thousands, are not looked at.
 //
 // Threads: Run() on one thread, which owns the rest of the class.
 
@@ -21,12 +22,14 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
@@ -52,7 +55,9 @@ class ServerLoop {
  public:
   // Receives the function that sends to peers.
   using MakeSeats = std::function<std::unique_ptr<ControlSeats>(ControlSeats::SendFunction send)>;
-  ServerLoop(UniqueFd listener, WakeUp wake, ServerOptions options, const MakeSeats& make_seats);
+  static absl::StatusOr<std::unique_ptr<ServerLoop>> Create(UniqueFd listener,
+                                                            ServerOptions options,
+                                                            const MakeSeats& make_seats);
 
   // Returns when Stop() was called and every living group has left, or `linger` after Stop().
   void Run();
@@ -72,15 +77,24 @@ class ServerLoop {
     std::string outgoing;
     size_t sent = 0;
     absl::Time deadline = absl::InfiniteFuture();  // For kGreeting and kLeaving.
+    bool waits_for_room = false;                   // The socket is full.
     bool said_goodbye = false;
     bool is_over = false;
+    bool is_touched = false;  // In `touched_`.
   };
+
+  ServerLoop(UniqueFd listener, WakeUp wake, Poller poller, ServerOptions options,
+             const MakeSeats& make_seats);
 
   absl::Time StopBy();
   void Turn();
-  // Waits for events. Returns those of each connection.
-  std::vector<std::pair<PeerId, short>> Wait(absl::Time now);
-  void Accept();
+  // Returns the time of the next action without an event.
+  absl::Time NextAction(absl::Time now);
+  void Accept(absl::Time now);
+  void PauseAccepting(absl::Time now, const absl::Status& why);
+  // Sweep() looks at the peer: it has output, has ended, or may have reached its deadline.
+  void Touch(PeerId id, Peer& peer);
+  void SetDeadline(PeerId id, Peer& peer, absl::Time deadline);
   // Disconnects peers that have been silent for too long.
   void CutOffSilent(absl::Time now);
   void Read(PeerId id, Peer& peer);
@@ -91,21 +105,26 @@ class ServerLoop {
   // Returns the state of all groups, which is not quite new: many observers cost as much as one.
   const std::string& Status();
   void Send(PeerId id, absl::string_view payload);
-  void Flush(Peer& peer);
+  void Flush(PeerId id, Peer& peer);
   // Lets the peer read what was sent to it, then disconnects it.
   void Dismiss(PeerId id, Peer& peer);
   // Notifies the table or the seats that the peer is gone.
-  void Detach(PeerId id, Peer& peer);
+  void Detach(PeerId id, const Peer& peer);
   void Sweep(absl::Time now);
 
   UniqueFd listener_;
   const WakeUp wake_;
+  Poller poller_;
   const ServerOptions options_;
-  absl::Time accept_again_ = absl::InfinitePast();
+  absl::Time accept_again_ = absl::InfiniteFuture();  // Finite: accepting pauses until then.
+  bool has_warned_ = false;
   absl::Time last_turn_ = absl::InfiniteFuture();  // The first turn counts for nothing.
   PeerId next_id_ = 0;
-  std::map<PeerId, Peer> peers_;  // By age.
-  size_t greeting_ = 0;           // The number of connections in that state.
+  std::map<PeerId, Peer> peers_;
+  std::set<PeerId> greeting_;  // The connections in that state, by age.
+  std::vector<PeerId> touched_;
+  // Of greeting and leaving connections; an entry outlives its reason.
+  std::set<std::pair<absl::Time, PeerId>> deadlines_;
   KeyValueTable table_;
   std::string status_;
   absl::Time status_until_ = absl::InfinitePast();

@@ -97,25 +97,26 @@ absl::StatusOr<std::unique_ptr<TcpEdges>> TcpEdges::Create(const TcpEdgesOptions
   if (options.shape.ChildrenOf(options.rank).empty()) return edges;
   EK_ASSIGN_OR_RETURN(UniqueFd listener, ListenOn({options.host, 0}));
   EK_ASSIGN_OR_RETURN(const HostPort local, LocalAddress(listener));
-  EK_ASSIGN_OR_RETURN(WakeUp wake, WakeUp::Create());
   edges->address_ = HostPort{options.host, local.port}.ToString();
-  edges->loop_ = std::make_unique<ServerLoop>(
-      std::move(listener), std::move(wake),
-      ServerOptions{.job = options.job,
-                    .host = absl::StrCat("rank ", options.rank),
-                    .has_store = false,
-                    .greeting_timeout = kGreeting,
-                    .linger = absl::ZeroDuration()},
-      [&options, raw = edges.get()](ControlSeats::SendFunction send) {
-        auto seats = std::make_unique<EdgeSeats>(
-            std::move(send), options, [raw](int child, ControlMessage message, size_t bytes) {
-              raw->down_.OnLinksThread();
-              raw->down_.Received(message, bytes);
-              raw->receive_(child, std::move(message));
-            });
-        raw->seats_ = seats.get();
-        return seats;
-      });
+  EK_ASSIGN_OR_RETURN(
+      edges->loop_,
+      ServerLoop::Create(std::move(listener),
+                         ServerOptions{.job = options.job,
+                                       .host = absl::StrCat("rank ", options.rank),
+                                       .has_store = false,
+                                       .greeting_timeout = kGreeting,
+                                       .linger = absl::ZeroDuration()},
+                         [&options, raw = edges.get()](ControlSeats::SendFunction send) {
+                           auto seats = std::make_unique<EdgeSeats>(
+                               std::move(send), options,
+                               [raw](int child, ControlMessage message, size_t bytes) {
+                                 raw->down_.OnLinksThread();
+                                 raw->down_.Received(message, bytes);
+                                 raw->receive_(child, std::move(message));
+                               });
+                           raw->seats_ = seats.get();
+                           return seats;
+                         }));
   return edges;
 }
 
@@ -180,17 +181,19 @@ void TcpEdges::OnParentLost(const absl::Status& why) {
   lost_(parent_, why);
 }
 
-void TcpEdges::Send(int to, const ControlMessage& message) {
-  std::string payload = Serialize(message);
-  if (to != parent_) {
-    down_.Sent(message, payload.size() + kFrameHeader);
-    seats_->Queue(to, std::move(payload));
+void TcpEdges::Send(absl::Span<const int> to, const ControlMessage& message) {
+  const std::string payload = Serialize(message);
+  if (to[0] != parent_) {
+    for (const int child : to) {
+      down_.Sent(message, payload.size() + kFrameHeader);
+      seats_->Queue(child, payload);
+    }
     return loop_->Wake();
   }
   up_.Sent(message, payload.size() + kFrameHeader);
   absl::MutexLock lock(&mutex_);
   if (to_parent_ != nullptr) return to_parent_->Send(payload);
-  for_parent_.push_back(std::move(payload));
+  for_parent_.push_back(payload);
 }
 
 void TcpEdges::Stop() {

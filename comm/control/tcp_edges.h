@@ -25,6 +25,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "evenkeel/comm/control/exchange_tree.h"
 #include "evenkeel/comm/control/link.h"
 #include "evenkeel/comm/control/link_meter.h"
@@ -56,7 +57,7 @@ class TcpEdges : public TreeEdges {
   bool HasAddress() const override { return true; }
   std::string Address() const override { return address_; }
   void AttachParent(const std::string& address) override;
-  void Send(int to, const ControlMessage& message) override;
+  void Send(absl::Span<const int> to, const ControlMessage& message) override;
   void Stop() override;
   ControlCounters Counters() const override;
 

@@ -57,7 +57,7 @@ class End {
   TcpEdges& operator*() { return *edges_; }
   TcpEdges* operator->() { return edges_.get(); }
   void Send(int to, const std::string& topic) {
-    edges_->Send(to, {.type = ControlMessage::Type::kExchange, .topic = topic});
+    edges_->Send({to}, {.type = ControlMessage::Type::kExchange, .topic = topic});
   }
   std::vector<std::string> WaitFor(size_t count) {
     absl::MutexLock lock(&mutex_);

@@ -69,7 +69,7 @@ void TreeLink::Send(ControlMessage message) {
       return Gather(rank_, std::move(message));
     }
     case ControlMessage::Type::kLeave:
-      if (parent_ != kHub) edges_->Send(parent_, message);
+      if (parent_ != kHub) edges_->Send({parent_}, message);
       return direct_->Send(std::move(message));
     case ControlMessage::Type::kBeat: {
       absl::MutexLock lock(&mutex_);
@@ -97,7 +97,7 @@ void TreeLink::Gather(int from, ControlMessage message) {
   if (!up->has_value()) return;
   if (!parent_lost.ok()) return Fail(parent_lost);
   if (parent_ == kHub) return direct_->Send(**std::move(up));
-  edges_->Send(parent_, **up);
+  edges_->Send({parent_}, **up);
 }
 
 void TreeLink::OnDirect(ControlMessage message) {
@@ -157,7 +157,7 @@ void TreeLink::OnEdgeLost(int neighbour, const absl::Status& why) {
 }
 
 void TreeLink::PassOn(ControlMessage message) {
-  for (const int child : children_) edges_->Send(child, message);
+  if (!children_.empty()) edges_->Send(children_, message);
   {
     absl::MutexLock lock(&mutex_);
     open_.erase({message.topic, message.sequence});

@@ -38,6 +38,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "evenkeel/comm/control/exchange_tree.h"
 #include "evenkeel/comm/control/link.h"
 
@@ -57,8 +58,9 @@ class TreeEdges {
   virtual std::string Address() const = 0;
   // Connects to the parent at `address`; called at most once.
   virtual void AttachParent(const std::string& address) = 0;
-  // Never waits. A neighbour receives earlier messages when it connects.
-  virtual void Send(int to, const ControlMessage& message) = 0;
+  // Never waits. A neighbour receives earlier messages when it connects. `to` is the parent, or
+  // some of the children.
+  virtual void Send(absl::Span<const int> to, const ControlMessage& message) = 0;
   // No callback runs after it returns. Messages that were sent before are still delivered.
   virtual void Stop() = 0;
   virtual ControlCounters Counters() const = 0;

@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
 #include "evenkeel/comm/control/hub.h"
 #include "evenkeel/comm/control/link_meter.h"
 #include "evenkeel/comm/control/tree_link.h"
@@ -94,8 +95,8 @@ class Star {
   explicit Star(int world_size)
       : inboxes_(world_size),
         edges_(world_size),
-        hub_(world_size, [this](int rank, ControlMessage message) {
-          inboxes_[rank].Push({kHub, std::move(message)});
+        hub_(world_size, [this](absl::Span<const int> to, const ControlMessage& message) {
+          for (const int rank : to) inboxes_[rank].Push({kHub, message});
         }) {}
 
   Inbox& inbox(int rank) { return inboxes_[rank]; }
@@ -169,9 +170,11 @@ class LocalEdges : public TreeEdges {
   bool HasAddress() const override { return false; }
   std::string Address() const override { return ""; }
   void AttachParent(const std::string&) override {}
-  void Send(int to, const ControlMessage& message) override {
-    reader_.meter().Sent(message, SizeInMemory(message));
-    star_->edges(to).Push({rank_, message});
+  void Send(absl::Span<const int> to, const ControlMessage& message) override {
+    for (const int neighbour : to) {
+      reader_.meter().Sent(message, SizeInMemory(message));
+      star_->edges(neighbour).Push({rank_, message});
+    }
   }
   void Stop() override { reader_.Stop(); }
   ControlCounters Counters() const override { return reader_.meter().Read(); }

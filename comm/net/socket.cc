@@ -105,13 +105,16 @@ absl::StatusOr<UniqueFd> ConnectOnce(const addrinfo& info, absl::Time deadline) 
 }
 
 absl::StatusOr<UniqueFd> ListenOnce(const addrinfo& info) {
+  // All ranks of a job may connect at once, and who finds no room tries again a second later. The
+  // kernel has a limit of its own, which is as large.
+  constexpr int kBacklog = 4096;
   UniqueFd fd = NewSocket(info);
   if (!fd) return absl::UnavailableError(ErrnoText("socket"));
   SetOption(fd.get(), SOL_SOCKET, SO_REUSEADDR,
             1);  // A port with lingering old connections counts as free.
   if (bind(fd.get(), info.ai_addr, info.ai_addrlen) != 0)
     return absl::UnavailableError(ErrnoText("bind"));
-  if (listen(fd.get(), 1024) != 0) return absl::UnavailableError(ErrnoText("listen"));
+  if (listen(fd.get(), kBacklog) != 0) return absl::UnavailableError(ErrnoText("listen"));
   return fd;
 }
 
@@ -133,6 +136,35 @@ void WakeUp::Signal() const {
 void WakeUp::Clear() const {
   uint64_t count = 0;
   [[maybe_unused]] const ssize_t got = read(fd_.get(), &count, sizeof(count));
+}
+
+absl::StatusOr<Poller> Poller::Create() {
+  constexpr size_t kEvents = 256;
+  Poller poller;
+  poller.fd_ = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
+  if (!poller.fd_) return absl::ResourceExhaustedError(ErrnoText("epoll_create"));
+  poller.fd_.MakePrivate();
+  poller.events_.resize(kEvents);
+  return poller;
+}
+
+absl::Status Poller::Add(int fd, uint64_t tag, uint32_t events) const {
+  epoll_event event = {.events = events, .data = {.u64 = tag}};
+  if (epoll_ctl(fd_.get(), EPOLL_CTL_ADD, fd, &event) == 0) return absl::OkStatus();
+  return absl::ResourceExhaustedError(ErrnoText("epoll_ctl"));
+}
+
+void Poller::Change(int fd, uint64_t tag, uint32_t events) const {
+  epoll_event event = {.events = events, .data = {.u64 = tag}};
+  epoll_ctl(fd_.get(), EPOLL_CTL_MOD, fd, &event);
+}
+
+void Poller::Forget(int fd) const { epoll_ctl(fd_.get(), EPOLL_CTL_DEL, fd, nullptr); }
+
+absl::Span<const epoll_event> Poller::Wait(absl::Time deadline) {
+  const int count = epoll_wait(fd_.get(), events_.data(), static_cast<int>(events_.size()),
+                               PollTimeout(deadline));
+  return absl::MakeConstSpan(events_.data(), std::max(count, 0));
 }
 
 absl::StatusOr<HostPort> HostPort::Parse(absl::string_view text) {

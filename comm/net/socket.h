@@ -12,19 +12,24 @@
 #ifndef EVENKEEL_COMM_NET_SOCKET_H_
 #define EVENKEEL_COMM_NET_SOCKET_H_
 
+#include <sys/epoll.h>
+
 #include <cstddef>
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "evenkeel/comm/base/errno_text.h"
 #include "evenkeel/comm/base/unique_fd.h"
 
 namespace evenkeel::internal {
 
-// Wakes a thread that waits in poll().
+// Wakes a thread that waits for events of sockets.
 class WakeUp {
  public:
   static absl::StatusOr<WakeUp> Create();
@@ -34,6 +39,28 @@ class WakeUp {
 
  private:
   UniqueFd fd_;
+};
+
+// Waits for events of many sockets: a wait costs what the ready ones cost, however many there are.
+//
+// Threads: one calls Wait(); the rest may be called at the same time.
+class Poller {
+ public:
+  static absl::StatusOr<Poller> Create();
+  // Reports `events` (EPOLLIN, EPOLLOUT) of `fd`, and its errors, with `tag`, as long as they last.
+  // Errors: ResourceExhausted.
+  absl::Status Add(int fd, uint64_t tag, uint32_t events) const;
+  // Changes the events of an `fd` that was added; has no effect after Forget().
+  void Change(int fd, uint64_t tag, uint32_t events) const;
+  // To be called before `fd` is closed, since children that were forked may have it, too.
+  void Forget(int fd) const;
+  // Waits until the deadline. Returns some of the events that there are; the others come first the
+  // next time. Valid until the next call.
+  absl::Span<const epoll_event> Wait(absl::Time deadline);
+
+ private:
+  UniqueFd fd_;
+  std::vector<epoll_event> events_;
 };
 
 struct HostPort {

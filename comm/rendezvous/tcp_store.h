@@ -103,8 +103,8 @@ class TcpObserver {
   //      "silent_ms": 100, "steps": {...}}]}
   // `state` is "not connected", "connected", "lost" or "left"; `error` is the one with which the
   // group has ended, or empty. `doing` is the rank's own report, which it sends with each
-  // heartbeat; `waits_for` has the ranks whose part is missing; `silent_ms` is the time without a
-  // message. `steps` is in join/steps/step_status.h, for groups that train.
+  // heartbeat; `waits_for` has the first 100 ranks whose part is missing; `silent_ms` is the time
+  // without a message. `steps` is in join/steps/step_status.h, for groups that train.
   // Errors: DeadlineExceeded: the process that hosts the server hangs, or the network is down.
   //         Unavailable: it is gone.
   absl::StatusOr<std::string> Status(absl::Duration timeout);

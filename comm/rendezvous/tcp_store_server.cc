@@ -1,5 +1,8 @@
 #include "evenkeel/comm/rendezvous/tcp_store_server.h"
 
+#include <sys/resource.h>
+
+#include <algorithm>
 #include <utility>
 
 #include "absl/memory/memory.h"
@@ -12,6 +15,28 @@
 
 namespace evenkeel {
 
+namespace {
+
+// Each rank has a connection to the store and one to the hub of each of its groups. The usual limit
+// of 1024 open files would be met by 500 ranks, which would then find no store.
+absl::Status PrepareForRanks(int world_size) {
+  constexpr rlim_t kLeastPerRank = 2, kGoodPerRank = 8, kOthers = 256;
+  rlimit files = {};
+  if (getrlimit(RLIMIT_NOFILE, &files) != 0) return absl::OkStatus();
+  const rlim_t least = kLeastPerRank * world_size, good = kGoodPerRank * world_size + kOthers;
+  if (files.rlim_cur < good) {
+    files.rlim_cur = std::min(files.rlim_max, good);
+    setrlimit(RLIMIT_NOFILE, &files);
+  }
+  if (files.rlim_cur >= least) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "the store of a job of ", world_size, " ranks needs more than ", least,
+      " open files in its process, which may have ", files.rlim_max,
+      ": raise the hard limit of open files there (ulimit -Hn, or LimitNOFILE of the service)"));
+}
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<TcpStoreServer>> TcpStoreServer::Create(
     const TcpStoreServerOptions& options) {
   if (options.secret.empty())
@@ -21,21 +46,22 @@ absl::StatusOr<std::unique_ptr<TcpStoreServer>> TcpStoreServer::Create(
                                                    " bytes, at most ", internal::kMaxName,
                                                    " are allowed"));
   }
+  if (options.world_size > 0) EK_RETURN_IF_ERROR(PrepareForRanks(options.world_size));
   EK_ASSIGN_OR_RETURN(internal::HostPort address, internal::HostPort::Parse(options.address));
   EK_ASSIGN_OR_RETURN(internal::UniqueFd listener, internal::ListenOn(address));
   EK_ASSIGN_OR_RETURN(const internal::HostPort local, internal::LocalAddress(listener));
-  EK_ASSIGN_OR_RETURN(internal::WakeUp wake, internal::WakeUp::Create());
   address.port = local.port;
-  auto loop = std::make_unique<internal::ServerLoop>(
-      std::move(listener), std::move(wake),
-      internal::ServerOptions{.job = {options.job, options.secret},
-                              .world_size = options.world_size,
-                              .host = options.host,
-                              .greeting_timeout = options.greeting_timeout,
-                              .linger = options.linger},
-      [](internal::ControlSeats::SendFunction send) {
-        return std::make_unique<internal::ControlGroups>(std::move(send));
-      });
+  EK_ASSIGN_OR_RETURN(auto loop,
+                      internal::ServerLoop::Create(
+                          std::move(listener),
+                          internal::ServerOptions{.job = {options.job, options.secret},
+                                                  .world_size = options.world_size,
+                                                  .host = options.host,
+                                                  .greeting_timeout = options.greeting_timeout,
+                                                  .linger = options.linger},
+                          [](internal::ControlSeats::SendFunction send) {
+                            return std::make_unique<internal::ControlGroups>(std::move(send));
+                          }));
   return absl::WrapUnique(new TcpStoreServer(std::move(loop), address.ToString(), address.port,
                                              internal::IsLoopback(local.host)));
 }

@@ -1,8 +1,11 @@
 #include "evenkeel/comm/rendezvous/tcp_store.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <barrier>
 #include <filesystem>
 #include <functional>
@@ -1027,6 +1030,72 @@ TEST(TcpStoreServerTest, StrangersDoNotUseUpTheFiles) {
     EXPECT_TRUE(IsCutOff(strangers[0]));
   }
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+}
+
+// The usual limit is 1024 files, and each rank needs two of the store's process.
+TEST(TcpStoreServerTest, TakesTheFilesThatItsRanksNeed) {
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit usual = before;
+  usual.rlim_cur = 1024;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &usual), 0);
+  const auto limit = [] {
+    rlimit files = {};
+    getrlimit(RLIMIT_NOFILE, &files);
+    return files.rlim_cur;
+  };
+  EXPECT_NE(Serve({.world_size = 16}), nullptr);
+  EXPECT_EQ(limit(), 1024u) << "a small job changes nothing";
+  EXPECT_NE(Serve({.world_size = 1000}), nullptr);
+  EXPECT_GE(limit(), 2 * 1000u);
+  const int too_many = static_cast<int>(before.rlim_max / 2 + 1);
+  const absl::Status refused =
+      TcpStoreServer::Create({.secret = "secret", .world_size = too_many}).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()),
+              AllOf(HasSubstr(absl::StrCat("a job of ", too_many, " ranks")),
+                    HasSubstr("raise the hard limit of open files")));
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+}
+
+// The standard error of this process while it lives.
+class CapturedStderr {
+ public:
+  CapturedStderr() : before_(dup(2)) {
+    int ends[2] = {};
+    EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
+    read_ = internal::UniqueFd(ends[0]);
+    const internal::UniqueFd write(ends[1]);
+    dup2(write.get(), 2);
+  }
+  ~CapturedStderr() { dup2(before_.get(), 2); }
+  // Returns what has been written, once there is something.
+  std::string Wait() const {
+    std::string text(4096, '\0');
+    if (!internal::WaitFor(read_, POLLIN, absl::Now() + kSoon).ok()) return "";
+    text.resize(std::max<ssize_t>(read(read_.get(), text.data(), text.size()), 0));
+    return text;
+  }
+
+ private:
+  const internal::UniqueFd before_;
+  internal::UniqueFd read_;
+};
+
+TEST(TcpStoreServerTest, ReportsThatFilesAreMissingAndGoesOn) {
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const std::unique_ptr<TcpStoreServer> server = Serve();
+  const CapturedStderr warnings;
+  rlimit one_more = before;
+  one_more.rlim_cur = internal::UniqueFd(dup(0)).get() + 1;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &one_more), 0);
+  const internal::UniqueFd stranger = Stranger(*server);  // Takes the last one, on this end.
+  const std::string warning = warnings.Wait();
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_THAT(warning, HasSubstr("rank 0 cannot accept the connection of a rank: accept: Too many "
+                                 "open files; it retries, and the rank waits"));
+  EXPECT_TRUE(internal::WaitFor(stranger, POLLIN, absl::Now() + kSoon).ok()) << "a challenge";
 }
 
 TEST(TcpStoreServerTest, ASlowReaderHoldsUpNobody) {

@@ -161,29 +161,21 @@ TcpTransport::Pending TcpTransport::Receive(absl::Span<const int> from, uint64_t
 
 absl::StatusOr<std::shared_ptr<TcpTransport>> TcpTransport::Create(
     int rank, std::vector<UniqueFd> connections, TcpTransportOptions options) {
-  UniqueFd epoll(epoll_create1(EPOLL_CLOEXEC));
-  if (!epoll) return absl::ResourceExhaustedError(ErrnoText("epoll_create"));
+  EK_ASSIGN_OR_RETURN(Poller poller, Poller::Create());
   EK_ASSIGN_OR_RETURN(WakeUp wake, WakeUp::Create());
-  epoll_event event = {.events = EPOLLIN, .data = {.u64 = kWakeTag}};
-  if (epoll_ctl(epoll.get(), EPOLL_CTL_ADD, wake.fd(), &event) != 0) {
-    return absl::ResourceExhaustedError(ErrnoText("epoll_ctl"));
-  }
+  EK_RETURN_IF_ERROR(poller.Add(wake.fd(), kWakeTag, EPOLLIN));
   for (size_t peer = 0; peer < connections.size(); ++peer) {
-    if (!connections[peer]) continue;
-    event = {.events = EPOLLIN, .data = {.u64 = peer}};
-    if (epoll_ctl(epoll.get(), EPOLL_CTL_ADD, connections[peer].get(), &event) != 0) {
-      return absl::ResourceExhaustedError(ErrnoText("epoll_ctl"));
-    }
+    if (connections[peer]) EK_RETURN_IF_ERROR(poller.Add(connections[peer].get(), peer, EPOLLIN));
   }
   return std::shared_ptr<TcpTransport>(new TcpTransport(
-      rank, std::move(connections), std::move(options), std::move(epoll), std::move(wake)));
+      rank, std::move(connections), std::move(options), std::move(poller), std::move(wake)));
 }
 
 TcpTransport::TcpTransport(int rank, std::vector<UniqueFd> connections, TcpTransportOptions options,
-                           UniqueFd epoll, WakeUp wake)
+                           Poller poller, WakeUp wake)
     : rank_(rank),
       options_(std::move(options)),
-      epoll_(std::move(epoll)),
+      poller_(std::move(poller)),
       wake_(std::move(wake)),
       messages_(rank, static_cast<int>(connections.size()), names_),
       connections_(connections.size()) {
@@ -238,7 +230,7 @@ absl::Status TcpTransport::CheckUsable(int peer) const {
 void TcpTransport::Lose(Connection& connection, const absl::Status& why) {
   if (!connection.status.ok()) return;
   connection.status = why;
-  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, connection.fd.get(), nullptr);
+  poller_.Forget(connection.fd.get());
   shutdown(connection.fd.get(), SHUT_RDWR);
   messages_.Fail(connection.peer, why);
   if (!connection.is_writing) messages_.FailOutgoing(connection.peer, why);  // Else Write() does.
@@ -283,9 +275,7 @@ void TcpTransport::AwaitUnused(const OperationState* operation) {
 }
 
 void TcpTransport::Watch(Connection& connection, bool for_room) {
-  epoll_event event = {.events = EPOLLIN | (for_room ? EPOLLOUT : 0u),
-                       .data = {.u64 = static_cast<uint64_t>(connection.peer)}};
-  epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, connection.fd.get(), &event);
+  poller_.Change(connection.fd.get(), connection.peer, EPOLLIN | (for_room ? EPOLLOUT : 0u));
 }
 
 // One thread at a time; what others add meanwhile is written by it. A connection that can't be
@@ -335,14 +325,11 @@ void TcpTransport::Write(Connection& connection) {
 }
 
 void TcpTransport::Loop() {
-  std::array<epoll_event, 64> events;
   absl::Time looked = absl::Now();
   while (true) {
-    const int timeout = PollTimeout(looked + options_.delivery.look);
-    const int count = epoll_wait(epoll_.get(), events.data(), events.size(), timeout);
-    for (int i = 0; i < count; ++i) {
-      if (events[i].data.u64 != kWakeTag) {
-        OnEvents(*connections_[events[i].data.u64], events[i].events);
+    for (const epoll_event& event : poller_.Wait(looked + options_.delivery.look)) {
+      if (event.data.u64 != kWakeTag) {
+        OnEvents(*connections_[event.data.u64], event.events);
         continue;
       }
       wake_.Clear();

@@ -117,7 +117,7 @@ class TcpTransport : public std::enable_shared_from_this<TcpTransport> {
   struct Connection;
 
   TcpTransport(int rank, std::vector<UniqueFd> connections, TcpTransportOptions options,
-               UniqueFd epoll, WakeUp wake);
+               Poller poller, WakeUp wake);
 
   void Loop();
   // Reads of each connection whether what was sent on it arrives.
@@ -142,7 +142,7 @@ class TcpTransport : public std::enable_shared_from_this<TcpTransport> {
   const int rank_;
   const TcpTransportOptions options_;
   const RankNames& names_ = options_.names;
-  const UniqueFd epoll_;
+  Poller poller_;
   const WakeUp wake_;
 
   absl::Mutex mutex_;

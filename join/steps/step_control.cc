@@ -104,13 +104,18 @@ absl::Status Disagree(absl::string_view before,
 // OK if all active ranks are about to do the same; all ranks compute it from the same records.
 absl::Status CompareRecords(int64_t step, const StepAnswer& answer,
                             const std::vector<StepParticipant*>& participants) {
-  std::map<std::string, std::vector<int>> ranks_by_scope;
-  for (int rank = 0; rank < answer.world_size; ++rank) {
-    const uint64_t scope = answer.record(rank).scope_hash;
-    ranks_by_scope[scope == 0 ? "no join" : absl::StrCat("join ", absl::Hex(scope))].push_back(
-        rank);
-  }
-  if (ranks_by_scope.size() > 1) {
+  // Texts are only made for an error: thousands of ranks compare thousands of records in each step.
+  const std::vector<StepRecord>& records = *answer.records;
+  const auto has_first_scope = [&](const StepRecord& record) {
+    return record.scope_hash == records[0].scope_hash;
+  };
+  if (!std::ranges::all_of(records, has_first_scope)) {
+    std::map<std::string, std::vector<int>> ranks_by_scope;
+    for (int rank = 0; rank < answer.world_size; ++rank) {
+      const uint64_t scope = records[rank].scope_hash;
+      ranks_by_scope[scope == 0 ? "no join" : absl::StrCat("join ", absl::Hex(scope))].push_back(
+          rank);
+    }
     return Disagree(
         absl::StrCat("step ", step, ": the ranks run different joins (objects or options): "),
         ranks_by_scope);
@@ -125,17 +130,18 @@ absl::Status CompareRecords(int64_t step, const StepAnswer& answer,
         name = participant->participant_name();
     }
     for (int aspect = 0; aspect < 4; ++aspect) {
-      std::map<std::string, std::vector<int>> ranks_by_value;
-      bool differs = false;
-      for (int rank = 0; rank < answer.world_size; ++rank) {
-        const StepRecord& record = answer.record(rank);
-        if (record.joined) continue;
+      const auto differs = [&](const StepRecord& record) {
         const ParticipantState* state = FindState(record, expected.name_hash);
-        differs = differs || state == nullptr || Differs(aspect, *state, expected);
+        return !record.joined && (state == nullptr || Differs(aspect, *state, expected));
+      };
+      if (std::ranges::none_of(records, differs)) continue;
+      std::map<std::string, std::vector<int>> ranks_by_value;
+      for (int rank = 0; rank < answer.world_size; ++rank) {
+        if (records[rank].joined) continue;
+        const ParticipantState* state = FindState(records[rank], expected.name_hash);
         ranks_by_value[state == nullptr ? "without it" : kAspects[aspect].value(*state)].push_back(
             rank);
       }
-      if (!differs) continue;
       return Disagree(absl::StrCat("step ", step, ", ", name, ": the ranks disagree about ",
                                    kAspects[aspect].what, ": "),
                       ranks_by_value);
@@ -597,10 +603,11 @@ void StepControl::TellJoined(StepAction::Kind kind, absl::string_view actor,
   absl::StrAppend(&message, actor, "\n", payload);
   current_->OnAnswer([comm = comm_, has_to_tell, message = std::move(message)](const auto& answer) {
     if (!has_to_tell(answer)) return;
+    std::vector<int> exhausted;
     for (int rank = 0; rank < answer->world_size; ++rank) {
-      if (answer->record(rank).joined)
-        comm->control().Send(rank, ActionTopic(answer->step), message);
+      if (answer->record(rank).joined) exhausted.push_back(rank);
     }
+    comm->control().Send(exhausted, ActionTopic(answer->step), message);
   });
 }
 

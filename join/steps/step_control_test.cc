@@ -1,5 +1,6 @@
 #include "evenkeel/join/steps/step_control.h"
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -61,6 +62,40 @@ TEST(StepControlTest, SendingARecordIsNotBusyTime) {
     return comm.Barrier();
   });
   EXPECT_TRUE(status.ok()) << status;
+}
+
+// Thousands of ranks may be exhausted.
+TEST(StepControlTest, AnActionIsOneMessageHoweverManyRanksShadowIt) {
+  for (const int world_size : {3, 8}) {
+    SCOPED_TRACE(world_size);
+    const absl::Status status = RunTestRanks(world_size, [](Communicator& comm) -> absl::Status {
+      StepControl& steps = StepControl::Of(comm);
+      const bool is_exhausted = comm.rank() > 0;
+      int part = 0;
+      EK_RETURN_IF_ERROR(comm.Barrier());
+      const int64_t before = comm.control().link().Counters().messages_sent;
+      if (is_exhausted) {
+        EK_ASSIGN_OR_RETURN(const auto ticket, steps.EnterJoined());
+        EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
+        StepAction action;
+        do {
+          EK_ASSIGN_OR_RETURN(action, steps.NextAction(answer));
+        } while (action.kind != StepAction::Kind::kEnd);
+      } else {
+        EK_ASSIGN_OR_RETURN(const auto ticket, steps.Enter(&part, "part", 0));
+        EK_RETURN_IF_ERROR(ticket->Wait().status());
+        EK_RETURN_IF_ERROR(steps.Announce("part", "payload"));
+        steps.EndStep();
+      }
+      EK_RETURN_IF_ERROR(comm.Barrier());
+      if (!is_exhausted) {
+        EXPECT_EQ(comm.control().link().Counters().messages_sent - before, 4)
+            << "its record, that it takes part, an action, the end";
+      }
+      return comm.Barrier();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
 }
 
 TEST(StepControlTest, AnUnknownActionIsRefused) {

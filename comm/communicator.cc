@@ -378,8 +378,12 @@ Communicator::Communicator(std::unique_ptr<Backend> backend,
                         [this](int from, absl::string_view topic, absl::string_view payload) {
                           OnNotice(from, topic, payload);
                         });
+  // Before the ranks tell each other that they have come: from then on the hub expects heartbeats
+  // of each, and a rank that falls silent at once is noticed like any other.
+  const bool beats = options_.watch.beat < absl::InfiniteDuration();
+  if (beats) control_->Beat("", LongestSilence());
   CompareLevels();
-  if (options_.watch.beat < absl::InfiniteDuration()) watchdog_->Start();
+  if (beats) watchdog_->Start();
   internal::AddLiving(this);
 }
 

@@ -388,6 +388,7 @@ class Communicator {
   // Watching (communicator_watch.cc). Look() runs on the watchdog's thread: it sends the heartbeat,
   // ends operations that have missed their deadline, and logs warnings.
   absl::Duration Look();
+  absl::Duration LongestSilence() const;  // After it the hub declares a rank lost; 0: never.
   internal::RankStatus RankStatusNow() const;
   void CheckHub();
   void CheckDeadlines();

@@ -124,12 +124,15 @@ absl::Status Communicator::DeadlineStatus(const internal::Wait& wait, absl::Dura
 
 // The watchdog ------------------------------------------------------------------------------------
 
+absl::Duration Communicator::LongestSilence() const {
+  // Counted from the overdue beat. 0 disables the check.
+  if (options_.watch.silence <= absl::ZeroDuration()) return absl::ZeroDuration();
+  return options_.watch.silence + std::max(options_.watch.beat, kShortestBeat);
+}
+
 absl::Duration Communicator::Look() {
   const absl::Duration beat = std::max(options_.watch.beat, kShortestBeat);
-  // Counted from the overdue beat. 0 disables the check.
-  const absl::Duration silence = options_.watch.silence > absl::ZeroDuration()
-                                     ? options_.watch.silence + beat
-                                     : absl::ZeroDuration();
+  const absl::Duration silence = LongestSilence();
   bool has_finalized = false, has_ended = false;
   {
     absl::MutexLock lock(&mutex_);

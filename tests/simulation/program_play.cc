@@ -240,7 +240,10 @@ class ProgramPlay : public Play {
       if (end.when - lost_at_ > absl::ToInt64Nanoseconds(kSilence) + kSoon)
         complain(verdict.is_other, rank, absl::StrCat("ends too late: ", text));
       const std::optional<FailureInfo> failure = FailureInfoOf(end.status);
-      if (!failure.has_value() || failure->ranks != std::vector<int>{program_.victim})
+      // In a group of the ranks that are left, nobody knows whose process the hub is in.
+      const bool is_hub = program_.rank0_hosts && program_.victim == 0 && failure.has_value() &&
+                          failure->kind == FailureKind::kRankLost && failure->ranks.empty();
+      if (!is_hub && (!failure.has_value() || failure->ranks != std::vector<int>{program_.victim}))
         complain(verdict.is_unnamed, rank, absl::StrCat("accuses somebody else: ", text));
     }
     return verdict;

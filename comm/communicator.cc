@@ -378,8 +378,9 @@ Communicator::Communicator(std::unique_ptr<Backend> backend,
                         [this](int from, absl::string_view topic, absl::string_view payload) {
                           OnNotice(from, topic, payload);
                         });
-  // Before the ranks tell each other that they have come: from then on the hub expects heartbeats
-  // of each, and a rank that falls silent at once is noticed like any other.
+  // Comes before the exchange that reports the arrival of the ranks: from then on the hub expects
+  // heartbeats from each rank, so that a rank that falls silent immediately is detected like any
+  // other.
   const bool beats = options_.watch.beat < absl::InfiniteDuration();
   if (beats) control_->Beat("", LongestSilence());
   CompareLevels();
@@ -568,7 +569,7 @@ absl::Status Communicator::Finalize(absl::Duration timeout) {
   EK_RETURN_IF_ERROR(status());
   const std::string positions = SerializePositions();
   // Sent to all ranks at once, so that a rank that waits for a collective which this one will never
-  // join is informed. Ranks in step send the same, and one of them is enough.
+  // join is informed. Ranks at the same positions send equal messages, of which one is enough.
   control_->NotifyOnce("finalize", positions);
   std::string end = internal::ByteWriter()
                         .Bytes(positions)

@@ -344,8 +344,9 @@ class Communicator {
   // Ends the group on this rank only: the peers have been notified.
   enum class End { kFailure, kClean };
   void Fail(const absl::Status& why, End end = End::kFailure);
-  // Ends it with what every rank finds by itself. The hub is notified all the same: the rank that
-  // ends its process first would otherwise be lost for those that have not found it yet.
+  // Ends the group with an error that every rank detects by itself. The hub is notified
+  // nevertheless: otherwise a rank that ends its process early would be lost for ranks that have
+  // not detected the error yet.
   void FailWithAll(const absl::Status& why);
   // An operation failed: ends the group on every rank. May be called with locks held.
   void OnBackendFailure(const absl::Status& why);
@@ -388,7 +389,8 @@ class Communicator {
   // Watching (communicator_watch.cc). Look() runs on the watchdog's thread: it sends the heartbeat,
   // ends operations that have missed their deadline, and logs warnings.
   absl::Duration Look();
-  absl::Duration LongestSilence() const;  // After it the hub declares a rank lost; 0: never.
+  // Returns the silence after which the hub declares a rank lost; 0: never.
+  absl::Duration LongestSilence() const;
   internal::RankStatus RankStatusNow() const;
   void CheckHub();
   void CheckDeadlines();

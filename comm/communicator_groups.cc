@@ -75,7 +75,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Split(int color, int
     if (group.ok()) {
       mine = *std::move(group);
     } else if (!status().ok()) {
-      return Annotate(status(), where);  // It has failed meanwhile; its ranks keep their numbers.
+      return Annotate(status(), where);  // This group has failed; the error has its ranks.
     } else {
       std::vector<int> all(world_size_);
       std::iota(all.begin(), all.end(), 0);
@@ -99,7 +99,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::MakeGroup(const std:
   const int world_size = static_cast<int>(ranks.size());
   EK_ASSIGN_OR_RETURN(std::unique_ptr<ControlLink> link,
                       control_->link().Open(name, rank, world_size));
-  // Not where this group's failure is the reason for the new one.
+  // Not set if the failure of this group is the reason for the new one.
   if (status().ok()) link->SetOrigin([this] { return status(); });
   EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> next,
                       make_group_(name, rank, world_size, std::move(link), deadline - absl::Now()));

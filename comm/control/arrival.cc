@@ -14,7 +14,7 @@
 namespace evenkeel::internal {
 namespace {
 
-// How soon the failure of the group from which this one is made is noticed.
+// The time between checks for a failure of the group from which this one is made.
 constexpr absl::Duration kGlance = absl::Milliseconds(100);
 
 }  // namespace

@@ -28,8 +28,8 @@ struct Arrival {
 };
 
 // Exchanges `mine` with all ranks, under a topic that the group has not used before. A rank that
-// waits longer than kSilentWait logs which ranks are missing. Also returns the error with which the
-// group fails from which this one is made (ControlLink::SetOrigin()).
+// waits longer than kSilentWait logs which ranks are missing. If the group from which this one is
+// made (ControlLink::SetOrigin()) fails meanwhile, returns its error.
 absl::StatusOr<ControlChannel::Parts> AwaitArrival(ControlChannel& control, absl::string_view topic,
                                                    std::string mine, const Arrival& arrival);
 

@@ -79,7 +79,7 @@ class ControlChannel {
     std::string text;  // After "waits in".
   };
   void Send(int to, absl::string_view topic, std::string payload);
-  // The same to several ranks, in one message to the hub.
+  // Sends the same to several ranks, in one message to the hub.
   void Send(absl::Span<const int> to, absl::string_view topic, std::string payload);
   absl::StatusOr<std::string> Receive(absl::string_view topic, absl::Duration timeout,
                                       const From& from);
@@ -91,8 +91,8 @@ class ControlChannel {
 
   // Sends a message to all other ranks; their notice handlers run on their control threads.
   void Notify(absl::string_view topic, std::string payload);
-  // The same, unless a rank of the group has sent an equal message by this function: for messages
-  // that many ranks send, and of which one is enough.
+  // Like Notify(), unless a rank of the group has sent an equal message by NotifyOnce(): for
+  // messages that many ranks send, and of which one is enough.
   void NotifyOnce(absl::string_view topic, std::string payload);
 
   // Ends the group: the failure handlers of all ranks, this one included, receive `why` with this

@@ -44,10 +44,10 @@ absl::Status CheckSize(const ControlMessage& exchange) {
     ranks += run.count;
   }
   if (bytes <= kMaxFrame) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat("the parts of ", ranks, " ranks for \"", exchange.topic, "\" #",
-                   exchange.sequence, " have ", bytes, " bytes together, at most ", kMaxFrame,
-                   " are possible: exchange less over the control plane"));
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "the parts of ", ranks, " ranks for \"", exchange.topic, "\" #", exchange.sequence, " have ",
+      bytes, " bytes together, but a message has at most ", kMaxFrame,
+      ": exchange less over the control plane"));
 }
 
 ExchangeRelay::ExchangeRelay(TreeShape shape, int rank)

@@ -68,7 +68,7 @@ class ControlGroups : public ControlSeats {
     std::string group;
     int rank = 0;
     absl::Duration max_silence = absl::InfiniteDuration();  // The longest permitted silence.
-    absl::Duration heard;  // The value of clock_ at its last bytes.
+    absl::Duration heard;  // The value of clock_ when its last bytes came.
   };
 
   void SetMaxSilence(Seat& seat, absl::Duration max_silence);
@@ -80,7 +80,8 @@ class ControlGroups : public ControlSeats {
   std::map<PeerId, Seat> seats_;
   absl::Duration clock_;      // The sum of PassTime().
   int64_t listening_to_ = 0;  // The number of seats with a limit to their silence.
-  absl::Duration look_at_ = absl::InfiniteDuration();  // By clock_: none is too silent before.
+  // The value of clock_ before which no seat can be too silent.
+  absl::Duration look_at_ = absl::InfiniteDuration();
 };
 
 }  // namespace evenkeel::internal

@@ -13,12 +13,12 @@
 namespace evenkeel::internal {
 namespace {
 
-// The time that judgements may take each second, one for each rank.
+// The time that judgements may take each second, at one judgement per rank.
 constexpr absl::Duration kQuickJudgements = absl::Milliseconds(50);
-// A poll that lasts longer is repeated if another rank asks: its answers are old. And for so long
-// at most its result is used.
+// A poll that has lasted longer is started again if a rank asks, because its first answers are out
+// of date.
 constexpr absl::Duration kPollPatience = absl::Seconds(1);
-// The most ranks in HubView::Rank::waits_for.
+// The maximum number of ranks in HubView::Rank::waits_for.
 constexpr size_t kMostAwaited = 100;
 
 // Returns whether the rank's link passes it on, so that it counts in RankStatus::received.
@@ -268,8 +268,8 @@ bool ControlHub::IsConfirmed(int reporter, const std::set<int>& stuck, absl::Tim
   suspicion_.stuck = stuck;
   suspicion_.confirmed.insert(reporter);
   if (now - suspicion_.since < options_.patience) return false;
-  // Where a rank has fallen silent, the others may wait for a message of its, and it is soon
-  // declared lost.
+  // If a rank has fallen silent, the others may wait for one of its messages, and the silent rank
+  // will soon be declared lost.
   for (int rank = 0; rank < world_size_; ++rank) {
     const bool must_confirm =
         stuck.contains(rank) || (facts_[rank].has_report && !facts_[rank].has_left);
@@ -493,7 +493,7 @@ std::vector<int> ControlHub::MissingFromExchange(const std::string& topic, int64
 }
 
 void ControlHub::RegroupIfComplete(Outbox& outbox) {
-  // The sum counts some ranks twice: it only saves most of the searches.
+  // The sum may count a rank twice; it only saves most of the searches.
   const size_t heard_of = regrouping_.size() + left_.size() + lost_.size();
   if (regrouping_.empty() || heard_of < static_cast<size_t>(world_size_) ||
       !MissingFromExchange(kRegroupTopic, 0).empty())

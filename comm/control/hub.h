@@ -41,8 +41,8 @@ namespace evenkeel::internal {
 
 struct HubOptions {
   absl::Duration patience = absl::Seconds(1);  // How long a deadlock must last.
-  // If one for each heartbeat would take long, as in large groups, the hub makes no other judgement
-  // for this many times the duration of the last one.
+  // If a judgement for each heartbeat would take too long, as in large groups, the hub makes no
+  // other one for this many times the duration of the last one.
   int rest = 20;
 };
 
@@ -82,9 +82,10 @@ class ControlHub {
     std::vector<bool> arrived;
     int missing = 0;
   };
-  // Asks all ranks whether they have come to an exchange: a tree reports that only once a subtree
-  // has. One poll of an exchange runs at a time. Ranks that ask meanwhile wait for the next one,
-  // all for the same: n ranks that wait for one must not cause n * n messages.
+  // Asks all ranks whether they have come to an exchange: over a tree the hub receives that only
+  // when a whole subtree has come. One poll per exchange runs at a time. All ranks that ask
+  // meanwhile wait for the same next poll: n ranks that wait for a rank must not cause n * n
+  // messages.
   struct Poll {
     int64_t id = 0;
     absl::Time start;
@@ -118,12 +119,12 @@ class ControlHub {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void HandleHaveCome(int rank, const ControlMessage& message, Outbox& outbox)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // For all that have asked.
+  // Starts a poll for all ranks that have asked.
   void StartPoll(const ExchangeKey& key, Poll& poll, Outbox& outbox)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns whether every rank has answered, or cannot any more.
   bool IsComplete(const Poll& poll) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The result by the answers so far.
+  // Returns the result of the answers so far.
   absl::Status ResultOf(const Poll& poll) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void HandleLeave(int rank, Outbox& outbox) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // `gone` has left, and will never come to the exchange in which the others are.
@@ -170,7 +171,7 @@ class ControlHub {
   int64_t next_poll_ ABSL_GUARDED_BY(mutex_) = 0;
 
   std::vector<RankFacts> facts_ ABSL_GUARDED_BY(mutex_);  // By rank.
-  int waiting_ranks_ ABSL_GUARDED_BY(mutex_) = 0;         // Those that wait by their last reports.
+  int waiting_ranks_ ABSL_GUARDED_BY(mutex_) = 0;         // Ranks that wait, by their last reports.
   // By rank: the exchanges of a tree that it had begun, without a result, at its last heartbeat.
   std::vector<std::set<ExchangeKey>> come_ ABSL_GUARDED_BY(mutex_);
   Suspicion suspicion_ ABSL_GUARDED_BY(mutex_);  // None if no rank is stuck.

@@ -141,7 +141,7 @@ TEST(ControlHubTest, ADeadlockHasToBeConfirmedByAllThatAreInIt) {
   }
 }
 
-// Of a rank that is about to be declared lost, the others may wait for a message that never comes.
+// The others may wait for a message from a rank that is about to be declared lost.
 TEST(ControlHubTest, ADeadlockNeedsASignOfLifeOfEveryRank) {
   Group group(3);
   group.Come(1, "step");
@@ -267,7 +267,7 @@ TEST(ControlHubTest, AMessageToSeveralRanksReachesThose) {
   EXPECT_EQ(group.CountTold(0) + group.CountTold(2), 0);
 }
 
-// Over a tree the hub asks all ranks which are missing, but not once for each rank that asks.
+// Over a tree the hub asks all ranks whether they have come, but only once for many ranks that ask.
 TEST(ControlHubTest, RanksThatAskTogetherAreAnsweredTogether) {
   constexpr int kRanks = 100, kFanout = 32;
   Group group(kRanks);
@@ -310,7 +310,8 @@ TEST(ControlHubTest, RanksThatAskTogetherAreAnsweredTogether) {
   EXPECT_THAT(take_replies(), testing::ElementsAre(testing::StartsWith("3: ranks 0-99")));
   EXPECT_EQ(answer(/*late=*/7), 1u);
   EXPECT_THAT(take_replies(), testing::ElementsAre("0: rank 7"));
-  EXPECT_EQ(answer(/*late=*/8), 1u) << "what comes after a question is in its answer";
+  EXPECT_EQ(answer(/*late=*/8), 1u)
+      << "the next poll must begin after the questions that it answers";
   const std::vector<std::string> replies = take_replies();
   EXPECT_THAT(replies, testing::SizeIs(98));
   EXPECT_THAT(replies, testing::Each(testing::EndsWith(": rank 8")));

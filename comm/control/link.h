@@ -127,8 +127,9 @@ class ControlLink {
   // Returns for how long the hub has owed a reply to a heartbeat and sent nothing else; zero if it
   // cannot fall silent by itself. Time in which this process did not run does not count.
   virtual absl::Duration Silence() const { return absl::ZeroDuration(); }
-  // The group from which this one is made, while it is made: Split() sets it before Start(), and
-  // clears it. If that group fails, ranks may never arrive in this one.
+  // Sets the function that returns the status of the group from which this one is made. Split()
+  // calls this before Start(), and clears the function when all ranks have arrived: if the old
+  // group fails meanwhile, some ranks may never arrive in this one.
   void SetOrigin(std::function<absl::Status()> status) { origin_ = std::move(status); }
   absl::Status OriginStatus() const { return origin_ ? origin_() : absl::OkStatus(); }
   // Returns the hub's name for messages: "the store at 10.0.0.7:29400, hosted by rank 0".

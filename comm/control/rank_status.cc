@@ -14,7 +14,7 @@
 namespace evenkeel::internal {
 namespace {
 
-// The most different reports that a message has.
+// The maximum number of different reports in a message.
 constexpr size_t kMostDescribed = 8;
 
 // Looking things up in a report -------------------------------------------------------------------
@@ -111,7 +111,8 @@ class Elimination {
  private:
   bool Round() {
     bool has_changed = false;
-    // Alternately from both ends: ranks may wait for each other in a row, in either direction.
+    // Goes alternately from both ends: ranks may wait for each other in a chain, in either
+    // direction.
     is_upwards_ = !is_upwards_;
     for (size_t i = 0; i < ranks_.size(); ++i) {
       const size_t rank = is_upwards_ ? i : ranks_.size() - 1 - i;
@@ -151,8 +152,8 @@ class Elimination {
     return true;
   }
 
-  // The ranks that have not done their part in an event and could not go on when it was last asked
-  // for. Thousands of ranks may wait for the same event.
+  // The ranks that have not done their part in an event and could not go on at its last check. They
+  // are stored because thousands of ranks may wait for the same event.
   struct Behind {
     bool is_known = false;
     std::vector<int> ranks;

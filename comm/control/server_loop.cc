@@ -18,7 +18,7 @@
 namespace evenkeel::internal {
 namespace {
 
-// Of the poller; other tags are those of the peers.
+// Tags of the poller; the other tags are numbers of peers.
 constexpr uint64_t kWakeTag = UINT64_MAX, kListenerTag = UINT64_MAX - 1;
 // The maximum number of unauthenticated connections; above it, the oldest is disconnected. A
 // quarter of this process's file limit, so that strangers cannot take the files that the rank

@@ -9,8 +9,8 @@
 //   kLeaving    receives the remaining output, no input is read; disconnected at its deadline
 //
 // No connection can delay another one: all sockets are non-blocking, each connection has buffers of
-// its own with a limit, and a turn of the loop reads at most 64 KiB from each. A turn costs what
-// the connections with events cost: the others, which may be thousands, are not looked at.
+// its own with a limit, and a turn of the loop reads at most 64 KiB from each. The cost of a turn
+// depends on the connections with events; idle ones, of which there may be thousands, cost nothing.
 //
 // Threads: Run() on one thread, which owns the rest of the class.
 
@@ -88,11 +88,11 @@ class ServerLoop {
 
   absl::Time StopBy();
   void Turn();
-  // Returns the time of the next action without an event.
+  // Returns the time at which the next turn must begin, even without an event.
   absl::Time NextAction(absl::Time now);
   void Accept(absl::Time now);
   void PauseAccepting(absl::Time now, const absl::Status& why);
-  // Sweep() looks at the peer: it has output, has ended, or may have reached its deadline.
+  // Marks the peer for Sweep(): it has output, has ended, or may have reached its deadline.
   void Touch(PeerId id, Peer& peer);
   void SetDeadline(PeerId id, Peer& peer, absl::Time deadline);
   // Disconnects peers that have been silent for too long.
@@ -123,7 +123,7 @@ class ServerLoop {
   std::map<PeerId, Peer> peers_;
   std::set<PeerId> greeting_;  // The connections in that state, by age.
   std::vector<PeerId> touched_;
-  // Of greeting and leaving connections; an entry outlives its reason.
+  // Deadlines of connections in kGreeting and kLeaving; an entry may be out of date.
   std::set<std::pair<absl::Time, PeerId>> deadlines_;
   KeyValueTable table_;
   std::string status_;

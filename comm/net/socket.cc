@@ -105,8 +105,8 @@ absl::StatusOr<UniqueFd> ConnectOnce(const addrinfo& info, absl::Time deadline) 
 }
 
 absl::StatusOr<UniqueFd> ListenOnce(const addrinfo& info) {
-  // All ranks of a job may connect at once, and who finds no room tries again a second later. The
-  // kernel has a limit of its own, which is as large.
+  // All ranks of a job may connect at once, and a rank whose connection finds no room retries a
+  // second later. The kernel's own limit, net.core.somaxconn, has the same default.
   constexpr int kBacklog = 4096;
   UniqueFd fd = NewSocket(info);
   if (!fd) return absl::UnavailableError(ErrnoText("socket"));

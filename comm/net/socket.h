@@ -41,21 +41,22 @@ class WakeUp {
   UniqueFd fd_;
 };
 
-// Waits for events of many sockets: a wait costs what the ready ones cost, however many there are.
+// Waits for events of many sockets; the cost of a wait depends on the ready ones alone.
 //
-// Threads: one calls Wait(); the rest may be called at the same time.
+// Threads: one thread calls Wait(); other threads may call the other functions at the same time.
 class Poller {
  public:
   static absl::StatusOr<Poller> Create();
-  // Reports `events` (EPOLLIN, EPOLLOUT) of `fd`, and its errors, with `tag`, as long as they last.
+  // Makes Wait() report `events` (EPOLLIN, EPOLLOUT) of `fd`, and its errors, with `tag`, as long
+  // as they last.
   // Errors: ResourceExhausted.
   absl::Status Add(int fd, uint64_t tag, uint32_t events) const;
   // Changes the events of an `fd` that was added; has no effect after Forget().
   void Change(int fd, uint64_t tag, uint32_t events) const;
-  // To be called before `fd` is closed, since children that were forked may have it, too.
+  // Must be called before `fd` is closed, since a forked child process may have it open, too.
   void Forget(int fd) const;
-  // Waits until the deadline. Returns some of the events that there are; the others come first the
-  // next time. Valid until the next call.
+  // Waits for events until the deadline. Returns at most 256 of them; the next call returns the
+  // others first. The result is valid until the next call.
   absl::Span<const epoll_event> Wait(absl::Time deadline);
 
  private:

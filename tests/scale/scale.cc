@@ -41,7 +41,7 @@
 #include "gflags/gflags.h"
 
 DEFINE_int32(ranks, 1024, "Ranks of the group.");
-DEFINE_int32(processes, 8, "Processes that have the ranks as threads.");
+DEFINE_int32(processes, 8, "Processes that run the ranks, each rank on a thread.");
 DEFINE_int32(fanout, 32, "Fanout of the tree of exchanges; --ranks or more: no tree.");
 DEFINE_int32(rounds, 10, "Number of exchanges or steps in a phase.");
 DEFINE_int32(bytes, 157, "Size of each rank's part of an exchange.");
@@ -57,20 +57,21 @@ DEFINE_string(address, "", "The hub's address; internal.");
 namespace evenkeel {
 namespace {
 
-constexpr char kUsage[] = R"(How the control plane grows with the number of ranks.
+constexpr char kUsage[] = R"(Measures how the control plane grows with the number of ranks.
 
   bazel run //tests/scale -- --ranks=1024
 
-Each line is a phase: its duration for the slowest rank, the hub's processor time, and other figures of it.
+Each line is a phase: its duration on the slowest rank, the hub's processor time, and other
+figures of the phase.
   start     connect to the store and to the hub, until all ranks have arrived
   exchange  --rounds exchanges of --bytes different bytes of each rank
-  equal     the same, if all ranks send the same
+  equal     the same, with equal bytes from all ranks
   step      the agreement of a training step, all ranks with inputs
-  shadow    the same, if every other rank is exhausted and shadows the others
+  shadow    the same, with every second rank exhausted: it shadows the others
   leave     the ranks with inputs split off, and run the same steps
-  beat      --seconds of heartbeats, no rank waits
-  wait      the same while all ranks wait for the last one, and log that
-  lose      the last rank's connection breaks: until the last rank has noticed it; then Shrink()
+  beat      --seconds of heartbeats while no rank waits
+  wait      the same while all ranks wait for the last one, and log it
+  lose      the last rank's connection breaks, until all others have noticed it; then Shrink()
   end       Finalize()
 )";
 
@@ -82,7 +83,7 @@ absl::Duration Timeout() { return absl::Seconds(FLAGS_timeout); }
 // In a job, at most one rank shares its processor with the hub; here thousands do.
 void PreferTheHub() { setpriority(PRIO_PROCESS, 0, FLAGS_process < 0 ? -10 : 0); }
 
-// The file limit is the first limit that many ranks in few processes meet.
+// The file limit is the first limit that many ranks in few processes reach.
 void RaiseFileLimit() {
   rlimit files = {};
   getrlimit(RLIMIT_NOFILE, &files);
@@ -135,8 +136,8 @@ struct Rank {
   std::unique_ptr<TcpStore> store;
   std::unique_ptr<Communicator> comm;
   Participant participant;
-  std::vector<double> seconds;  // Of each round of the last phase.
-  absl::Time event;             // Its last event.
+  std::vector<double> seconds;  // Durations of the rounds of the last phase.
+  absl::Time event;             // The time of its last event.
   absl::Status status;
 };
 
@@ -169,7 +170,7 @@ absl::Status Start(Rank& self) {
   return internal::AwaitArrival(self.comm->control(), "arrival", "", {"world", Timeout()}).status();
 }
 
-// Runs and times `round` --rounds times, after one that warms up.
+// Runs and times `round` --rounds times, after a warm-up round.
 absl::Status Repeat(Rank& self, const std::function<absl::Status()>& round) {
   for (int i = -1; i < FLAGS_rounds; ++i) {
     const absl::Time start = absl::Now();
@@ -238,9 +239,9 @@ absl::Status WaitForTheLast(Rank& self) {
 absl::Status Lose(Rank& self) {
   EK_RETURN_IF_ERROR(self.comm->control().Exchange("lose", "", Timeout()).status());
   if (self.rank == FLAGS_ranks - 1) {
-    absl::SleepFor(absl::Milliseconds(500));  // The others wait for it.
+    absl::SleepFor(absl::Milliseconds(500));  // Until the others wait for it.
     self.event = absl::Now();
-    self.comm->control().Stop();  // Without a word to the hub.
+    self.comm->control().Stop();  // Without a message to the hub.
     return absl::OkStatus();
   }
   const absl::Status lost = self.comm->control().Exchange("lost", "", Timeout()).status();
@@ -344,7 +345,7 @@ class Ranks {
   }
 
   struct Figures {
-    double seconds = 0, hub_cpu = 0;              // Of the phase.
+    double seconds = 0, hub_cpu = 0;              // Sums over the phase.
     double cpu = 0, resident = 0;                 // Sums of the children.
     double median = 0, p99 = 0;                   // Maxima of the children.
     int64_t first = INT64_MAX, last = INT64_MIN;  // Events, in microseconds.
@@ -385,7 +386,7 @@ class Ranks {
         return absl::UnavailableError(absl::StrCat(phase, ": ", children_.complaints(child)));
     }
     return absl::DeadlineExceededError(
-        absl::StrCat(phase, in_time ? ": ended early" : ": no result in time"));
+        absl::StrCat(phase, in_time ? ": ended early" : ": no result in time; raise --timeout"));
   }
 
  private:
@@ -399,7 +400,7 @@ void Print(const std::string& phase, const Ranks::Figures& figures, const std::s
 }
 
 std::string PerRound(const Ranks::Figures& figures) {
-  const double rounds = FLAGS_rounds + 1;  // With the one that warms up.
+  const double rounds = FLAGS_rounds + 1;  // With the warm-up round.
   return absl::StrFormat("; median %.2f ms, p99 %.2f ms, hub %.2f ms each", 1e3 * figures.median,
                          1e3 * figures.p99, 1e3 * figures.hub_cpu / rounds);
 }
@@ -429,7 +430,8 @@ absl::StatusOr<int> Main(int argc, char** argv) {
   PreferTheHub();
   if (FLAGS_process >= 0) return Child();
   if (FLAGS_ranks < 2 || FLAGS_processes < 1 || FLAGS_processes > FLAGS_ranks || FLAGS_rounds < 1)
-    return absl::InvalidArgumentError("--ranks must be at least 2, --rounds and --processes 1");
+    return absl::InvalidArgumentError(
+        "--ranks must be at least 2, --rounds at least 1, --processes from 1 to --ranks");
   EK_ASSIGN_OR_RETURN(const auto server,
                       TcpStoreServer::Create(
                           {.secret = kSecret, .world_size = FLAGS_ranks, .host = "the launcher"}));

@@ -1,12 +1,13 @@
 // absl::Mutex, absl::CondVar, absl::Condition, absl::Now() and absl::SleepFor() as operations on
 // the world.
 //
-// This file defines every function that Abseil's own object files for them define and that a
-// program of ours refers to, so that the linker leaves Abseil's out; if one is missing here, the
-// link fails with duplicate definitions. Outside a world there is one thread, and a lock is a mark.
+// This file defines every function of Abseil's object files for them that a program of ours refers
+// to, so that the linker leaves those files out; if one is missing here, linking fails with
+// duplicate definitions. Outside a world there is one thread, and a lock only records its state.
 //
-// The first word of a Mutex is 0, the thread that holds it plus kWriter, or the number of readers
-// times kReader. A thread that waits is in a queue beside it, by the address.
+// The first word of a Mutex is 0, the address of the thread that holds it plus kWriter, or the
+// number of readers times kReader. Waiting threads are in a separate queue, found by the address of
+// the Mutex.
 
 #include <time.h>
 
@@ -34,7 +35,7 @@ intptr_t& WordOf(const void* lock) { return *static_cast<intptr_t*>(const_cast<v
 
 struct Waiter {
   Thread* thread;
-  const absl::Condition* condition;  // Null: only for the lock.
+  const absl::Condition* condition;  // Null: waits for no condition.
 };
 
 // Leaked, because locks are used until the process ends.
@@ -67,7 +68,7 @@ void Forget(const void* address, const Thread* thread) {
   if (found->second.empty()) Queues().erase(found);
 }
 
-// Until WakeAll() finds the condition true, or the deadline.
+// Waits until WakeAll() finds the condition true, or until the deadline.
 void WaitIn(const void* address, const absl::Condition* condition, Nanos deadline,
             const char* doing) {
   Thread* const self = World::Current();
@@ -86,7 +87,7 @@ void Take(intptr_t& word, bool for_reading) {
 }
 
 // The ranks are threads of one process, so they share its global locks. A rank that dies while it
-// holds one gets as far as the lock's release.
+// holds one still runs until it has released the lock.
 void ReviveDeadHolder(const void* lock) {
   const intptr_t word = WordOf(lock);
   if ((word & kWriter) == 0 || word == kOutside) return;
@@ -115,7 +116,7 @@ bool TryLock(const void* lock, bool for_reading) {
   return true;
 }
 
-// Without a point at which the thread may lose the processor: the caller goes on to wait.
+// Releases without a point at which the thread may lose the processor, since the caller waits next.
 void Release(const void* lock) {
   intptr_t& word = WordOf(lock);
   if ((word & kWriter) == 0 && word > kReader) {
@@ -139,7 +140,7 @@ bool LockWhen(const void* lock, bool for_reading, const absl::Condition& conditi
   constexpr char kDoing[] = "waits for a condition";
   Lock(lock, for_reading, kDoing);
   while (!condition.Eval()) {
-    if (World::Current() == nullptr) std::abort();  // Nobody can ever make it true.
+    if (World::Current() == nullptr) std::abort();  // No thread can ever make it true.
     if (World::Get()->now() >= deadline) return false;
     Release(lock);
     WaitIn(lock, &condition, deadline, kDoing);
@@ -210,7 +211,7 @@ bool Mutex::ReaderLockWhenWithDeadline(const Condition& condition, Time deadline
 }
 void Mutex::AssertHeld() const {
   if ((sim::WordOf(this) & sim::kWriter) != 0) return;
-  std::fprintf(stderr, "simulation: a lock that must be held is not\n");
+  std::fprintf(stderr, "simulation: AssertHeld() on a lock that is not held\n");
   std::abort();
 }
 void Mutex::AssertReaderHeld() const {
@@ -263,7 +264,7 @@ void ReleasableMutexLock::Release() {
   mu_ = nullptr;
 }
 
-// Abseil's own extrapolates from the processor's cycles.
+// Abseil's own function extrapolates from the processor's cycles, which are not simulated.
 int64_t GetCurrentTimeNanos() {
   timespec now;
   clock_gettime(CLOCK_REALTIME, &now);

@@ -7,7 +7,7 @@ namespace evenkeel::simulation {
 namespace {
 
 constexpr int64_t kBeginning = 1'800'000'000 * int64_t{kSecond};  // In 2027.
-// What is further away is never: so sums with the present time do not overflow.
+// Later times count as kNever, so that sums with the present time do not overflow.
 constexpr absl::Duration kLongest = absl::Hours(24 * 365);
 
 }  // namespace

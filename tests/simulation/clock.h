@@ -8,11 +8,12 @@
 
 namespace evenkeel::simulation {
 
-// The time of day, in nanoseconds since 1970, on the host's clock when it is `now` in the world.
+// Returns the host's time of day, in nanoseconds since 1970, at the world's time `now`.
 int64_t TimeOfDay(const Host& host, Nanos now);
 
-// The world's time at which the calling thread's host has this time of day; kNever if never.
-// Outside a world kNever: nobody waits there.
+// Return the world's time at which the clock of the calling thread's host reaches a time of day, or
+// at which a timeout ends. Return kNever if that is a year away or more, and on threads outside the
+// world, which never wait.
 Nanos WorldTime(absl::Time time_of_day);
 Nanos TimeAfter(absl::Duration timeout);
 

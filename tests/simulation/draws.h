@@ -25,9 +25,9 @@ class Draws {
   }
   int Below(int limit) { return static_cast<int>(Next() % static_cast<uint64_t>(limit)); }
   bool OneIn(int n) { return Below(n) == 0; }
-  // Uniform in [0, 1).
+  // Returns a number that is uniform in [0, 1).
   double Fraction() { return static_cast<double>(Next() >> 11) * 0x1p-53; }
-  // Between two positive numbers, each order of magnitude equally often.
+  // Returns a number between two positive ones, uniform on a logarithmic scale.
   int64_t Magnitude(int64_t least, int64_t most) {
     const double ratio = static_cast<double>(most) / static_cast<double>(least);
     return static_cast<int64_t>(static_cast<double>(least) * std::pow(ratio, Fraction()));

@@ -1,4 +1,4 @@
-// A training that loses one rank, or two, and is finished by the others (tests/elastic/).
+// A training that loses one or two ranks; the others finish it (tests/elastic/).
 
 #include <algorithm>
 #include <utility>
@@ -19,7 +19,7 @@ class ElasticPlay : public Play {
         reports_(training_.inputs.size(), absl::CancelledError("has not ended")) {}
 
   std::string Describe() const override {
-    return absl::StrCat("goes on after losses: ", ToText(training_));
+    return absl::StrCat("continues after losses: ", ToText(training_));
   }
   int world_size() const override { return static_cast<int>(training_.inputs.size()); }
   bool rank0_hosts() const override { return false; }
@@ -35,7 +35,7 @@ class ElasticPlay : public Play {
       next.losses.pop_back();
       simpler.push_back(std::make_unique<ElasticPlay>(std::move(next)));
     }
-    // The last rank, if it is not one of those that are lost.
+    // Removes the last rank, unless it is a lost one.
     const int last = world_size() - 1;
     const bool is_lost = std::any_of(training_.losses.begin(), training_.losses.end(),
                                      [&](const Loss& loss) { return loss.rank == last; });
@@ -102,7 +102,7 @@ std::unique_ptr<Play> MakeElasticPlay(uint64_t seed, const PlayOptions& options)
   };
   const int first = draws.Below(world_size);
   training.losses.push_back(draw_loss(first, 0, training.inputs[first]));
-  // A second one must come after the first: two steps later, which it still has.
+  // A second loss must come after the first: at least two steps later, in a step that its rank has.
   const int second = (first + 1 + draws.Below(world_size - 1)) % world_size;
   const int from = training.losses[0].step + 2;
   if (world_size > 3 && draws.OneIn(2) && from < training.inputs[second])

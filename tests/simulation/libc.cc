@@ -46,7 +46,7 @@ bool IsSimulated() { return World::Current() != nullptr; }
 bool IsSimulated(int fd) { return fd >= Network::kFirstFd && IsSimulated(); }
 
 World& TheWorld() { return *World::Get(); }
-// The network, at a point where the thread may lose the processor.
+// Returns the network, after a point at which the thread may lose the processor.
 Network& Net(const char* doing) {
   TheWorld().Point(doing);
   return *Network::Get();
@@ -81,7 +81,7 @@ int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*
   return 0;
 }
 
-// The world itself waits for the original's end.
+// World::Run() joins the real thread.
 int pthread_join(pthread_t thread, void** result) {
   EK_ORIGINAL(pthread_join);
   if (!IsSimulated()) return original(thread, result);
@@ -106,8 +106,8 @@ int sched_yield() {
   return 0;
 }
 
-// Futexes: what waits in one looks again after a while. Abseil and the C++ library use them only
-// where a thread loses the processor within an initialisation.
+// Futexes: a thread that waits in one checks it again after a while. Abseil and the C++ library use
+// futexes only where a thread loses the processor during an initialisation.
 long syscall(long number, ...) {
   va_list list;
   va_start(list, number);
@@ -345,7 +345,7 @@ int epoll_wait(int epoll, epoll_event* events, int most, int timeout) {
   return network.EpollWait(epoll, events, most, DeadlineOfPoll(timeout));
 }
 
-// Under these names compilers call functions above whose buffer has a size that they know.
+// Compilers call the functions above by these names where the buffer's size is a constant.
 ssize_t __read_chk(int fd, void* data, size_t bytes, size_t) { return read(fd, data, bytes); }
 ssize_t __recv_chk(int fd, void* data, size_t bytes, size_t, int flags) {
   return recv(fd, data, bytes, flags);

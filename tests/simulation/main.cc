@@ -1,12 +1,11 @@
-// Runs the real code of many ranks in simulated worlds, and judges how every rank ends.
+// Runs the real code of many ranks in simulated worlds, and judges the end of every rank.
 //
 //   bazel run //tests/simulation -- --seeds=1000                  # seeds 0 to 999
 //   bazel run //tests/simulation -- --seeds=1 --first=4711 --trace
 //   bazel run //tests/simulation -- --seeds=10000 --worlds=8,16,64 --jobs=8
 //
 // A seed determines the ranks, the fault, the network, the clocks and the order in which threads
-// run. Each failure is printed with its seed. The exit code is 1 if anything was not as it should
-// be.
+// run. Each failure is printed with its seed. The exit code is 1 if a seed failed.
 
 #include <errno.h>
 #include <sys/personality.h>
@@ -35,22 +34,22 @@
 #include "gflags/gflags.h"
 
 DEFINE_uint64(first, 0, "The first seed.");
-DEFINE_uint64(seeds, 100, "How many.");
-DEFINE_string(worlds, "2,3,4,5,8", "The numbers of ranks that seeds choose from.");
-DEFINE_string(play, "", "Only plays of this kind: fault, program, elastic.");
-DEFINE_int32(jobs, 2, "How many worlds run at a time, one on each processor.");
-DEFINE_bool(list, false, "Only prints what would be run.");
+DEFINE_uint64(seeds, 100, "The number of seeds.");
+DEFINE_string(worlds, "2,3,4,5,8", "The numbers of ranks to choose from.");
+DEFINE_string(play, "", "Runs only plays of this kind: fault, program or elastic.");
+DEFINE_int32(jobs, 2, "The number of worlds that run at a time, one on each processor.");
+DEFINE_bool(list, false, "Only lists the runs.");
 DEFINE_bool(trace, false, "Prints every event.");
 DEFINE_bool(hashes, false, "Prints the hash of each run's trace, and the time it took.");
-DEFINE_bool(cut_down, true, "Looks for the smallest run that fails, for each seed that does.");
-DEFINE_int32(most_failures, 20, "Ends after so many.");
+DEFINE_bool(cut_down, true, "Searches, for each seed that fails, for a smaller run that fails.");
+DEFINE_int32(most_failures, 20, "Starts no more seeds after so many failures.");
 
 namespace evenkeel::simulation {
 namespace {
 
-constexpr Nanos kLimit = 90 * kSecond;      // Of virtual time.
+constexpr Nanos kLimit = 90 * kSecond;      // Virtual time.
 constexpr int kMostTries = 300;             // To cut a run down.
-constexpr unsigned kPatienceSeconds = 600;  // Of real time, for one world.
+constexpr unsigned kPatienceSeconds = 600;  // Real time, for one world.
 
 struct Result {
   uint64_t seed = 0;
@@ -89,7 +88,7 @@ Weather WeatherOf(uint64_t seed) {
   return weather;
 }
 
-// In a process of its own: prints the result to `out`, and ends.
+// Runs in a process of its own: writes the result to `out`, and ends the process.
 [[noreturn]] void RunHere(Play& play, const Weather& weather, int out) {
   alarm(kPatienceSeconds);
   const absl::Time start = absl::Now();
@@ -110,13 +109,13 @@ Weather WeatherOf(uint64_t seed) {
 
 struct Running {
   uint64_t seed;
-  int in;  // The end of the pipe from it.
+  int in;  // The reading end of the pipe from its process.
 };
 
 pid_t Start(Play& play, const Weather& weather, Running& running) {
   int ends[2];
   if (pipe(ends) != 0) {
-    std::cerr << "simulation: no pipe can be made\n";
+    std::cerr << "simulation: cannot create a pipe; raise the limit of open files\n";
     std::exit(2);
   }
   const pid_t child = fork();
@@ -167,8 +166,7 @@ Result Run(Play& play, const Weather& weather) {
   return Collect(running, status);
 }
 
-// Takes away from a run that fails what it fails without, one thing after the other, and prints
-// what is left.
+// Removes elements of a failing run, one at a time, as long as it still fails, and prints the rest.
 void CutDown(uint64_t seed) {
   std::unique_ptr<Play> play = PlayOf(seed);
   Weather weather = WeatherOf(seed);
@@ -277,7 +275,7 @@ int List() {
 }  // namespace evenkeel::simulation
 
 int main(int argc, char** argv) {
-  // The order of a hash table depends on addresses, so they must be the same each time.
+  // The order of a hash table depends on addresses, so these must be the same in each run.
   const int persona = personality(0xffffffff);
   if (persona != -1 && (persona & ADDR_NO_RANDOMIZE) == 0 &&
       personality(persona | ADDR_NO_RANDOMIZE) != -1) {
@@ -287,7 +285,8 @@ int main(int argc, char** argv) {
   gflags::ParseCommandLineFlags(&argc, &argv, /*remove_flags=*/true);
   constexpr const char* kPlays[] = {"", "fault", "program", "elastic"};
   if (std::find(std::begin(kPlays), std::end(kPlays), FLAGS_play) == std::end(kPlays)) {
-    std::cerr << "simulation: --play=" << FLAGS_play << " is none of fault, program, elastic\n";
+    std::cerr << "simulation: --play=" << FLAGS_play
+              << " is not a play; use fault, program or elastic\n";
     return 2;
   }
   return FLAGS_list ? evenkeel::simulation::List() : evenkeel::simulation::RunAll();

@@ -25,7 +25,7 @@ struct EventCounter : File {
   uint64_t count = 0;
 };
 
-// A socket of which nothing is known yet, or for datagrams, which only has addresses.
+// A socket that neither listens nor is connected, or one for datagrams: it only has addresses.
 struct Unconnected : File {
   short Ready() const override { return POLLOUT | POLLHUP; }
 
@@ -57,14 +57,14 @@ struct Stream : Unconnected {
   std::shared_ptr<Stream> other;  // Null before the connection is made.
   size_t window = 0;
   std::string inbox;
-  size_t on_the_way = 0;  // From here.
+  size_t on_the_way = 0;  // Sent from this end.
   uint64_t acknowledged = 0;
-  Nanos last_arrival = 0;  // At the other end.
+  Nanos last_arrival = 0;  // When the last bytes arrive at the other end.
   bool is_connected = false;
-  bool has_ended = false;       // Has sent its end.
-  bool has_peer_ended = false;  // Everything has been received.
+  bool has_ended = false;       // Sends no more.
+  bool has_peer_ended = false;  // The end of the peer's bytes has arrived.
   bool is_closed = false;
-  int error = 0;  // For the next call.
+  int error = 0;  // Reported by the next call.
   bool is_broken = false;
 };
 
@@ -104,7 +104,7 @@ Kind* Network::Find(int fd, const char* use) {
   const auto found = files_.find(fd);
   Host* const host = World::Current()->host;
   if (found == files_.end() || (found->second->host != host && !host->is_dead)) {
-    // The files of a dead process are gone before its last thread is.
+    // The files of a dead process are closed before its last thread ends.
     if (!host->is_dead) {
       absl::StrAppend(&misuse_, host->name, " calls ", use,
                       "() with a descriptor that is not open; ");
@@ -184,9 +184,9 @@ void Network::Cut(const Host* a, const Host* b) {
 }
 
 void Network::Heal(const Host* a, const Host* b) {
-  world_.Trace("is whole", a->id, b->id);
+  world_.Trace("is healed", a->id, b->id);
   cuts_.erase(PairOf(a, b));
-  // The retransmissions come soon after.
+  // The hosts retransmit soon afterwards.
   world_.At(world_.now() + options_.retransmission, [this, a, b] {
     if (IsCut(a, b)) return;
     auto& held = held_[PairOf(a, b)];
@@ -218,7 +218,7 @@ void Network::OnDeath(Host* host) {
   for (const std::shared_ptr<File>& file : files) Release(file);
 }
 
-// As the kernel closes it: of a connection with bytes that nobody has read, the peer sees a reset.
+// Closes a file as the kernel does: the peer of a connection with unread bytes receives a reset.
 void Network::Release(const std::shared_ptr<File>& file) {
   files_.erase(file->fd);
   for (Epoll* const watcher : file->watchers) watcher->watched.erase(file->fd);
@@ -433,7 +433,7 @@ ssize_t Network::Write(int fd, const iovec* parts, int count) {
     room -= take;
   }
   stream->on_the_way += bytes.size();
-  // In one or two packets, which a reader may see one after the other.
+  // The bytes go in one or two packets, which a reader may receive one after the other.
   const std::shared_ptr<Stream> owner = std::static_pointer_cast<Stream>(files_[fd]);
   const auto send = [this, &owner](std::string packet) {
     const size_t size = packet.size();
@@ -508,7 +508,7 @@ int Network::Poll(pollfd* entries, size_t count, Nanos deadline) {
     }
     (void)world_.Block(deadline, "polls");
     for (size_t i = 0; i < count; ++i) {
-      // It may have been closed meanwhile.
+      // The file may have been closed meanwhile.
       if (const auto found = files_.find(entries[i].fd);
           files[i] != nullptr && found != files_.end() && found->second.get() == files[i]) {
         std::erase(files[i]->waiters, self);

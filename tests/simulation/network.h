@@ -2,16 +2,16 @@
 // them.
 //
 //   Network network(&world, {.latency = 20 * kMicrosecond});
-//   network.Cut(a, b);             // all that they send to each other is lost, in silence
-//   network.Reset(a, b);           // their connections break, and both ends see it
+//   network.Cut(a, b);             // no data between them arrives until Heal(a, b)
+//   network.Reset(a, b);           // their connections break, with an error at both ends
 //
-// A connection carries bytes in order. What is sent arrives in pieces, after a latency; a lost
-// packet delays what comes behind it by the time of a retransmission. A writer is blocked when the
-// window is full. The kernel of a stopped host still receives. That of a dead process closes its
+// A connection carries bytes in order. They arrive in pieces, after a latency; a lost packet delays
+// the bytes behind it by the time of a retransmission. A write fails with EAGAIN while the window
+// is full. The kernel of a stopped host still receives; the kernel of a dead process closes its
 // files; a lost host is cut off and does nothing.
 //
-// The functions are those of the C library in libc.cc: they return -1 and set errno. Sockets never
-// block. Descriptors are never used again, so that use after close() is noticed.
+// The functions implement those of the C library for libc.cc: on failure they return -1 and set
+// errno. Sockets never block. Descriptors are never reused, so that use after close() is detected.
 
 #ifndef EVENKEEL_TESTS_SIMULATION_NETWORK_H_
 #define EVENKEEL_TESTS_SIMULATION_NETWORK_H_
@@ -37,16 +37,16 @@ namespace evenkeel::simulation {
 struct NetworkOptions {
   Nanos latency = 20 * kMicrosecond;
   Nanos jitter = 20 * kMicrosecond;          // Added to each piece, uniformly.
-  int64_t bytes_per_second = 1'000'000'000;  // Of one connection.
-  int window = 256 << 10;                    // Bytes on the way and not read, of one direction.
-  int lost_one_in = 0;                       // Packets; 0: none.
+  int64_t bytes_per_second = 1'000'000'000;  // Per connection.
+  int window = 256 << 10;                    // Bytes in flight or unread, per direction.
+  int lost_one_in = 0;                       // One of so many packets is lost; 0: none.
   Nanos retransmission = 200 * kMillisecond;
 };
 
-// What a descriptor stands for.
+// The object behind a descriptor.
 struct File {
   virtual ~File() = default;
-  virtual short Ready() const = 0;  // As poll() reports it.
+  virtual short Ready() const = 0;  // The events that poll() reports.
   virtual void Close() {}
 
   Host* host = nullptr;
@@ -58,25 +58,26 @@ struct File {
 class Network {
  public:
   static constexpr int kFirstFd = 1 << 20;
-  // As long as a kernel goes on sending before it gives up, and with idle connections.
+  // The times after which a kernel ends a new or an idle connection without a reply.
   static constexpr Nanos kConnectPatience = 127 * kSecond, kIdlePatience = 30 * kSecond;
 
   Network(World* world, const NetworkOptions& options);
   static Network* Get();
 
-  // "10.0.0.1" for the first host.
+  // Returns "10.0.0.1" for the first host.
   static std::string AddressOf(const Host& host);
 
   void Cut(const Host* a, const Host* b);
   void Heal(const Host* a, const Host* b);
   void Reset(const Host* a, const Host* b);
-  void Isolate(const Host* host);  // From all others, for ever.
+  void Isolate(const Host* host);  // Cuts it off from all others, permanently.
 
-  // Descriptors that living hosts have not closed; and wrong uses of descriptors so far.
+  // Return the number of descriptors that running hosts have not closed, and the wrong uses of
+  // descriptors so far.
   int OpenFiles() const;
   const std::string& misuse() const { return misuse_; }
 
-  // ---- The C library's, on threads of the world ----
+  // ---- Functions of the C library, on threads of the world ----
   int Socket(int type);
   int EventFd();
   int EpollCreate();
@@ -97,15 +98,15 @@ class Network {
 
  private:
   friend struct Stream;
-  using Address = std::pair<uint32_t, int>;  // In the host's byte order; port.
+  using Address = std::pair<uint32_t, int>;  // IP address in the host's byte order, port.
 
   template <typename Kind>
   Kind* Find(int fd, const char* use);
   int Add(std::shared_ptr<File> file);
   void Changed(File& file);
   bool IsCut(const Host* a, const Host* b) const;
-  // Calls `arrive` at the other end of `from`, after all that was sent before; not while they are
-  // cut off.
+  // Calls `arrive` for the other end of `from` after the arrival of everything sent before, and not
+  // while the two hosts are cut off from each other.
   void Carry(const std::shared_ptr<struct Stream>& from, size_t bytes,
              std::function<void(Stream&)> arrive);
   void Arrive(const std::shared_ptr<Stream>& from, const std::function<void(Stream&)>& arrive);

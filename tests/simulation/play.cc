@@ -71,7 +71,7 @@ class Performance {
     return text;
   }
 
-  // As a launcher does, until the last rank has ended.
+  // Hosts the store as a launcher does, until the last rank has ended.
   void HostStore() {
     const std::string address = absl::StrCat(Network::AddressOf(*stage_.store), ":", kPort);
     absl::StatusOr<std::unique_ptr<TcpStoreServer>> server =
@@ -127,7 +127,7 @@ class Performance {
 std::unique_ptr<Play> MakePlay(uint64_t seed, const PlayOptions& options) {
   const bool is_large = std::any_of(options.world_sizes.begin(), options.world_sizes.end(),
                                     [](int world_size) { return world_size > kMostConnected; });
-  if (is_large) return MakeProgramPlay(seed, options);  // The others move data.
+  if (is_large) return MakeProgramPlay(seed, options);  // The other plays move data.
   switch (Draws(seed).Below(5)) {
     case 0:
     case 1:

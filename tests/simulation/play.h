@@ -1,14 +1,14 @@
-// The ranks of one simulated run: what they do, what happens to them, and the judge of how they
-// end.
+// The ranks of one simulated run: their program, their faults, and the judgement of their ends.
 //
 //   std::unique_ptr<Play> play = MakePlay(seed, {.world_sizes = {2, 3, 8}});
 //   PlayedRun run = Perform(*play, DrawWeather(seed, play->world_size()), 90 * kSecond);
 //
-// Each rank is a process on a host of its own, over the backend tcp; groups above kMostConnected
-// ranks only have a control plane, because tcp connects each rank with each other one. The store's
-// host is another one, as with a launcher, unless rank 0 hosts it.
+// Each rank is a process on a host of its own and uses the backend tcp; groups of more than
+// kMostConnected ranks have a control plane only, because tcp connects every pair of ranks. The
+// store has a host of its own, as with a launcher, unless rank 0 hosts it.
 //
-// Threads: Perform() once in a process, whose end must be _exit(): threads of lost ranks never end.
+// Threads: Perform() runs once in a process, which must end by _exit(): threads of lost ranks never
+// end.
 
 #ifndef EVENKEEL_TESTS_SIMULATION_PLAY_H_
 #define EVENKEEL_TESTS_SIMULATION_PLAY_H_
@@ -31,9 +31,9 @@ struct Stage {
   World& world;
   Network& network;
   std::vector<Host*> ranks;
-  Host* store = nullptr;  // Rank 0's, if that hosts it.
-  std::string warnings;   // Of all ranks, a line each.
-  std::string crash;      // Of a rank that could not make its group, and why.
+  Host* store = nullptr;  // Rank 0's host, if rank 0 hosts the store.
+  std::string warnings;   // The warnings of all ranks, one per line.
+  std::string crash;      // The errors of ranks that could not make their group.
 };
 
 class Play {
@@ -45,11 +45,11 @@ class Play {
   virtual bool rank0_hosts() const = 0;
   virtual std::string backend() const { return "tcp"; }
   virtual CommunicatorOptions options() const = 0;
-  // Before the ranks begin.
+  // Called before the ranks run.
   virtual void Prepare(Stage&) {}
-  // On a thread of the rank's host.
+  // Called on a thread of the rank's host.
   virtual void RunRank(int rank, std::unique_ptr<Communicator> comm, Stage& stage) = 0;
-  // Plays that differ from this one by one thing less: a rank, a loop, a call, a loss.
+  // Returns plays that have one element less than this one: a rank, a loop, a call or a loss.
   virtual std::vector<std::unique_ptr<Play>> Simpler() const { return {}; }
   // `is_over`: every rank that can end has ended.
   virtual Verdict Judge(bool is_over, const Stage& stage) = 0;
@@ -60,8 +60,8 @@ inline constexpr int kMostConnected = 128;
 struct PlayOptions {
   std::vector<int> world_sizes = {2, 3, 4, 5, 8};
 };
-// A seed's play: an injected fault (tests/faults/), a drawn program, or a training that goes on
-// after losses.
+// Return the play of a seed: an injected fault (tests/faults/), a random program, or a training
+// that continues after losses. MakePlay() also chooses between them.
 std::unique_ptr<Play> MakePlay(uint64_t seed, const PlayOptions& options);
 std::unique_ptr<Play> MakeFaultPlay(uint64_t seed, const PlayOptions& options);
 std::unique_ptr<Play> MakeProgramPlay(uint64_t seed, const PlayOptions& options);
@@ -70,8 +70,8 @@ std::unique_ptr<Play> MakeElasticPlay(uint64_t seed, const PlayOptions& options)
 struct PlayedRun {
   Verdict verdict;
   std::string warnings;
-  uint64_t trace_hash = 0;  // Equal runs have the same.
-  Nanos time = 0;           // In the world.
+  uint64_t trace_hash = 0;  // Equal runs have equal hashes.
+  Nanos time = 0;           // The virtual time at the end.
   int64_t operations = 0;
 };
 PlayedRun Perform(Play& play, const Weather& weather, Nanos limit);

@@ -1,6 +1,6 @@
-// A drawn program: loops with uneven inputs, one after the other, some of them trainings, with
-// collectives in them; ranks that are late, and ranks that wait where others do not. It is correct,
-// so every rank must end well with the right numbers, unless a rank is lost.
+// A random program: consecutive loops with uneven inputs, some of them trainings, with collectives
+// in them; some ranks are late, and some wait where others do not. The program is correct, so every
+// rank must end without an error and with the right numbers, unless a rank is lost.
 
 #include <algorithm>
 #include <functional>
@@ -27,8 +27,8 @@ namespace {
 
 constexpr absl::Duration kTimeout = absl::Seconds(12);
 constexpr absl::Duration kBeat = absl::Milliseconds(250), kSilence = absl::Milliseconds(1500);
-// From the loss of a rank to the end of all others. A connection that breaks is noticed at once, a
-// silent one after kSilence; then messages travel.
+// The limit of the time from the detection of a loss, at the latest after kSilence, to the end of
+// all other ranks.
 constexpr Nanos kSoon = 3 * kSecond;
 
 // A collective that all ranks with inputs issue.
@@ -39,11 +39,11 @@ struct Call {
 };
 
 struct Loop {
-  bool trains = false;      // Else its steps do nothing.
-  bool waits = false;       // Steps that do nothing wait for all ranks.
+  bool trains = false;      // False: its steps do nothing.
+  bool waits = false;       // If its steps do nothing, they wait for all ranks.
   std::vector<int> inputs;  // By rank.
-  // By the step before or in which ranks issue it; the last one, after the loop, is only for ranks
-  // with the most inputs: there the others are exhausted.
+  // By step: the calls that ranks issue before it and within it. The last call comes after the
+  // loop, and only from the ranks with the most inputs: the others are exhausted by then.
   std::vector<std::optional<Call>> before, within;
   std::set<int> waiting;  // Ranks that wait for the answer to each of their steps.
   bool is_sharded = false;
@@ -74,7 +74,7 @@ Loop DrawLoop(Draws& draws, int world_size, bool may_train) {
   const int most = draws.Below(5);
   for (int rank = 0; rank < world_size; ++rank)
     loop.inputs.push_back(draws.OneIn(2) ? most : draws.Below(most + 1));
-  // Trainings need a step; somebody must have the most.
+  // A training needs a step, and some rank must have the most inputs.
   loop.inputs[draws.Below(world_size)] = std::max(most, loop.trains ? 1 : 0);
   for (int step = 0; step <= loop.most(); ++step) {
     loop.before.push_back(DrawCall(draws));
@@ -235,16 +235,16 @@ class ProgramPlay : public Play {
         complain(verdict.is_other, rank, absl::StrCat("fails, but nothing is wrong: ", text));
         continue;
       }
-      if (rank == program_.victim) continue;  // Cut off: it cannot know that it is the one.
+      if (rank == program_.victim) continue;  // If it is cut off, all others seem lost to it.
       verdict.seconds.push_back(static_cast<double>(end.when - lost_at_) * 1e-9);
       if (end.when - lost_at_ > absl::ToInt64Nanoseconds(kSilence) + kSoon)
         complain(verdict.is_other, rank, absl::StrCat("ends too late: ", text));
       const std::optional<FailureInfo> failure = FailureInfoOf(end.status);
-      // In a group of the ranks that are left, nobody knows whose process the hub is in.
+      // A group of the remaining ranks has no record of the rank whose process hosts the hub.
       const bool is_hub = program_.rank0_hosts && program_.victim == 0 && failure.has_value() &&
                           failure->kind == FailureKind::kRankLost && failure->ranks.empty();
       if (!is_hub && (!failure.has_value() || failure->ranks != std::vector<int>{program_.victim}))
-        complain(verdict.is_unnamed, rank, absl::StrCat("accuses somebody else: ", text));
+        complain(verdict.is_unnamed, rank, absl::StrCat("does not name the lost rank: ", text));
     }
     return verdict;
   }
@@ -257,13 +257,13 @@ class ProgramPlay : public Play {
     std::string wrong;  // The first wrong number.
   };
 
-  // Most ranks are in time, some are late, one in a while very late.
+  // Most ranks are on time, some are late, a few are very late.
   static void MayBeLate(Draws& draws) {
     if (!draws.OneIn(4)) return;
     absl::SleepFor(absl::Nanoseconds(draws.Magnitude(kMicrosecond, 400 * kMillisecond)));
   }
 
-  // The ranks that issue the calls before or in this step.
+  // Returns the ranks that issue the calls before or within this step.
   static std::vector<int> Callers(const Loop& loop, int step) {
     std::vector<int> callers;
     for (int rank = 0; rank < static_cast<int>(loop.inputs.size()); ++rank) {
@@ -300,7 +300,7 @@ class ProgramPlay : public Play {
           const float part = is_caller ? static_cast<float>(from + 1) : 0.0f;
           const auto begin = all.begin() + from * call->count;
           if (std::count(begin, begin + call->count, part) != call->count && end.wrong.empty())
-            end.wrong = absl::StrCat("gathers something else from rank ", from, " in step ", step);
+            end.wrong = absl::StrCat("gathers wrong values from rank ", from, " in step ", step);
         }
         return absl::OkStatus();
       }

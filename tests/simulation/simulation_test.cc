@@ -1,5 +1,5 @@
-// Some seeds of the simulation: all must end as they should, and the same each time. That it finds
-// defects is what tests/mutants/simulation.txt shows.
+// Runs seeds of the simulation: each must end as it should, in the same way each time. The mutants
+// in tests/mutants/simulation.txt show that the simulation finds defects.
 
 #include <set>
 #include <string>

@@ -37,10 +37,10 @@ Weather DrawWeather(uint64_t seed, int hosts) {
 std::string Describe(const Weather& weather) {
   std::string text = absl::StrCat(
       "a switch at 1 in ", weather.world.switch_one_in, " operations, 1 in ",
-      weather.world.pause_one_in, " of them a pause up to ", Text(weather.world.longest_pause),
-      "; latency ", Text(weather.network.latency), " + ", Text(weather.network.jitter), ", ",
-      weather.network.bytes_per_second / 1'000'000, " MB/s, window ", weather.network.window,
-      " bytes");
+      weather.world.pause_one_in, " of them with a pause of up to ",
+      Text(weather.world.longest_pause), "; latency ", Text(weather.network.latency), " + ",
+      Text(weather.network.jitter), ", ", weather.network.bytes_per_second / 1'000'000,
+      " MB/s, window ", weather.network.window, " bytes");
   if (weather.network.lost_one_in > 0)
     absl::StrAppend(&text, ", 1 in ", weather.network.lost_one_in, " packets lost");
   if (weather.clock_spread > 0) {

@@ -1,7 +1,7 @@
 // The conditions of one simulated run: how threads are scheduled, the network, the clocks.
 //
-//   Weather weather = DrawWeather(seed);
-//   std::string text = Describe(weather);     // "switches 1/8, latency 20us, ..."
+//   Weather weather = DrawWeather(seed, /*hosts=*/4);
+//   std::string text = Describe(weather);  // "a switch at 1 in 8 operations, ..."
 //
 // Threads: pure functions of values.
 
@@ -20,16 +20,16 @@ namespace evenkeel::simulation {
 struct Weather {
   WorldOptions world;
   NetworkOptions network;
-  Nanos clock_spread = 0;  // Clocks of the day differ by up to so much,
-  double clock_drift = 0;  // and go wrong by up to so many parts per million.
-  int slow_host = -1;      // The threads of this host pause so many times as long.
-  int slowness = 1;
+  Nanos clock_spread = 0;  // The largest difference between the hosts' times of day.
+  double clock_drift = 0;  // The largest error of their rates, in parts per million.
+  int slow_host = -1;      // The host whose threads pause longer; -1: none.
+  int slowness = 1;        // The factor of its pauses.
 };
 
-// Calm in a third of the runs.
+// Returns random conditions; in a third of the runs only the scheduling is random.
 Weather DrawWeather(uint64_t seed, int hosts);
 std::string Describe(const Weather& weather);
-// Weathers that differ from this one by one disturbance less.
+// Returns weathers that have one disturbance less than this one.
 std::vector<Weather> Simpler(const Weather& weather);
 
 }  // namespace evenkeel::simulation

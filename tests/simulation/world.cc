@@ -18,7 +18,7 @@ namespace {
 
 // More than any world that makes progress needs.
 constexpr int64_t kMostOperations = 2'000'000'000;
-// Enough for the libraries, and little enough for ten thousand threads.
+// Enough for the libraries, and small enough for ten thousand threads.
 constexpr size_t kStackBytes = 512 << 10;
 constexpr int kMostAttempts = 600, kPauseOfAttempts = 100'000;  // In real microseconds.
 
@@ -27,8 +27,8 @@ thread_local Thread* current = nullptr;
 // Its destructor runs after those of the thread's own variables, which still take locks.
 pthread_key_t last_breath;
 
-// The original: libc.cc defines another one. Looked up before any thread waits, because a thread
-// that waits for another one's initialisation does so with syscall().
+// The original function; libc.cc defines another one. It is looked up before any thread waits,
+// because a thread that waits for the initialisation in another thread calls syscall().
 long (*const original_syscall)(long, ...) = reinterpret_cast<long (*)(long, ...)>(dlsym(RTLD_NEXT,
                                                                                         "syscall"));
 
@@ -87,7 +87,7 @@ Thread* World::StartThread(Host* host, std::function<void()> body) {
   pthread_attr_init(&attributes);
   pthread_attr_setstacksize(&attributes, kStackBytes);
   int error = EAGAIN;
-  // The machine may have no thread to spare for a moment.
+  // The machine may be out of threads for a moment.
   for (int attempt = 0; attempt < kMostAttempts && error == EAGAIN; ++attempt) {
     if (attempt > 0) usleep(kPauseOfAttempts);
     error = create(&thread->real, &attributes, &World::RunThread, thread);
@@ -106,7 +106,7 @@ void* World::RunThread(void* argument) {
   Thread* const thread = static_cast<Thread*>(argument);
   pthread_setspecific(last_breath, thread);
   Await(thread->baton);
-  current = thread;  // Not before its first turn: what runs until then is not simulated.
+  current = thread;  // Set at its first turn: the code before that is not simulated.
   thread->body();
   thread->body = nullptr;
   return nullptr;
@@ -120,8 +120,8 @@ void World::EndThread(void* argument) {
   world.Trace("ends", thread->id);
   for (Thread* const joiner : thread->joiners) world.Wake(joiner);
   if (thread->is_root && --world.roots_ == 0) world.End(true);
-  // What the C library does after this, to the heap for one, must be over before another thread
-  // goes on, or addresses would differ from run to run. Run() waits for it.
+  // The C library's work after this, for example on the heap, must end before another thread
+  // continues; otherwise addresses would differ from run to run. Run() waits for it.
   world.after_end_ = world.Next();
   current = nullptr;
   world.ended_ = thread->real;
@@ -184,7 +184,7 @@ Thread* World::Next() {
         return nullptr;
       }
       now_ = std::max(now_, events_.top().time);
-      // Moved out first: it may add events.
+      // Moved out first, since it may add events.
       const std::function<void()> run = std::move(const_cast<Event&>(events_.top()).run);
       events_.pop();
       run();
@@ -202,7 +202,7 @@ Thread* World::Next() {
     Trace("runs", thread->id);
     return thread;
   }
-  End(false);  // If it has not ended: nobody can ever run again.
+  End(false);  // Unless it is over: no thread can ever run again.
   return nullptr;
 }
 

@@ -7,17 +7,17 @@
 //
 // The code under test is not changed: this library defines the functions of the C library and of
 // absl::Mutex by which a program starts threads, waits, reads clocks and uses sockets (libc.cc,
-// abseil.cc). In a thread of a world they are operations on the world; in other threads they
-// are the originals. Each simulated thread is a real thread that waits until it is chosen, so that
-// thread-local variables, exceptions and debuggers work.
+// abseil.cc). On a thread of a world they are operations on the world; on other threads they call
+// the originals. Each simulated thread is a real thread that waits until the scheduler chooses it,
+// so that thread-local variables, exceptions and debuggers work.
 //
-// Time is virtual. Computing takes none. A thread may lose the processor at each operation, for a
-// while that the seed determines; when no thread can run, time advances to the next event.
+// Time is virtual, and computation takes none. A thread may lose the processor at each operation,
+// for a while that the seed determines; when no thread can run, time advances to the next event.
 //
-// Threads:   one world at a time in a process. Run() and AddHost() on a thread outside it; the rest
-//            on threads of the world.
-// Ownership: threads of dead and stopped hosts never end, so neither does their memory. A process
-//            simulates one world, and exits with _exit().
+// Threads:   a process has one world at a time. AddHost(), Start() and Run() are called on a thread
+//            outside it, the rest on threads of the world.
+// Ownership: threads of dead and stopped hosts never end, so their memory is never freed. A process
+//            simulates one world, and ends by _exit().
 
 #ifndef EVENKEEL_TESTS_SIMULATION_WORLD_H_
 #define EVENKEEL_TESTS_SIMULATION_WORLD_H_
@@ -53,8 +53,8 @@ struct Thread {
   bool is_root = false;  // Started by World::Start().
   bool is_ready = false, is_over = false;
   bool was_late = false;   // The last Block() ended at its deadline.
-  uint64_t waits = 0;      // Counts Block(), so that an old deadline wakes nobody.
-  int revivals = 0;        // Of a dead host: locks to release that living hosts wait for.
+  uint64_t waits = 0;      // Counts calls of Block(), so that an old deadline wakes no thread.
+  int revivals = 0;        // On a dead host: the locks that it must still release.
   const char* doing = "";  // For reports of hangs.
   pthread_t real = 0;
   std::function<void()> body;
@@ -65,11 +65,11 @@ struct Thread {
 struct Host {
   std::string name;
   int id = 0;
-  // Its clock of the day is ahead of the world's by `clock_offset`, and `clock_drift` parts per
+  // The host's clock is ahead of the world's by `clock_offset`, and is `clock_drift` parts per
   // million fast.
   Nanos clock_offset = 0;
   double clock_drift = 0;
-  // Each loss of the processor lasts so many times as long.
+  // The factor by which each loss of the processor lasts longer.
   int slowness = 1;
 
   bool is_dead = false, is_stopped = false;
@@ -79,9 +79,9 @@ struct Host {
 
 struct WorldOptions {
   uint64_t seed = 0;
-  // A thread loses the processor at one in so many operations, on average.
+  // A thread loses the processor at one of so many operations, on average.
   int switch_one_in = 8;
-  // One in so many of these losses lasts for a while, up to `longest_pause`.
+  // One of so many of these losses lasts for a while, up to `longest_pause`.
   int pause_one_in = 8;
   Nanos longest_pause = kMillisecond;
   bool traces = false;  // Prints each event.
@@ -92,21 +92,21 @@ class World {
   explicit World(const WorldOptions& options);
   ~World();
 
-  // The world of this process, or null.
+  // Returns the world of this process, or null.
   static World* Get();
-  // The simulated thread that runs this, or null: a thread outside the world.
+  // Returns the calling simulated thread, or null on a thread outside the world.
   static Thread* Current();
 
   Host* AddHost(const Host& host);
   const std::vector<std::unique_ptr<Host>>& hosts() const { return hosts_; }
-  // A thread from which all other threads of the host begin.
+  // Starts a root thread, which may start other threads of the host.
   void Start(Host* host, std::function<void()> body);
-  // Returns true if all root threads of living hosts that are not stopped have ended; false at
-  // `limit`, if no thread can ever run again, or after very many operations without an end.
+  // Returns true when all root threads of running hosts (neither dead nor stopped) have ended.
+  // Returns false at `limit`, when no thread can ever run again, and after very many operations.
   bool Run(Nanos limit);
-  // For a report: the threads that have not ended, and what each one does.
+  // Returns, for a report, the threads that have not ended, with the operation of each.
   std::string Unfinished() const;
-  // Threads, other than root threads, that living hosts have left behind.
+  // Returns the number of threads, other than root threads, that running hosts have left behind.
   int LeftBehind() const;
 
   Nanos now() const { return now_; }
@@ -117,29 +117,31 @@ class World {
 
   // ---- On threads of the world ----
 
-  // A point at which the thread may lose the processor.
+  // Marks a point at which the thread may lose the processor.
   void Point(const char* doing);
   void Sleep(Nanos until, const char* doing);
-  // Until Wake(), or the deadline: then it returns false. Callers check their condition again.
+  // Waits for Wake(). Returns false if the deadline came first. The caller must check its condition
+  // again.
   bool Block(Nanos deadline, const char* doing);
   void Wake(Thread* thread);
-  // Calls `event` at that time, on any thread; it must not block.
+  // Calls `event` at `time`, on any thread; `event` must not block.
   void At(Nanos time, std::function<void()> event);
-  // Reading a clock takes a nanosecond, so that loops that wait for a time end.
+  // Returns the time for a reading of a clock. A reading takes a nanosecond, so that loops that
+  // wait for a time end.
   Nanos Tick() { return ++now_; }
 
   Thread* StartThread(Host* host, std::function<void()> body);
   void Join(Thread* thread);
   Thread* Find(pthread_t real);
 
-  // Threads of the host run no longer; returns unless the caller is one of them. `on_death` is for
-  // what the kernel does then.
+  // The threads of the host no longer run; a call by one of them does not return. `on_death` does
+  // the kernel's work after a death.
   void Kill(Host* host);
   void Stop(Host* host);
   void Continue(Host* host);
   std::function<void(Host*)> on_death;
-  // Lets a thread of a dead host go on until it has released a lock that all hosts share because
-  // they are one process. Called for each lock; ReleaseRevived() ends it.
+  // Lets a thread of a dead host run until it has released a lock that all hosts share because they
+  // are one process. Called once per lock; ReleaseRevived() reverts one call.
   void Revive(Thread* thread);
   void ReleaseRevived(Thread* thread);
 
@@ -157,8 +159,8 @@ class World {
   bool MayRun(const Thread& thread) const;
   void MakeReady(Thread* thread);
   int PointsUntilSwitch();
-  Thread* Next();  // Null: it is over.
-  void Switch();   // Gives the processor to the next one, and waits for its return.
+  Thread* Next();  // Null: the run is over.
+  void Switch();   // Runs the next thread, and waits until it is the turn of this one.
   void End(bool is_good);
 
   const WorldOptions options_;
@@ -168,12 +170,12 @@ class World {
   int64_t operations_ = 0;
   uint64_t events_made_ = 0;
   uint64_t trace_hash_ = 0xcbf29ce484222325;
-  int roots_ = 0;  // That have not ended, of hosts that run.
+  int roots_ = 0;  // Root threads of running hosts that have not ended.
   bool is_over_ = false, is_good_ = false;
-  // For the thread in Run(): it is over, or a thread has ended.
+  // For the thread in Run(): the run is over, or a thread has ended.
   std::atomic<uint32_t> news_ = 0;
   pthread_t ended_ = 0;
-  Thread* after_end_ = nullptr;  // Runs when the ended one is gone.
+  Thread* after_end_ = nullptr;  // Runs when the ended thread is gone.
   std::vector<std::unique_ptr<Host>> hosts_;
   std::vector<std::unique_ptr<Thread>> threads_;
   std::vector<Thread*> ready_;

@@ -26,11 +26,11 @@ constexpr int64_t kMostDirect = 64 << 10;
 constexpr int64_t kMostInRounds = 32 << 10;
 constexpr int kFewRanks = 8;
 constexpr int64_t kHierarchicalChunkBytes = 4 << 20;
-// The part of a collective's time before the last gradient, up to which it is a sample of the link:
-// while all processors compute, it waits for them.
+// The largest part of a collective's time before the last gradient with which it still is a sample
+// of the link: while all processors compute, a collective waits for them.
 constexpr double kMostHidden = 0.5;
 
-// The number of ranks for which each processor works.
+// Returns the number of ranks per processor.
 double RanksPerCore(int ranks, int cores) {
   return cores == 0 ? 1 : std::max(1.0, static_cast<double>(ranks) / cores);
 }
@@ -64,7 +64,7 @@ std::map<std::pair<int64_t, size_t>, BucketSpan> SpansOf(const TracedRun& run) {
       ++span.ranks;
       span.bytes = bucket.bytes;
       span.computed = std::max(span.computed, step.at + step.last_gradient);
-      // The first one also waits for the ranks' agreement.
+      // The first bucket also waits for the ranks' agreement.
       span.launched = std::max(span.launched, step.at + (b == 0 ? bucket.start : bucket.ready));
       span.reduced = std::min(span.reduced, step.at + bucket.reduced);
     }
@@ -100,7 +100,7 @@ Load TcpBroadcast(int ranks, int64_t bytes) {
     const double rounds = std::bit_width(static_cast<unsigned>(ranks - 1));
     return {.turns = rounds, .bytes = rounds * all};
   }
-  // A chain, in pieces: the last rank's first piece has passed all the others.
+  // A chain, in pieces: the first piece passes all other ranks before it reaches the last one.
   const auto piece = static_cast<double>(std::min(bytes, kTcpPieceBytes));
   return {.turns = static_cast<double>(ranks - 1), .bytes = all + (ranks - 2) * piece};
 }
@@ -123,8 +123,8 @@ double Cluster::AllReduce(const Layout& where, int64_t bytes) const {
   if (backend == "shm" || where.hosts() == 1)
     return SecondsOf(Level::kMemory, InMemory(where.ranks, cores, bytes));
   if (where.ranks_per_host == 1) return OverTcp(where.hosts(), TcpAllReduce(where.hosts(), bytes));
-  // Chunk by chunk: the reduction and the broadcast inside of a host, each of which moves about
-  // half of the bytes of an all-reduce, while another chunk is on the link.
+  // Chunks overlap: the reduction and the broadcast of a chunk within a host, each of which moves
+  // about half of the bytes of an all-reduce, run while another chunk is on the link.
   double seconds = 0;
   for (int64_t at = 0; at < bytes; at += kHierarchicalChunkBytes) {
     const int64_t chunk = std::min(bytes - at, kHierarchicalChunkBytes);
@@ -187,7 +187,7 @@ std::vector<LevelSample> SamplesOf(const TracedRun& run, int cores) {
   const bool is_shm = run.backend == "shm";
   struct Bucket {
     std::vector<LevelSample> samples;
-    size_t hidden = 0;  // The number of them.
+    size_t hidden = 0;  // The number of hidden ones.
   };
   std::map<size_t, Bucket> buckets;
   double link_is_free = 0;
@@ -204,7 +204,8 @@ std::vector<LevelSample> SamplesOf(const TracedRun& run, int cores) {
                                                          : TcpAllReduce(run.ranks, span.bytes)),
                               .seconds = seconds});
   }
-  // Whole buckets: single steps of a hidden one would be those that took longest.
+  // Hidden buckets are left out in all steps: the steps in which such a bucket is not hidden are
+  // those in which it took longest.
   const auto is_hidden = [](const Bucket& bucket) {
     return 2 * bucket.hidden > bucket.samples.size();
   };

@@ -4,13 +4,13 @@
 //   cluster.AllReduce({.ranks = 64, .ranks_per_host = 1}, 25 << 20);  // seconds
 //
 // A collective costs latency * turns + time per byte * bytes on its longest path. The algorithms of
-// the backends (comm/shm, comm/tcp/collectives.h, comm/hierarchical) give turns and bytes; samples
-// give the costs, on three levels:
+// the backends (comm/shm, comm/tcp/collectives.h, comm/hierarchical) determine turns and bytes;
+// samples determine the costs, on three levels:
 //   memory   ranks of a host that share memory
 //   host     the work of TCP on the processors
 //   network  the link of a host to the others
-// Where ranks share processors, memory and host cost as many times more as there are ranks per
-// processor. TCP takes as long as the slower of host and network.
+// Where ranks share processors, the costs of memory and host are multiplied by the number of ranks
+// per processor. TCP takes as long as the slower of host and network.
 //
 // Units:   seconds, bytes.
 // Threads: values; pure functions.
@@ -73,19 +73,21 @@ struct Cluster {
   double OverTcp(int ranks, const Load& load) const;
 };
 
-// Levels without samples cost nothing. InvalidArgument if the backend has none at all, or is
-// unknown.
+// Levels without samples cost nothing. Errors: InvalidArgument if the backend is unknown, or needs
+// memory or a network and has no sample of it.
 absl::StatusOr<Cluster> FitCluster(const std::string& backend, int cores,
                                    std::span<const LevelSample> samples);
 
-// Returns a sample for each bucket of each step of the run: the time from when the last rank had
-// it, and the bucket before it was reduced, until the first rank notices its end; others notice it
-// later, if their processors compute. Buckets that backward hides are left out, if there are
-// others, since they wait for the processors. None for a run over the hierarchical backend.
+// Returns a sample for each bucket of each step of the run: the time from when the last rank has
+// the bucket, and the previous bucket is reduced, until the first rank notices the end of its
+// reduction; other ranks notice it later if their processors compute. Buckets that backward hides
+// are left out if there are others, since they wait for the processors. Returns no samples for a
+// run over the hierarchical backend.
 std::vector<LevelSample> SamplesOf(const TracedRun& run, int cores);
 
 // Returns a sample for each row of bench_collectives --json=FILE that is an all-reduce over tcp, or
-// over shm with registered memory. InvalidArgument for another file, or without such rows.
+// over shm with registered memory. Errors: InvalidArgument for another file, or one without such
+// rows.
 absl::StatusOr<std::vector<LevelSample>> ParseRows(const std::string& name, absl::string_view text,
                                                    int cores);
 

@@ -72,7 +72,7 @@ TEST(ClusterTest, HierarchicalWorksOnTwoChunksAtATime) {
   EXPECT_NEAR(cluster.AllReduce(where, 4 * kMib), 0.084, 1e-9);
   EXPECT_NEAR(cluster.AllReduce(where, 12 * kMib), 0.084 + 2 * 0.042, 1e-9);
   EXPECT_NEAR(cluster.AllReduce(where, 5 * kMib), 0.084 + 0.012, 1e-9);
-  // One rank a host, and one host, are what the other backends do.
+  // One rank per host costs the same as tcp, and one host the same as shm.
   EXPECT_EQ(cluster.AllReduce(Apart(4), kMib), Of("tcp", 1, 0, 1).AllReduce(Apart(4), kMib));
   EXPECT_EQ(cluster.AllReduce(Together(4), kMib), Of("shm", 1, 0, 1).AllReduce(Together(4), kMib));
 }

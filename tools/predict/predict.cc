@@ -38,14 +38,14 @@ DEFINE_string(links, "",
 DEFINE_string(backend, "", "shm, tcp or hierarchical; empty: that of the profile.");
 DEFINE_string(ranks, "2,4,8,16,32,64,128,256,512,1024,2048,4096,8192", "The numbers of ranks.");
 DEFINE_int32(ranks_per_host, 8,
-             "With --backend=hierarchical; shm has one host, tcp one rank each.");
+             "With --backend=hierarchical; shm uses one host, tcp one rank per host.");
 DEFINE_int32(cores, 0,
              "Processors that all ranks share, for runs on one machine; 0: each rank has its own.");
 DEFINE_string(check, "", "Traces of runs with which the predictions are compared.");
 DEFINE_string(html, "", "A file for a page with the curves.");
 DEFINE_string(replay, "",
               "Under a launcher: runs the profile's step on its ranks, with real communication and "
-              "sleep in place of computing, and writes the trace to this file.");
+              "sleep in place of computation, and writes the trace to this file.");
 DEFINE_int32(steps, 30, "Steps of --replay.");
 
 namespace evenkeel {
@@ -55,14 +55,15 @@ constexpr char kUsage[] =
     R"(Predicts the time of a training step for any number of ranks, from a small run.
 
   train --nproc=2 --trace=two.json ...                            a profile
-  predict --profile=two.json --ranks=4,64,1024 --html=curve.html  step, exposed communication, efficiency
-  predict --profile=two.json --check=four.json,eight.json         and its error on runs that it was not fitted to
+  predict --profile=two.json --ranks=4,64,1024 --html=curve.html  step, communication, efficiency
+  predict --profile=two.json --check=four.json,eight.json         its errors on other runs
   launch --nproc=8 -- predict --profile=two.json --replay=eight.json --backend=tcp
 
-The buckets of the profile are also the samples of the link. With --links=FILES samples of other links, or of more sizes,
-are added: traces over shm are samples of memory, traces over tcp of the network, and rows of bench_collectives over tcp
-of the host's own work. The interval encloses 95 % of the predictions from resampled steps and samples. See
-tools/predict/README.md for the limits of the model.)";
+The buckets of the profile are also the samples of the link. --links=FILES adds samples of other
+links, or of more sizes: traces over shm are samples of memory, traces over tcp of the network, and
+rows of bench_collectives over tcp of the host's own work. The interval encloses 95 % of the
+predictions from resampled steps and samples. See tools/predict/README.md for the limits of the
+model.)";
 
 std::vector<std::string> ListOf(const std::string& text) {
   return absl::StrSplit(text, ',', absl::SkipEmpty());
@@ -131,8 +132,8 @@ std::string Describe(const SpeedModel& model, const TracedRun& profile) {
     std::ranges::sort(errors);
     const LinkCost& cost = model.cluster().costs[level];
     absl::StrAppendFormat(&text,
-                          "%-8s %.3f ms a turn, %.3f ms a MiB; %d samples, of which the fit "
-                          "misses half by up to %.0f %% and nine of ten by up to %.0f %%\n",
+                          "%-8s %.3f ms a turn, %.3f ms a MiB; %d samples; error of the fit: "
+                          "up to %.0f %% for half of them, up to %.0f %% for 90 %% of them\n",
                           NameOf(static_cast<Level>(level)), 1e-6 * cost.latency_ns,
                           1e-6 * cost.ns_per_mib, errors.size(), 100 * errors[errors.size() / 2],
                           100 * errors[errors.size() * 9 / 10]);
@@ -152,7 +153,7 @@ std::string TableOf(const std::vector<Forecast>& forecasts, double alone) {
   return text;
 }
 
-// The errors on the runs that the model was fitted to, then on the others.
+// Returns the errors on the runs that the model was fitted to, then on the others.
 absl::StatusOr<std::string> CheckAll(const SpeedModel& model, const std::vector<TracedRun>& profile,
                                      const std::vector<TracedRun>& others,
                                      std::vector<CheckedRun>& checked) {

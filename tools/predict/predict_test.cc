@@ -1,4 +1,4 @@
-// Runs the program as people run it, on traces of the trainer and of replays.
+// Runs the program as a user does, on traces of the trainer and of replays.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -44,7 +44,7 @@ class Replayer {
         random_(1 + static_cast<uint64_t>(comm.rank())) {}
 
   absl::Status Run() {
-    prctl(PR_SET_TIMERSLACK, 1);  // Else each sleep of this thread ends some 50 us late.
+    prctl(PR_SET_TIMERSLACK, 1);  // Otherwise each sleep ends about 50 us late.
     std::vector<std::vector<float>> memory;
     for (const StepParts::Bucket& bucket : parts_.buckets) {
       const auto count = static_cast<size_t>(bucket.bytes) / sizeof(float);
@@ -104,7 +104,7 @@ class Replayer {
   Memory value_memory_;
   ParameterSet params_;
   std::unique_ptr<DataParallel> ddp_;
-  std::unique_ptr<Optimizer> optimizer_;  // Of slices.
+  std::unique_ptr<Optimizer> optimizer_;  // One of slices.
   std::mt19937_64 random_;
   std::normal_distribution<double> normal_;
 };

@@ -1,14 +1,14 @@
-// Runs steps that sleep in place of computing, with real communication, and records them as the
+// Runs steps that sleep in place of computation, with real communication, and records them as the
 // trainer does: a check of the model for more ranks than the machine has processors.
 //
 //   EK_RETURN_IF_ERROR(Replay(comm, model.parts(), {.steps = 30, .title = "mlp"}, "run.json"));
 //
-// Each rank sleeps until its gradients are ready, for the median times of the parts and a normal
-// deviation with their spread, and then for the time of the optimizer; one of slices then really
-// updates by SGD and gathers. Gradients lie in the buckets and are not written, so a rank needs a
-// processor for communication alone.
+// Each rank sleeps until its gradients are ready, that is for the median times of the parts plus a
+// normal deviation with their spread, and then for the time of the optimizer. An optimizer of
+// slices then runs a real SGD update and gathers the values. Gradients lie in the buckets and are
+// not written, so a rank needs a processor for communication alone.
 //
-// Order:   all ranks call it together; the first one writes the trace.
+// Order:   all ranks call it together; rank 0 writes the trace.
 // Threads: as the communicator.
 // Errors:  those of DataParallel, and of the file.
 

@@ -16,8 +16,8 @@ namespace evenkeel {
 namespace {
 
 constexpr int kResamples = 200;
-constexpr double kOutside = 0.025;           // Of the resampled steps, on either side.
-constexpr double kDeviationPerMad = 1.4826;  // Of a normal distribution.
+constexpr double kOutside = 0.025;           // The part of the resampled steps on either side.
+constexpr double kDeviationPerMad = 1.4826;  // For a normal distribution.
 constexpr double kHalf = 0.5;  // A reduce-scatter's and an all-gather's part of an all-reduce.
 
 // The same step of all ranks.
@@ -47,7 +47,8 @@ double MedianOver(std::span<const Row> rows, Value value) {
   return MedianOf(values);
 }
 
-// The deviations of a step's ranks from their mean, so that what delays all ranks does not count.
+// Returns the spread of the deviations from the mean of the ranks in each step, so that a delay of
+// all ranks does not count.
 double SpreadOf(std::span<const Row> rows, double compute) {
   std::vector<double> deviations;
   for (const Row& row : rows) {
@@ -61,7 +62,7 @@ double SpreadOf(std::span<const Row> rows, double compute) {
   return deviations.empty() || compute <= 0 ? 0 : kDeviationPerMad * MedianOf(deviations) / compute;
 }
 
-// The time in which an optimizer of slices gathers the values of all buckets.
+// Returns the time in which an optimizer of slices gathers the values of all buckets.
 double GatherSeconds(const StepParts& parts, const Cluster& cluster, const Layout& where) {
   double seconds = 0;
   for (const StepParts::Bucket& bucket : parts.buckets)

@@ -5,11 +5,11 @@
 //   at.step;  // seconds; at.low and at.high enclose 95 % of the resampled predictions
 //
 // A step begins with the broadcast of buffers, if there are any. Then the ranks compute; the
-// slowest one takes the median time and the expected largest of as many normal deviations as there
-// are ranks. A bucket is reduced when that rank has it, the ranks have agreed on the step, and the
-// bucket before it is reduced. The step waits for the last bucket, and ends with the optimizer. An
-// optimizer of slices updates its part and gathers the values: a bucket then costs half of an
-// all-reduce before it, and half in it.
+// slowest one takes the median time plus the expected largest of as many normal deviations as there
+// are ranks. The reduction of a bucket begins when that rank has the bucket, the ranks have agreed
+// on the step, and the previous bucket is reduced. The step waits for the last bucket, and ends
+// with the optimizer. An optimizer of slices updates its part and gathers the values: a bucket then
+// costs half of an all-reduce before the optimizer, and half within it.
 //
 // Intervals: the model is fitted again to resampled steps and samples; then all collectives take
 //            longer or shorter by the deviation of one sample from its fit. An error of the model
@@ -37,10 +37,10 @@ namespace evenkeel {
 struct StepParts {
   double begin = 0;          // BeginStep(), without the broadcast of buffers.
   double compute = 0;        // Data, forward and backward.
-  double tail = 0;           // FinishStep(), from when all is computed and reduced.
-  double optimizer = 0;      // With slices, of one rank that has them all; without communication.
+  double tail = 0;           // The end of FinishStep(), after all is computed and reduced.
+  double optimizer = 0;      // With slices: of one rank that has them all. No communication.
   double last_gradient = 0;  // Since the end of BeginStep().
-  double spread = 0;         // Standard deviation of a rank's `compute`, as a part of it.
+  double spread = 0;         // Standard deviation of a rank's `compute`, as a fraction of it.
   struct Bucket {
     int64_t bytes = 0;
     double ready = 0;  // Since the end of BeginStep().
@@ -57,8 +57,8 @@ struct Forecast {
   double exposed = 0;        // After the last gradient of the slowest rank.
 };
 
-// Returns the step on a cluster whose ranks agree on it `agreed` seconds after its begin. The
-// interval is empty.
+// Returns the forecast for a cluster whose ranks agree on the step `agreed` seconds after its
+// start. The interval is empty.
 Forecast Simulate(const StepParts& parts, const Cluster& cluster, const Layout& where,
                   double agreed);
 
@@ -68,7 +68,7 @@ double ExpectedLargest(int count);
 struct ModelOptions {
   std::string backend;  // Empty: that of the first run.
   int cores = 0;        // See Cluster.
-  // The time in which the ranks agree on a step, and that for each of them. The defaults are those
+  // The time in which the ranks agree on a step, and its increase per rank. The defaults are those
   // of an exchange over TCP in docs/performance.md.
   double agreement = 30e-6, agreement_per_rank = 0.4e-6;
 };

@@ -165,7 +165,7 @@ absl::StatusOr<TracedRun> ReadRun(std::string name, const Json& trace) {
   StepsOfRanks steps;
   EK_RETURN_IF_ERROR(ReadEvents(run.name, trace, steps));
   for (const auto& [key, events] : steps) {
-    if (events.end > events.begin)  // Else there are buckets of it alone.
+    if (events.end > events.begin)  // Otherwise the trace has only its buckets.
       run.steps.push_back(StepOf(key.first, key.second, events));
   }
   KeepStepsOfLastPlan(run.steps);

@@ -1,5 +1,4 @@
-// The steps of a run, as its trace has them: train --trace=FILE.json, or predict
-// --replay=FILE.json.
+// The steps of a run, read from its trace: train --trace=FILE.json, or predict --replay=FILE.json.
 //
 //   EK_ASSIGN_OR_RETURN(TracedRun run, ParseTrace("run.json", text));
 //   run.steps.front().buckets.front().ready;  // seconds after the step began on that rank
@@ -42,7 +41,7 @@ struct TracedStep {
 };
 
 struct TracedRun {
-  std::string name;   // Of its file.
+  std::string name;   // The name of its file.
   std::string title;  // "mlp on fashion-mnist, 2 ranks"
   std::string backend;
   int ranks = 0;

@@ -71,7 +71,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Split(int color, int
     const std::string name = absl::StrCat(group_, "-", number, ".", color);
     const std::vector<int> ranks = RanksOf(color, choices);
     absl::StatusOr<std::unique_ptr<Communicator>> group =
-        MakeGroup(name, ranks, deadline, "Split()");
+        MakeGroup(name, ranks, deadline, "Split()", /*ends_with_this=*/true);
     if (group.ok()) {
       mine = *std::move(group);
     } else if (!status().ok()) {
@@ -94,13 +94,18 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Split(int color, int
 absl::StatusOr<std::unique_ptr<Communicator>> Communicator::MakeGroup(const std::string& name,
                                                                       const std::vector<int>& ranks,
                                                                       absl::Time deadline,
-                                                                      absl::string_view who) {
+                                                                      absl::string_view who,
+                                                                      bool ends_with_this) {
   const int rank = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin());
   const int world_size = static_cast<int>(ranks.size());
   EK_ASSIGN_OR_RETURN(std::unique_ptr<ControlLink> link,
                       control_->link().Open(name, rank, world_size));
-  // Not set if the failure of this group is the reason for the new one.
-  if (status().ok()) link->SetOrigin([this] { return status(); });
+  if (ends_with_this) {
+    // In the numbers of the new group, whose ranks may get this error from each other.
+    std::vector<int> all(world_size_);
+    std::iota(all.begin(), all.end(), 0);
+    link->SetOrigin([this, all, ranks] { return internal::Renumber(status(), all, ranks); });
+  }
   EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> next,
                       make_group_(name, rank, world_size, std::move(link), deadline - absl::Now()));
   // All ranks or none: otherwise a rank that continues would wait for others that begin again. From
@@ -134,7 +139,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Shrink(absl::Duratio
     const absl::Duration left = deadline - absl::Now();
     absl::StatusOr<std::unique_ptr<Communicator>> next =
         MakeGroup(absl::StrCat(group_, "+", survivors->round), survivors->ranks,
-                  absl::Now() + std::min(left, std::max(left / 3, kLeastAttempt)), "Shrink()");
+                  absl::Now() + std::min(left, std::max(left / 3, kLeastAttempt)), "Shrink()",
+                  /*ends_with_this=*/false);
     if (next.ok()) return next;
     // A rank was lost between the hub's reply and the new group: this group's hub detects it, the
     // new one's may not.

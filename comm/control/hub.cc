@@ -241,6 +241,9 @@ void ControlHub::HandleBeat(int rank, const ControlMessage& beat, Outbox& outbox
 }
 
 void ControlHub::JudgeGroup(int reporter, Outbox& outbox) {
+  // A rank that was stuck and goes on ends the suspicion, also while the hub makes no judgement.
+  if (suspicion_.stuck.contains(reporter) && !IsWaiting(facts_[reporter])) suspicion_ = {};
+  if (!suspicion_.stuck.empty()) suspicion_.confirmed.insert(reporter);
   // If ranks have different collectives, some rank waits for ever sooner or later.
   if (waiting_ranks_ == 0) return;
   const absl::Time now = absl::Now();
@@ -251,12 +254,12 @@ void ControlHub::JudgeGroup(int reporter, Outbox& outbox) {
     judge_again_ = judged + options_.rest * (judged - now);
   if (judgement.status.ok()) {
     suspicion_ = {};
-  } else if (judgement.stuck.empty() || IsConfirmed(reporter, judgement.stuck, now)) {
+  } else if (judgement.stuck.empty() || IsConfirmed(judgement.stuck, now)) {
     FailAll(FailureKind::kDisagreement, judgement.culprit, judgement.status, outbox);
   }
 }
 
-bool ControlHub::IsConfirmed(int reporter, const std::set<int>& stuck, absl::Time now) {
+bool ControlHub::IsConfirmed(const std::set<int>& stuck, absl::Time now) {
   // More ranks may get stuck; this does not free the earlier ones.
   const bool goes_on =
       !suspicion_.stuck.empty() &&
@@ -266,7 +269,6 @@ bool ControlHub::IsConfirmed(int reporter, const std::set<int>& stuck, absl::Tim
     return false;
   }
   suspicion_.stuck = stuck;
-  suspicion_.confirmed.insert(reporter);
   if (now - suspicion_.since < options_.patience) return false;
   // If a rank has fallen silent, the others may wait for one of its messages, and the silent rank
   // will soon be declared lost.
@@ -409,11 +411,13 @@ void ControlHub::HandleMissing(int rank, const ControlMessage& message, Outbox& 
 
 void ControlHub::StartPoll(const ExchangeKey& key, Poll& poll, Outbox& outbox) {
   poll.next_askers.merge(poll.askers);
+  // A rank that has come stays, so that an asker who wants a reply at once gets what is known.
+  if (poll.has_come.empty()) poll.has_come.resize(world_size_);
   poll = {.id = next_poll_++,
           .start = absl::Now(),
           .askers = std::move(poll.next_askers),
           .answered = std::vector<bool>(world_size_),
-          .has_come = std::vector<bool>(world_size_),
+          .has_come = std::move(poll.has_come),
           .missing_answers = world_size_};
   outbox.push_back({AllRanks(),
                     {.type = ControlMessage::Type::kHaveCome,
@@ -429,7 +433,7 @@ void ControlHub::HandleHaveCome(int rank, const ControlMessage& message, Outbox&
   auto& [key, poll] = *found;
   poll.missing_answers -= !poll.answered[rank];
   poll.answered[rank] = true;
-  poll.has_come[rank] = message.sequence == 1;
+  if (message.sequence == 1) poll.has_come[rank] = true;
   if (!IsComplete(poll)) return;
   const absl::Status result = ResultOf(poll);
   for (const auto& [asker, request] : std::exchange(poll.askers, {})) {

@@ -133,7 +133,7 @@ class ControlHub {
   // `reporter` has just reported. Ends the group if the ranks contradict each other or are
   // deadlocked.
   void JudgeGroup(int reporter, Outbox& outbox) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool IsConfirmed(int reporter, const std::set<int>& stuck, absl::Time now)
+  bool IsConfirmed(const std::set<int>& stuck, absl::Time now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::vector<int> AllRanks() const;
   // Replies to the ranks that request a new group, once no other rank can join it.

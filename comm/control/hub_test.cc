@@ -157,6 +157,19 @@ TEST(ControlHubTest, ADeadlockNeedsASignOfLifeOfEveryRank) {
   EXPECT_THAT(group.FailureAt(0)->status.message(), HasSubstr("the ranks disagree"));
 }
 
+// In a large group the hub rests after each judgement; reports that arrive meanwhile count.
+TEST(ControlHubTest, ADeadlockOfManyRanksIsDeclaredAlthoughTheHubRests) {
+  constexpr int kRanks = 1000;
+  Group group(kRanks, {.patience = absl::ZeroDuration(), .rest = 20});
+  group.Come(1, "step");
+  const absl::Time limit = absl::Now() + absl::Seconds(30);
+  while (group.FailureAt(0) == nullptr && absl::Now() < limit) {
+    group.Beat(0, WaitingIn(InCollective(0), 1));
+    for (int rank = 1; rank < kRanks; ++rank) group.Beat(rank, WaitingIn(InExchange("step")));
+  }
+  EXPECT_NE(group.FailureAt(0), nullptr);
+}
+
 TEST(ControlHubTest, ADeadlockHasToStandForAWhile) {
   Group group(2, {.patience = absl::Milliseconds(200), .rest = 0});
   group.Come(1, "step");

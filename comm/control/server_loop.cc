@@ -126,7 +126,10 @@ void ServerLoop::CutOffSilent(absl::Time now) {
   const absl::Duration time = std::clamp(now - last_turn_, absl::ZeroDuration(), kListening);
   last_turn_ = now;
   if (!seats_->ListensForBeats()) return;
-  for (const PeerId id : seats_->PassTime(time)) Dismiss(id, peers_.at(id));
+  for (const PeerId id : seats_->PassTime(time)) {
+    // While the server ends, connections leave their seats behind.
+    if (const auto peer = peers_.find(id); peer != peers_.end()) Dismiss(id, peer->second);
+  }
 }
 
 absl::Time ServerLoop::NextAction(absl::Time now) {

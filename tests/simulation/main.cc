@@ -8,6 +8,7 @@
 // run. Each failure is printed with its seed. The exit code is 1 if a seed failed.
 
 #include <errno.h>
+#include <sys/mman.h>
 #include <sys/personality.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -109,30 +110,27 @@ Weather WeatherOf(uint64_t seed) {
 
 struct Running {
   uint64_t seed;
-  int in;  // The reading end of the pipe from its process.
+  int out;  // A file in memory, in which the process writes its result.
 };
 
 pid_t Start(Play& play, const Weather& weather, Running& running) {
-  int ends[2];
-  if (pipe(ends) != 0) {
-    std::cerr << "simulation: cannot create a pipe; raise the limit of open files\n";
+  running = {weather.world.seed, memfd_create("result", MFD_CLOEXEC)};
+  if (running.out < 0) {
+    std::cerr << "simulation: no file in memory can be made for the result of a run\n";
     std::exit(2);
   }
   const pid_t child = fork();
-  if (child == 0) {
-    close(ends[0]);
-    RunHere(play, weather, ends[1]);
-  }
-  close(ends[1]);
-  running = {weather.world.seed, ends[0]};
+  if (child == 0) RunHere(play, weather, running.out);
   return child;
 }
 
 Result Collect(const Running& running, int status) {
   std::string text;
   char buffer[4096];
-  for (ssize_t got; (got = read(running.in, buffer, sizeof(buffer))) > 0;) text.append(buffer, got);
-  close(running.in);
+  lseek(running.out, 0, SEEK_SET);
+  for (ssize_t got; (got = read(running.out, buffer, sizeof(buffer))) > 0;)
+    text.append(buffer, got);
+  close(running.out);
   Result result{.seed = running.seed};
   const size_t end = text.find('\n');
   const std::vector<std::string> fields = absl::StrSplit(text.substr(0, end), ' ');

@@ -153,12 +153,7 @@ void Network::Carry(const std::shared_ptr<Stream>& from, size_t bytes,
 
 void Network::Arrive(const std::shared_ptr<Stream>& from,
                      const std::function<void(Stream&)>& arrive) {
-  const Host* const a = from->host;
-  const Host* const b = from->other->host;
-  if (auto& held = held_[PairOf(a, b)]; IsCut(a, b) || !held.empty()) {
-    held.push_back([from, arrive] { arrive(*from->other); });
-    return;
-  }
+  if (IsCut(from->host, from->other->host)) return;  // It stays on the way.
   arrive(*from->other);
 }
 
@@ -180,18 +175,6 @@ void Network::Cut(const Host* a, const Host* b) {
       const bool is_theirs = PairOf(stream->host, stream->other->host) == PairOf(a, b);
       if (is_theirs && IsCut(a, b)) Break(*stream, ETIMEDOUT);
     }
-  });
-}
-
-void Network::Heal(const Host* a, const Host* b) {
-  world_.Trace("is healed", a->id, b->id);
-  cuts_.erase(PairOf(a, b));
-  // The hosts retransmit soon afterwards.
-  world_.At(world_.now() + options_.retransmission, [this, a, b] {
-    if (IsCut(a, b)) return;
-    auto& held = held_[PairOf(a, b)];
-    for (const auto& arrive : held) arrive();
-    held.clear();
   });
 }
 
@@ -525,6 +508,8 @@ int Network::EpollControl(int epoll_fd, int operation, int fd, const epoll_event
     std::erase(file->watchers, epoll);
     return epoll->watched.erase(fd) > 0 ? 0 : Fail(ENOENT);
   }
+  if (epoll->watched.contains(fd) != (operation == EPOLL_CTL_MOD))
+    return Fail(operation == EPOLL_CTL_MOD ? ENOENT : EEXIST);
   if (operation == EPOLL_CTL_ADD) file->watchers.push_back(epoll);
   epoll->watched[fd] = {file, *event};
   if (file->Ready() != 0) Changed(*file);

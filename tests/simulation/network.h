@@ -2,7 +2,7 @@
 // them.
 //
 //   Network network(&world, {.latency = 20 * kMicrosecond});
-//   network.Cut(a, b);             // no data between them arrives until Heal(a, b)
+//   network.Cut(a, b);             // no data between them arrives any more
 //   network.Reset(a, b);           // their connections break, with an error at both ends
 //
 // A connection carries bytes in order. They arrive in pieces, after a latency; a lost packet delays
@@ -22,7 +22,7 @@
 #include <sys/uio.h>
 
 #include <cstdint>
-#include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -68,7 +68,6 @@ class Network {
   static std::string AddressOf(const Host& host);
 
   void Cut(const Host* a, const Host* b);
-  void Heal(const Host* a, const Host* b);
   void Reset(const Host* a, const Host* b);
   void Isolate(const Host* host);  // Cuts it off from all others, permanently.
 
@@ -122,7 +121,6 @@ class Network {
   std::vector<std::weak_ptr<Stream>> streams_;
   std::map<Address, std::weak_ptr<struct Listener>> listeners_;
   std::set<std::pair<int, int>> cuts_;  // Host numbers, the lower one first.
-  std::map<std::pair<int, int>, std::deque<std::function<void()>>> held_;
   int next_fd_ = kFirstFd;
   std::string misuse_;
 };

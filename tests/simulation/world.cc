@@ -288,17 +288,6 @@ void World::Stop(Host* host) {
   }
 }
 
-void World::Continue(Host* host) {
-  if (host->is_dead || !host->is_stopped) return;
-  Trace("continues", host->id);
-  host->is_stopped = false;
-  for (const std::unique_ptr<Thread>& thread : threads_) {
-    if (thread->host == host && thread->is_root && !thread->is_over) ++roots_;
-  }
-  ready_.insert(ready_.end(), host->held.begin(), host->held.end());
-  host->held.clear();
-}
-
 void World::Revive(Thread* thread) {
   ++thread->revivals;
   std::vector<Thread*>& held = thread->host->held;

@@ -73,7 +73,7 @@ struct Host {
   int slowness = 1;
 
   bool is_dead = false, is_stopped = false;
-  std::vector<Thread*> held;  // Ready to run when the host continues.
+  std::vector<Thread*> held;  // Ready, but the host runs no thread any more.
   int next_port = 40000;
 };
 
@@ -138,7 +138,6 @@ class World {
   // the kernel's work after a death.
   void Kill(Host* host);
   void Stop(Host* host);
-  void Continue(Host* host);
   std::function<void(Host*)> on_death;
   // Lets a thread of a dead host run until it has released a lock that all hosts share because they
   // are one process. Called once per lock; ReleaseRevived() reverts one call.

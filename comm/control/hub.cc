@@ -411,13 +411,11 @@ void ControlHub::HandleMissing(int rank, const ControlMessage& message, Outbox& 
 
 void ControlHub::StartPoll(const ExchangeKey& key, Poll& poll, Outbox& outbox) {
   poll.next_askers.merge(poll.askers);
-  // A rank that has come stays, so that an asker who wants a reply at once gets what is known.
-  if (poll.has_come.empty()) poll.has_come.resize(world_size_);
   poll = {.id = next_poll_++,
           .start = absl::Now(),
           .askers = std::move(poll.next_askers),
           .answered = std::vector<bool>(world_size_),
-          .has_come = std::move(poll.has_come),
+          .has_come = std::vector<bool>(world_size_),
           .missing_answers = world_size_};
   outbox.push_back({AllRanks(),
                     {.type = ControlMessage::Type::kHaveCome,
@@ -433,7 +431,7 @@ void ControlHub::HandleHaveCome(int rank, const ControlMessage& message, Outbox&
   auto& [key, poll] = *found;
   poll.missing_answers -= !poll.answered[rank];
   poll.answered[rank] = true;
-  if (message.sequence == 1) poll.has_come[rank] = true;
+  poll.has_come[rank] = message.sequence == 1;
   if (!IsComplete(poll)) return;
   const absl::Status result = ResultOf(poll);
   for (const auto& [asker, request] : std::exchange(poll.askers, {})) {

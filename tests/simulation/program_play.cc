@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -98,7 +99,8 @@ Program DrawProgram(Draws& draws, int world_size) {
   for (int i = 0; i < loops; ++i) {
     const bool has_trained = std::any_of(program.loops.begin(), program.loops.end(),
                                          [](const Loop& l) { return l.trains; });
-    program.loops.push_back(DrawLoop(draws, world_size, !has_trained));
+    const bool may_train = !has_trained && world_size <= kMostConnected;
+    program.loops.push_back(DrawLoop(draws, world_size, may_train));
   }
   program.rank0_hosts = draws.OneIn(3);
   if (draws.OneIn(2)) return program;
@@ -106,6 +108,17 @@ Program DrawProgram(Draws& draws, int world_size) {
   program.victim = draws.Below(world_size);
   program.when = draws.Magnitude(kMillisecond, 2 * kSecond);
   return program;
+}
+
+// "3,3,1", or of many ranks "40 x 3,24 x 1".
+std::string Inputs(const Loop& loop) {
+  constexpr size_t kMostListed = 16;
+  if (loop.inputs.size() <= kMostListed) return absl::StrJoin(loop.inputs, ",");
+  std::map<int, int> ranks;  // By the number of inputs.
+  for (const int inputs : loop.inputs) ++ranks[inputs];
+  return absl::StrJoin(ranks, ",", [](std::string* out, const auto& entry) {
+    absl::StrAppend(out, entry.second, " x ", entry.first);
+  });
 }
 
 void RemoveRank(Program& program, int rank) {
@@ -132,8 +145,7 @@ class ProgramPlay : public Play {
       const auto calls = [](const std::vector<std::optional<Call>>& list) {
         return std::count_if(list.begin(), list.end(), [](const auto& c) { return c.has_value(); });
       };
-      absl::StrAppend(&text, "; ", loop.trains ? "trains " : "ticks ",
-                      absl::StrJoin(loop.inputs, ","),
+      absl::StrAppend(&text, "; ", loop.trains ? "trains " : "ticks ", Inputs(loop),
                       loop.trains && loop.is_sharded ? " sharded" : "", ", ",
                       calls(loop.before) + calls(loop.within), " calls");
       if (loop.leaves_after != kNever) absl::StrAppend(&text, ", leaves after ", loop.leaves_after);

@@ -97,7 +97,6 @@ Thread* World::StartThread(Host* host, std::function<void()> body) {
     std::fprintf(stderr, "simulation: thread %d cannot be created (error %d)\n", thread->id, error);
     _exit(2);
   }
-  by_real_[thread->real] = thread;
   MakeReady(thread);
   return thread;
 }
@@ -116,7 +115,6 @@ void World::EndThread(void* argument) {
   Thread* const thread = static_cast<Thread*>(argument);
   World& world = *the_world;
   thread->is_over = true;
-  world.by_real_.erase(thread->real);
   world.Trace("ends", thread->id);
   for (Thread* const joiner : thread->joiners) world.Wake(joiner);
   if (thread->is_root && --world.roots_ == 0) world.End(true);
@@ -133,11 +131,6 @@ void World::Join(Thread* thread) {
     thread->joiners.push_back(current);
     Block(kNever, "joins a thread");
   }
-}
-
-Thread* World::Find(pthread_t real) {
-  const auto found = by_real_.find(real);
-  return found == by_real_.end() ? nullptr : found->second;
 }
 
 bool World::Run(Nanos limit) {

@@ -32,7 +32,6 @@
 #include <memory>
 #include <queue>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "absl/strings/string_view.h"
@@ -132,7 +131,6 @@ class World {
 
   Thread* StartThread(Host* host, std::function<void()> body);
   void Join(Thread* thread);
-  Thread* Find(pthread_t real);
 
   // The threads of the host no longer run; a call by one of them does not return. `on_death` does
   // the kernel's work after a death.
@@ -178,7 +176,6 @@ class World {
   std::vector<std::unique_ptr<Host>> hosts_;
   std::vector<std::unique_ptr<Thread>> threads_;
   std::vector<Thread*> ready_;
-  std::unordered_map<pthread_t, Thread*> by_real_;
   std::priority_queue<Event> events_;
 };
 

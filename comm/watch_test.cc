@@ -424,8 +424,8 @@ TEST(SilenceTest, AHubThatIsSilentForOneRankEndsTheGroupForTheOther) {
   survivor.join();
 }
 
-// Each rank finds it by itself. The first one that then ends its process would be lost for the
-// others, if it had not told the hub why.
+// Each rank finds the disagreement by itself. The first rank to end its process would count as
+// lost if it had not reported the reason to the hub before.
 TEST(FinalizeTest, EachRankReportsADisagreementBeforeItIsGone) {
   std::atomic<bool> is_silent = false;
   std::atomic<int> failures = 0;

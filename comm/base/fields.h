@@ -12,9 +12,8 @@
 //   const std::string bytes = ToBytes(reply);
 //   EK_ASSIGN_OR_RETURN(const Reply reply, FromBytes<Reply>(bytes, "reply"));
 //
-// Fields: bool, 32-bit and 64-bit integers, double, std::string, absl::Status, vectors, and
-// structs. Errors: FromBytes() returns InvalidArgument for anything that ToBytes() does not return,
-// whatever
+// Fields: bool, 32-bit and 64-bit integers, double, std::string, absl::Status, vectors, structs.
+// Errors: FromBytes() returns InvalidArgument for anything that ToBytes() does not return, whatever
 //         the bytes. It takes no memory for items that were announced and have not arrived.
 
 #ifndef EVENKEEL_COMM_BASE_FIELDS_H_

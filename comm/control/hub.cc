@@ -15,7 +15,7 @@ namespace {
 
 // The time that judgements may take each second, at one judgement per rank.
 constexpr absl::Duration kQuickJudgements = absl::Milliseconds(50);
-// A poll that has lasted longer is started again if a rank asks, because its first answers are out
+// A poll that has lasted longer is started again if a rank asks, because its first replies are out
 // of date.
 constexpr absl::Duration kPollPatience = absl::Seconds(1);
 // The maximum number of ranks in HubView::Rank::waits_for.
@@ -130,7 +130,10 @@ HubView ControlHub::View() {
       if (found != awaited_at.end()) seen.waits_for = found->second;
     } else if (wait.kind == Wait::Kind::kCollective) {
       const auto [found, is_new] = awaited_in.try_emplace({wait.channel, wait.sequence});
-      if (is_new) found->second = MissingFrom(wait, /*rank=*/-1, facts_);
+      if (is_new) {
+        found->second = MissingFrom(wait, /*rank=*/-1, facts_);
+        found->second.resize(std::min(found->second.size(), kMostAwaited + 1));
+      }
       seen.waits_for = found->second;
       std::erase(seen.waits_for, rank);
     } else {

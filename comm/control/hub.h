@@ -122,9 +122,9 @@ class ControlHub {
   // Starts a poll for all ranks that have asked.
   void StartPoll(const ExchangeKey& key, Poll& poll, Outbox& outbox)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Returns whether every rank has answered, or cannot any more.
+  // Returns whether every rank has replied, or cannot any more.
   bool IsComplete(const Poll& poll) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Returns the result of the answers so far.
+  // Returns the result of the replies so far.
   absl::Status ResultOf(const Poll& poll) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void HandleLeave(int rank, Outbox& outbox) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // `gone` has left, and will never come to the exchange in which the others are.

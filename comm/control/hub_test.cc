@@ -324,7 +324,7 @@ TEST(ControlHubTest, RanksThatAskTogetherAreAnsweredTogether) {
   EXPECT_EQ(answer(/*late=*/7), 1u);
   EXPECT_THAT(take_replies(), testing::ElementsAre("0: rank 7"));
   EXPECT_EQ(answer(/*late=*/8), 1u)
-      << "the next poll must begin after the questions that it answers";
+      << "the next poll must begin after the questions to which it replies";
   const std::vector<std::string> replies = take_replies();
   EXPECT_THAT(replies, testing::SizeIs(98));
   EXPECT_THAT(replies, testing::Each(testing::EndsWith(": rank 8")));

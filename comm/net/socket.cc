@@ -162,8 +162,10 @@ void Poller::Change(int fd, uint64_t tag, uint32_t events) const {
 void Poller::Forget(int fd) const { epoll_ctl(fd_.get(), EPOLL_CTL_DEL, fd, nullptr); }
 
 absl::Span<const epoll_event> Poller::Wait(absl::Time deadline) {
+  if (is_full_) events_.resize(2 * events_.size());
   const int count = epoll_wait(fd_.get(), events_.data(), static_cast<int>(events_.size()),
                                PollTimeout(deadline));
+  is_full_ = count == static_cast<int>(events_.size());
   return absl::MakeConstSpan(events_.data(), std::max(count, 0));
 }
 

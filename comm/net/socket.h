@@ -55,13 +55,14 @@ class Poller {
   void Change(int fd, uint64_t tag, uint32_t events) const;
   // Must be called before `fd` is closed, since a forked child process may have it open, too.
   void Forget(int fd) const;
-  // Waits for events until the deadline. Returns at most 256 of them; the next call returns the
-  // others first. The result is valid until the next call.
+  // Waits for events until the deadline. Returns at least 256 of them if there are as many, and
+  // more at each call that follows a full one. The result is valid until the next call.
   absl::Span<const epoll_event> Wait(absl::Time deadline);
 
  private:
   UniqueFd fd_;
   std::vector<epoll_event> events_;
+  bool is_full_ = false;  // The last wait has filled `events_`.
 };
 
 struct HostPort {

@@ -40,7 +40,7 @@ absl::StatusOr<std::vector<int>> Numbers(absl::string_view text, char separator)
 
 // From which steps survivors may go on. A rank that is in a step has all contributions to the one
 // before, but the others may still be about to get its result; one that has reduced a step has
-// begun it with everybody.
+// begun it together with all others.
 std::pair<int, int> PossibleSteps(const Loss& loss) {
   const bool has_reduced = loss.point == StepPoint::kReduced || loss.point == StepPoint::kStepped;
   return has_reduced ? std::pair(loss.step, loss.step + 1)
@@ -148,7 +148,7 @@ ToyState TrainElasticallyAlone(const ElasticTraining& training,
 std::vector<std::string> WrongIn(const ElasticTraining& training,
                                  const std::vector<ElasticReport>& survivors) {
   std::vector<std::string> wrong;
-  if (survivors.empty()) return {"nobody has survived"};
+  if (survivors.empty()) return {"no rank has survived"};
   const ElasticReport& first = survivors[0];
   const std::string steps =
       absl::StrCat("went on from steps ", absl::StrJoin(first.went_on_from, ","));

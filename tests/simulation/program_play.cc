@@ -20,6 +20,7 @@
 #include "evenkeel/join/join.h"
 #include "evenkeel/join/steps/step_control.h"
 #include "evenkeel/join/testing/ticker.h"
+#include "evenkeel/tests/rank_report.h"
 #include "evenkeel/tests/simulation/play.h"
 #include "evenkeel/tests/toy_training.h"
 
@@ -233,7 +234,9 @@ class ProgramPlay : public Play {
       verdict.hangs = true;
       verdict.complaints.push_back("it was not over in time");
     }
-    if (!stage.crash.empty() && lost_at_ == 0) {
+    // A rank may be lost while others still make their group.
+    const bool is_explained = lost_at_ > 0 && NamedRanks(stage.crash).contains(program_.victim);
+    if (!stage.crash.empty() && !is_explained) {
       verdict.is_other = true;
       verdict.complaints.push_back(stage.crash);
     }

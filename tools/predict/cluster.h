@@ -9,7 +9,7 @@
 //   memory   ranks of a host that share memory
 //   host     the work of TCP on the processors
 //   network  the link of a host to the others
-// Where ranks share processors, the costs of memory and host are multiplied by the number of ranks
+// If ranks share processors, the costs of memory and host are multiplied by the number of ranks
 // per processor. TCP takes as long as the slower of host and network.
 //
 // Units:   seconds, bytes.

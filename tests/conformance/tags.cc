@@ -166,9 +166,10 @@ TEST_P(TagsTest, TheLastOfManyReceivesIsMet) {
       works.push_back(comm.user().Recv(view.Slice(tag, 1), 0, {.tag = tag}));
     EK_RETURN_IF_ERROR(comm.Barrier());
     for (int tag = kTags; tag >= 1; --tag) {
-      numbers[tag] = comm.rank() == 0 ? tag : numbers[tag];
-      if (comm.rank() == 0)
+      if (comm.rank() == 0) {  // The receiver's memory is being written.
+        numbers[tag] = tag;
         EK_RETURN_IF_ERROR(comm.user().Send(view.Slice(tag, 1), receiver, {.tag = tag}).Wait());
+      }
       if (comm.rank() == receiver) {
         EK_RETURN_IF_ERROR(works[tag - 1].Wait());
         EXPECT_EQ(numbers[tag], tag);

@@ -170,7 +170,8 @@ void Communicator::CheckHub() {
                        " from the job's store: its process (rank 0, or the launcher) hangs, or the "
                        "network is down")),
       control_->HubLost());
-  control_->Fail(why);  // If the hub recovers, it informs ranks with a longer limit.
+  // A hub that recovers, or whose messages get lost on their way here, informs the other ranks.
+  control_->Fail(why, silence);
   Fail(why);
 }
 

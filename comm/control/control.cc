@@ -284,8 +284,10 @@ void ControlChannel::NotifyOnce(absl::string_view topic, std::string payload) {
                .payload = std::move(payload)});
 }
 
-void ControlChannel::Fail(const absl::Status& why) {
-  link_->Send({.type = ControlMessage::Type::kFailed, .status = why});
+void ControlChannel::Fail(const absl::Status& why, absl::Duration unheard) {
+  link_->Send({.type = ControlMessage::Type::kFailed,
+               .request = absl::ToInt64Microseconds(unheard),
+               .status = why});
 }
 
 void ControlChannel::Leave() {

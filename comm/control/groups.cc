@@ -11,6 +11,12 @@
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {
+namespace {
+
+// A turn of the loop counts for less, also when it is the last one before its time is added.
+constexpr absl::Duration kHiccup = absl::Seconds(1);
+
+}  // namespace
 
 absl::Status ControlGroups::Check(const Hello& hello) const {
   const auto found = groups_.find(hello.group);
@@ -57,10 +63,14 @@ absl::Status ControlGroups::OnFrame(PeerId peer, absl::string_view frame) {
   EK_ASSIGN_OR_RETURN(ControlMessage message, ParseControlMessage(frame));
   Seat& seat = found->second;
   if (message.type == ControlMessage::Type::kBeat) {
+    NoteRunning();
     SetMaxSilence(
         seat, message.request > 0 ? absl::Microseconds(message.request) : absl::InfiniteDuration());
   } else if (message.type == ControlMessage::Type::kLeave) {
     SetMaxSilence(seat, absl::InfiniteDuration());
+  } else if (message.type == ControlMessage::Type::kFailed &&
+             clock_ - runs_since_ < absl::Microseconds(message.request)) {
+    message.request = 0;  // Perhaps the loop did not run, and the rank is not to blame.
   }
   groups_.at(seat.group).hub->OnMessage(seat.rank, std::move(message));
   return absl::OkStatus();
@@ -83,6 +93,13 @@ void ControlGroups::OnDisconnect(PeerId peer) {
   ++group.disconnected;
   group.hub->OnDisconnect(seat.rank);
   if (group.disconnected == group.hub->world_size()) groups_.erase(seat.group);
+}
+
+void ControlGroups::NoteRunning() {
+  const absl::Time now = absl::Now();
+  if (now - beat_at_ > clock_ - beat_clock_ + kHiccup) runs_since_ = clock_;
+  beat_at_ = now;
+  beat_clock_ = clock_;
 }
 
 void ControlGroups::SetMaxSilence(Seat& seat, absl::Duration max_silence) {

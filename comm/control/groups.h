@@ -71,6 +71,8 @@ class ControlGroups : public ControlSeats {
     absl::Duration heard;  // The value of clock_ when its last bytes came.
   };
 
+  // Called at each heartbeat of any rank.
+  void NoteRunning();
   void SetMaxSilence(Seat& seat, absl::Duration max_silence);
   void AppendStatus(std::string* json);
   void Deliver(Group& group, absl::Span<const int> to, const ControlMessage& message);
@@ -78,7 +80,11 @@ class ControlGroups : public ControlSeats {
   const SendFunction send_;
   std::map<std::string, Group> groups_;
   std::map<PeerId, Seat> seats_;
-  absl::Duration clock_;      // The sum of PassTime().
+  absl::Duration clock_;  // The sum of PassTime().
+  // The loop has run without a long interruption since clock_ had this value, and at the last
+  // heartbeat, at which these were the time and the value of clock_.
+  absl::Duration runs_since_, beat_clock_;
+  absl::Time beat_at_ = absl::InfinitePast();
   int64_t listening_to_ = 0;  // The number of seats with a limit to their silence.
   // The value of clock_ before which no seat can be too silent.
   absl::Duration look_at_ = absl::InfiniteDuration();

@@ -13,8 +13,9 @@
 namespace evenkeel::internal {
 namespace {
 
-// The time that judgements may take each second, at one judgement per rank.
-constexpr absl::Duration kQuickJudgements = absl::Milliseconds(50);
+// A judgement reads the reports of all ranks, so in a large group the hub makes this many while
+// each rank reports once.
+constexpr int kJudgementsPerRound = 8;
 // A poll that has lasted longer is started again if a rank asks, because its first replies are out
 // of date.
 constexpr absl::Duration kPollPatience = absl::Seconds(1);
@@ -101,6 +102,16 @@ void ControlHub::OnSilence(int rank, absl::Duration silence) {
             outbox);
     RegroupIfComplete(outbox);
   });
+}
+
+void ControlHub::FailDeaf(int rank, absl::Duration unheard, Outbox& outbox) {
+  FailAll(
+      FailureKind::kRankLost, rank,
+      absl::UnavailableError(absl::StrCat(
+          "rank ", rank, " is cut off: it has received nothing for ", absl::FormatDuration(unheard),
+          " from the job's store, which ran and received its messages: the network loses "
+          "packets to that rank's host")),
+      outbox);
 }
 
 HubView ControlHub::View() {
@@ -209,6 +220,7 @@ void ControlHub::Handle(int rank, ControlMessage message, Outbox& outbox) {
       return;
     }
     case Type::kFailed:
+      if (message.request > 0) return FailDeaf(rank, absl::Microseconds(message.request), outbox);
       return FailAll(absl::IsFailedPrecondition(message.status) ? FailureKind::kDisagreement
                                                                 : FailureKind::kRankFailed,
                      rank,
@@ -249,15 +261,13 @@ void ControlHub::JudgeGroup(int reporter, Outbox& outbox) {
   if (!suspicion_.stuck.empty()) suspicion_.confirmed.insert(reporter);
   // If ranks have different collectives, some rank waits for ever sooner or later.
   if (waiting_ranks_ == 0) return;
-  const absl::Time now = absl::Now();
-  if (now < judge_again_) return;
+  const int reporting = world_size_ - static_cast<int>(left_.size());
+  if (++reports_since_judgement_ * kJudgementsPerRound < reporting) return;
+  reports_since_judgement_ = 0;
   const Judgement judgement = Judge(facts_, OpenExchanges());
-  const absl::Time judged = absl::Now();
-  if ((judged - now) * world_size_ > kQuickJudgements)
-    judge_again_ = judged + options_.rest * (judged - now);
   if (judgement.status.ok()) {
     suspicion_ = {};
-  } else if (judgement.stuck.empty() || IsConfirmed(judgement.stuck, now)) {
+  } else if (judgement.stuck.empty() || IsConfirmed(judgement.stuck, absl::Now())) {
     FailAll(FailureKind::kDisagreement, judgement.culprit, judgement.status, outbox);
   }
 }

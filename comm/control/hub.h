@@ -41,9 +41,6 @@ namespace evenkeel::internal {
 
 struct HubOptions {
   absl::Duration patience = absl::Seconds(1);  // How long a deadlock must last.
-  // If a judgement for each heartbeat would take too long, as in large groups, the hub makes no
-  // other one for this many times the duration of the last one.
-  int rest = 20;
 };
 
 // A group at one moment, for observers.
@@ -146,6 +143,9 @@ class ControlHub {
   TreeShape shape() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return {world_size_, fanout_}; }
   std::vector<int> MissingFromExchange(const std::string& topic, int64_t sequence) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // For a rank that has received nothing from a hub that ran all the time.
+  void FailDeaf(int rank, absl::Duration unheard, Outbox& outbox)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FailAll(FailureKind kind, int culprit, absl::Status why, Outbox& outbox)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -175,7 +175,7 @@ class ControlHub {
   // By rank: the exchanges of a tree that it had begun, without a result, at its last heartbeat.
   std::vector<std::set<ExchangeKey>> come_ ABSL_GUARDED_BY(mutex_);
   Suspicion suspicion_ ABSL_GUARDED_BY(mutex_);  // None if no rank is stuck.
-  absl::Time judge_again_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+  int reports_since_judgement_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace evenkeel::internal

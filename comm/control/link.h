@@ -54,7 +54,8 @@ struct ControlMessage {
     // As kSend, to all other ranks; sequence = 1: unless an equal notice of any rank was passed on.
     kNotice,
     // To the hub: this rank ends the group, status. To every rank, the sender too: status, rank =
-    // the culprit; sequence = 1: the receiver is cut off for it.
+    // the culprit; sequence = 1: the receiver is cut off for it. To the hub: request = the time in
+    // microseconds for which the rank has received nothing from the hub, if this is the reason.
     kFailed,
     kLeave,  // To the hub: this rank leaves cleanly; its disconnection is not a failure.
     // To the hub: this rank lives; payload = its RankStatus, or empty; request = the longest

@@ -50,6 +50,7 @@ namespace {
 
 constexpr Nanos kLimit = 90 * kSecond;      // Virtual time.
 constexpr int kMostTries = 300;             // To cut a run down.
+constexpr size_t kMostLines = 20;           // Of a failure's complaints, and of its warnings.
 constexpr unsigned kPatienceSeconds = 600;  // Real time, for one world.
 
 struct Result {
@@ -89,6 +90,13 @@ Weather WeatherOf(uint64_t seed) {
   return weather;
 }
 
+void AppendLines(const std::vector<std::string>& lines, std::string& text) {
+  for (size_t i = 0; i < std::min(lines.size(), kMostLines); ++i)
+    absl::StrAppend(&text, lines[i], "\n");
+  if (lines.size() > kMostLines)
+    absl::StrAppend(&text, "and ", lines.size() - kMostLines, " more\n");
+}
+
 // Runs in a process of its own: writes the result to `out`, and ends the process.
 [[noreturn]] void RunHere(Play& play, const Weather& weather, int out) {
   alarm(kPatienceSeconds);
@@ -102,8 +110,8 @@ Weather WeatherOf(uint64_t seed) {
       absl::StrCat(verdict.hangs, " ", verdict.is_wrong, " ", verdict.is_unnamed, " ",
                    verdict.is_other, " ", slowest, " ", run.trace_hash, " ", run.time * 1e-9, " ",
                    absl::ToDoubleSeconds(absl::Now() - start), "\n");
-  for (const std::string& complaint : verdict.complaints) absl::StrAppend(&text, complaint, "\n");
-  if (!verdict.is_good()) absl::StrAppend(&text, run.warnings);
+  AppendLines(verdict.complaints, text);
+  if (!verdict.is_good()) AppendLines(absl::StrSplit(run.warnings, '\n', absl::SkipEmpty()), text);
   (void)!write(out, text.data(), text.size());
   _exit(0);
 }

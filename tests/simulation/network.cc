@@ -15,8 +15,14 @@ namespace evenkeel::simulation {
 class Epoll : public File {
  public:
   short Ready() const override { return 0; }
+  void Queue(int fd) {
+    if (queued.insert(fd).second) queue.push_back(fd);
+  }
 
   std::map<int, std::pair<File*, epoll_event>> watched;
+  // The descriptors that may be ready: those that have changed since they were last found idle.
+  std::deque<int> queue;
+  std::set<int> queued;
 };
 
 struct EventCounter : File {
@@ -60,6 +66,8 @@ struct Stream : Unconnected {
   size_t on_the_way = 0;  // Sent from this end.
   uint64_t acknowledged = 0;
   Nanos last_arrival = 0;  // When the last bytes arrive at the other end.
+  // Sent from this end and lost in a cut, in order.
+  std::deque<std::function<void(Stream&)>> lost;
   bool is_connected = false;
   bool has_ended = false;       // Sends no more.
   bool has_peer_ended = false;  // The end of the peer's bytes has arrived.
@@ -78,10 +86,6 @@ constexpr uint32_t kLoopback = 0x7f000001u;
 int Fail(int error) {
   errno = error;
   return -1;
-}
-
-std::pair<int, int> PairOf(const Host* a, const Host* b) {
-  return {std::min(a->id, b->id), std::max(a->id, b->id)};
 }
 
 }  // namespace
@@ -128,12 +132,9 @@ int Network::Add(std::shared_ptr<File> file) {
 void Network::Changed(File& file) {
   for (Thread* const thread : file.waiters) world_.Wake(thread);
   for (Epoll* const watcher : file.watchers) {
+    watcher->Queue(file.fd);
     for (Thread* const thread : watcher->waiters) world_.Wake(thread);
   }
-}
-
-bool Network::IsCut(const Host* a, const Host* b) const {
-  return a != b && cuts_.contains(PairOf(a, b));
 }
 
 Nanos Network::Delay(size_t bytes) {
@@ -151,10 +152,9 @@ void Network::Carry(const std::shared_ptr<Stream>& from, size_t bytes,
   world_.At(from->last_arrival, [this, from, arrive = std::move(arrive)] { Arrive(from, arrive); });
 }
 
-void Network::Arrive(const std::shared_ptr<Stream>& from,
-                     const std::function<void(Stream&)>& arrive) {
-  if (IsCut(from->host, from->other->host)) return;  // It stays on the way.
-  arrive(*from->other);
+void Network::Arrive(const std::shared_ptr<Stream>& from, std::function<void(Stream&)> arrive) {
+  if (from->lost.empty() && !IsCut(from->host, from->other->host)) return arrive(*from->other);
+  from->lost.push_back(std::move(arrive));
 }
 
 void Network::Break(Stream& stream, int error) {
@@ -165,32 +165,63 @@ void Network::Break(Stream& stream, int error) {
   Changed(stream);
 }
 
-void Network::Cut(const Host* a, const Host* b) {
-  world_.Trace("is cut", a->id, b->id);
-  cuts_.insert(PairOf(a, b));
-  world_.At(world_.now() + kIdlePatience, [this, a, b] {
-    for (const std::weak_ptr<Stream>& weak : streams_) {
-      const std::shared_ptr<Stream> stream = weak.lock();
-      if (stream == nullptr || stream->other == nullptr || stream->on_the_way > 0) continue;
-      const bool is_theirs = PairOf(stream->host, stream->other->host) == PairOf(a, b);
-      if (is_theirs && IsCut(a, b)) Break(*stream, ETIMEDOUT);
+void Network::CutOneWay(const Host* from, const Host* to) {
+  world_.Trace("is cut", from->id, to->id);
+  Cuts& cuts = cuts_[{from->id, to->id}];
+  if (++cuts.count > 1) return;
+  cuts.since = world_.now();
+  world_.At(world_.now() + kIdlePatience, [this, from, to, since = world_.now()] {
+    const auto cut = cuts_.find({from->id, to->id});
+    if (cut == cuts_.end() || cut->second.since != since) return;
+    for (const std::shared_ptr<Stream>& stream : StreamsBetween(from, to)) {
+      if (stream->on_the_way == 0) Break(*stream, ETIMEDOUT);
     }
   });
 }
 
-void Network::Isolate(const Host* host) {
-  for (const std::unique_ptr<Host>& other : world_.hosts()) {
-    if (other.get() != host) Cut(host, other.get());
+void Network::Cut(const Host* a, const Host* b) {
+  CutOneWay(a, b);
+  CutOneWay(b, a);
+}
+
+void Network::HealOneWay(const Host* from, const Host* to) {
+  world_.Trace("is healed", from->id, to->id);
+  const auto cut = cuts_.find({from->id, to->id});
+  if (cut == cuts_.end() || --cut->second.count > 0) return;
+  // The interval between retransmissions doubles each time.
+  const auto lasted = static_cast<double>(world_.now() - cut->second.since);
+  cuts_.erase(cut);
+  for (const std::shared_ptr<Stream>& stream : StreamsBetween(from, to)) {
+    if (stream->host != from || stream->lost.empty()) continue;
+    const Nanos pause = static_cast<Nanos>(world_.draws().Fraction() * lasted);
+    world_.At(world_.now() + pause, [this, stream] { Retransmit(*stream); });
   }
+}
+
+void Network::Retransmit(Stream& stream) {
+  while (!stream.lost.empty() && !IsCut(stream.host, stream.other->host)) {
+    const std::function<void(Stream&)> arrive = std::move(stream.lost.front());
+    stream.lost.pop_front();
+    arrive(*stream.other);
+  }
+  Changed(*stream.other);  // It may have got acknowledgements only.
+}
+
+std::vector<std::shared_ptr<Stream>> Network::StreamsBetween(const Host* a, const Host* b) const {
+  std::vector<std::shared_ptr<Stream>> found;
+  for (const std::weak_ptr<Stream>& weak : streams_) {
+    const std::shared_ptr<Stream> stream = weak.lock();
+    if (stream == nullptr || stream->other == nullptr) continue;
+    const Host* const here = stream->host;
+    const Host* const there = stream->other->host;
+    if ((here == a && there == b) || (here == b && there == a)) found.push_back(stream);
+  }
+  return found;
 }
 
 void Network::Reset(const Host* a, const Host* b) {
   world_.Trace("is reset", a->id, b->id);
-  for (const std::weak_ptr<Stream>& weak : streams_) {
-    const std::shared_ptr<Stream> stream = weak.lock();
-    if (stream == nullptr || stream->other == nullptr) continue;
-    if (PairOf(stream->host, stream->other->host) == PairOf(a, b)) Break(*stream, ECONNRESET);
-  }
+  for (const std::shared_ptr<Stream>& stream : StreamsBetween(a, b)) Break(*stream, ECONNRESET);
 }
 
 void Network::OnDeath(Host* host) {
@@ -302,7 +333,7 @@ void Network::TryToConnect(const std::shared_ptr<Stream>& stream, const Address&
     if (stream->is_closed || stream->is_broken) return;
     const size_t index = to.first - 0x0a000001u;
     Host* const host = index < world_.hosts().size() ? world_.hosts()[index].get() : nullptr;
-    if (host == nullptr || IsCut(stream->host, host)) {
+    if (host == nullptr || IsCutAnyWay(stream->host, host)) {
       if (pause > kConnectPatience / 2) return Break(*stream, ETIMEDOUT);
       world_.At(world_.now() + pause,
                 [this, stream, to, pause] { TryToConnect(stream, to, 2 * pause); });
@@ -421,8 +452,10 @@ ssize_t Network::Write(int fd, const iovec* parts, int count) {
   const auto send = [this, &owner](std::string packet) {
     const size_t size = packet.size();
     Carry(owner, size, [this, owner, packet = std::move(packet)](Stream& end) {
-      owner->on_the_way -= packet.size();
-      owner->acknowledged += packet.size();
+      Arrive(owner->other, [size = packet.size()](Stream& sender) {
+        sender.on_the_way -= size;
+        sender.acknowledged += size;
+      });
       if (end.is_closed || end.is_broken || end.host->is_dead) {
         world_.At(world_.now() + Delay(0), [this, owner] { Break(*owner, ECONNRESET); });
         return;
@@ -521,12 +554,18 @@ int Network::EpollWait(int epoll_fd, epoll_event* events, int most, Nanos deadli
   if (epoll == nullptr) return -1;
   while (true) {
     int count = 0;
-    for (const auto& [fd, entry] : epoll->watched) {
-      const auto& [file, event] = entry;
+    for (size_t left = epoll->queue.size(); left > 0 && count < most; --left) {
+      const int fd = epoll->queue.front();
+      epoll->queue.pop_front();
+      epoll->queued.erase(fd);
+      const auto found = epoll->watched.find(fd);
+      if (found == epoll->watched.end()) continue;
+      const auto& [file, event] = found->second;
       const uint32_t ready =
           static_cast<uint32_t>(file->Ready()) & (event.events | EPOLLERR | EPOLLHUP);
-      if (ready == 0 || count == most) continue;
+      if (ready == 0) continue;
       events[count++] = {.events = ready, .data = event.data};
+      epoll->Queue(fd);  // At the end, so that each has its turn.
     }
     if (count > 0 || world_.now() >= deadline) return count;
     epoll->waiters.push_back(World::Current());

@@ -2,7 +2,7 @@
 // them.
 //
 //   Network network(&world, {.latency = 20 * kMicrosecond});
-//   network.Cut(a, b);             // no data between them arrives any more
+//   network.Cut(a, b);             // no data between them arrives any more, until HealOneWay()
 //   network.Reset(a, b);           // their connections break, with an error at both ends
 //
 // A connection carries bytes in order. They arrive in pieces, after a latency; a lost packet delays
@@ -67,9 +67,12 @@ class Network {
   // Returns "10.0.0.1" for the first host.
   static std::string AddressOf(const Host& host);
 
+  // Packets from one host to the other are lost, until HealOneWay() has been called as often. Then
+  // they arrive by retransmission, within a time as long as the cut.
+  void CutOneWay(const Host* from, const Host* to);
+  void HealOneWay(const Host* from, const Host* to);
   void Cut(const Host* a, const Host* b);
   void Reset(const Host* a, const Host* b);
-  void Isolate(const Host* host);  // Cuts it off from all others, permanently.
 
   // Return the number of descriptors that running hosts have not closed, and the wrong uses of
   // descriptors so far.
@@ -103,12 +106,15 @@ class Network {
   Kind* Find(int fd, const char* use);
   int Add(std::shared_ptr<File> file);
   void Changed(File& file);
-  bool IsCut(const Host* a, const Host* b) const;
+  bool IsCut(const Host* from, const Host* to) const { return cuts_.contains({from->id, to->id}); }
+  bool IsCutAnyWay(const Host* a, const Host* b) const { return IsCut(a, b) || IsCut(b, a); }
   // Calls `arrive` for the other end of `from` after the arrival of everything sent before, and not
   // while the two hosts are cut off from each other.
   void Carry(const std::shared_ptr<struct Stream>& from, size_t bytes,
              std::function<void(Stream&)> arrive);
-  void Arrive(const std::shared_ptr<Stream>& from, const std::function<void(Stream&)>& arrive);
+  void Arrive(const std::shared_ptr<Stream>& from, std::function<void(Stream&)> arrive);
+  void Retransmit(Stream& stream);
+  std::vector<std::shared_ptr<Stream>> StreamsBetween(const Host* a, const Host* b) const;
   void Break(Stream& stream, int error);
   void TryToConnect(const std::shared_ptr<Stream>& stream, const Address& to, Nanos pause);
   void OnDeath(Host* host);
@@ -120,7 +126,11 @@ class Network {
   std::map<int, std::shared_ptr<File>> files_;
   std::vector<std::weak_ptr<Stream>> streams_;
   std::map<Address, std::weak_ptr<struct Listener>> listeners_;
-  std::set<std::pair<int, int>> cuts_;  // Host numbers, the lower one first.
+  struct Cuts {
+    Nanos since = 0;
+    int count = 0;
+  };
+  std::map<std::pair<int, int>, Cuts> cuts_;  // By the numbers of sender and receiver.
   int next_fd_ = kFirstFd;
   std::string misuse_;
 };

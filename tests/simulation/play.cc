@@ -23,6 +23,7 @@ class Performance {
  public:
   Performance(Play& play, const Weather& weather)
       : play_(play),
+        weather_(weather),
         world_(weather.world),
         network_(&world_, weather.network),
         stage_{world_, network_, {}} {
@@ -47,6 +48,7 @@ class Performance {
     if (!play_.rank0_hosts()) world_.Start(stage_.store, [this] { HostStore(); });
     for (int rank = 0; rank < play_.world_size(); ++rank)
       world_.Start(stage_.ranks[rank], [this, rank] { RunRank(rank); });
+    Schedule(weather_, world_, network_);
     play_.Prepare(stage_);
     const bool is_over = world_.Run(limit);
     PlayedRun run{.verdict = play_.Judge(is_over, stage_),
@@ -116,6 +118,7 @@ class Performance {
   }
 
   Play& play_;
+  const Weather weather_;
   World world_;
   Network network_;
   Stage stage_;

@@ -55,7 +55,21 @@ struct Loop {
   int most() const { return *std::max_element(inputs.begin(), inputs.end()); }
 };
 
-enum class Loss { kNone, kKilled, kStopped, kIsolated };
+// A deaf rank hears nothing from the others, and a mute one is not heard. The last three last for
+// kWhile, which is longer than a rank or the store may be silent.
+enum class Loss {
+  kNone,
+  kKilled,
+  kStopped,
+  kIsolated,
+  kDeaf,
+  kMute,
+  kIsolatedForAWhile,
+  kStoppedForAWhile,
+  kStoreStoppedForAWhile
+};
+constexpr int kLosses = 8;
+constexpr Nanos kWhile = 4 * kSecond;
 
 struct Program {
   std::vector<Loop> loops;
@@ -105,8 +119,9 @@ Program DrawProgram(Draws& draws, int world_size) {
   }
   program.rank0_hosts = draws.OneIn(3);
   if (draws.OneIn(2)) return program;
-  program.loss = static_cast<Loss>(1 + draws.Below(3));
+  program.loss = static_cast<Loss>(1 + draws.Below(kLosses));
   program.victim = draws.Below(world_size);
+  if (program.loss == Loss::kStoreStoppedForAWhile) program.rank0_hosts = false;
   program.when = draws.Magnitude(kMillisecond, 2 * kSecond);
   return program;
 }
@@ -151,10 +166,18 @@ class ProgramPlay : public Play {
                       calls(loop.before) + calls(loop.within), " calls");
       if (loop.leaves_after != kNever) absl::StrAppend(&text, ", leaves after ", loop.leaves_after);
     }
-    constexpr const char* kLosses[] = {"", "is killed", "is stopped", "is cut off"};
+    constexpr const char* kTexts[] = {"",
+                                      "is killed",
+                                      "is stopped",
+                                      "is cut off",
+                                      "is deaf",
+                                      "is mute",
+                                      "is cut off for 4 s",
+                                      "is stopped for 4 s",
+                                      "runs, but the store is stopped for 4 s"};
     if (program_.loss == Loss::kNone) return text;
     return absl::StrCat(text, "; rank ", program_.victim, " ",
-                        kLosses[static_cast<int>(program_.loss)], " at ",
+                        kTexts[static_cast<int>(program_.loss)], " at ",
                         absl::FormatDuration(absl::Nanoseconds(program_.when)));
   }
   int world_size() const override { return static_cast<int>(ends_.size()); }
@@ -204,9 +227,7 @@ class ProgramPlay : public Play {
       Host* const host = stage.ranks[program_.victim];
       if (ends_[program_.victim].is_over || !ends_[program_.victim].has_begun) return;
       lost_at_ = stage.world.now();
-      if (program_.loss == Loss::kKilled) return stage.world.Kill(host);
-      if (program_.loss == Loss::kStopped) return stage.world.Stop(host);
-      stage.network.Isolate(host);
+      Lose(host, stage);
     });
   }
 
@@ -250,15 +271,12 @@ class ProgramPlay : public Play {
         complain(verdict.is_other, rank, absl::StrCat("fails, but nothing is wrong: ", text));
         continue;
       }
-      if (rank == program_.victim) continue;  // If it is cut off, all others seem lost to it.
+      if (rank == program_.victim && program_.loss != Loss::kStoreStoppedForAWhile)
+        continue;  // If it is cut off, all others seem lost to it.
       verdict.seconds.push_back(static_cast<double>(end.when - lost_at_) * 1e-9);
       if (end.when - lost_at_ > absl::ToInt64Nanoseconds(kSilence) + kSoon)
         complain(verdict.is_other, rank, absl::StrCat("ends too late: ", text));
-      const std::optional<FailureInfo> failure = FailureInfoOf(end.status);
-      // A group of the remaining ranks has no record of the rank whose process hosts the hub.
-      const bool is_hub = program_.rank0_hosts && program_.victim == 0 && failure.has_value() &&
-                          failure->kind == FailureKind::kRankLost && failure->ranks.empty();
-      if (!is_hub && (!failure.has_value() || failure->ranks != std::vector<int>{program_.victim}))
+      if (!Names(FailureInfoOf(end.status)))
         complain(verdict.is_unnamed, rank, absl::StrCat("does not name the lost rank: ", text));
     }
     return verdict;
@@ -271,6 +289,41 @@ class ProgramPlay : public Play {
     Nanos when = 0;
     std::string wrong;  // The first wrong number.
   };
+
+  bool Names(const std::optional<FailureInfo>& failure) const {
+    if (!failure.has_value()) return false;
+    const std::vector<int>& ranks = failure->ranks;
+    if (program_.loss == Loss::kStoreStoppedForAWhile) return ranks.empty();
+    if (ranks == std::vector<int>{program_.victim}) return true;
+    if (!program_.rank0_hosts || program_.victim != 0) return false;
+    // A group of the remaining ranks has no record of the rank whose process hosts the hub. To a
+    // hub that is deaf it is the others that are lost.
+    return failure->kind == FailureKind::kRankLost &&
+           (ranks.empty() || program_.loss == Loss::kDeaf);
+  }
+
+  void Lose(Host* host, Stage& stage) const {
+    World& world = stage.world;
+    const auto stop = [&world](Host* stopped) {
+      world.Stop(stopped);
+      world.At(world.now() + kWhile, [&world, stopped] { world.Continue(stopped); });
+    };
+    const Loss loss = program_.loss;
+    if (loss == Loss::kKilled) return world.Kill(host);
+    if (loss == Loss::kStopped) return world.Stop(host);
+    if (loss == Loss::kStoppedForAWhile) return stop(host);
+    if (loss == Loss::kStoreStoppedForAWhile) return stop(stage.store);
+    const auto cut = [&stage, &world, loss](Host* from, Host* to) {
+      stage.network.CutOneWay(from, to);
+      if (loss != Loss::kIsolatedForAWhile) return;
+      world.At(world.now() + kWhile, [&stage, from, to] { stage.network.HealOneWay(from, to); });
+    };
+    for (const std::unique_ptr<Host>& each : world.hosts()) {
+      if (each.get() == host) continue;
+      if (loss != Loss::kDeaf) cut(host, each.get());
+      if (loss != Loss::kMute) cut(each.get(), host);
+    }
+  }
 
   // Most ranks are on time, some are late, a few are very late.
   static void MayBeLate(Draws& draws) {

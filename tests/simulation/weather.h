@@ -17,6 +17,14 @@
 
 namespace evenkeel::simulation {
 
+// A partition that heals before a rank may be declared lost. The hosts in `here` lose what they
+// send to the others, and what the others send to them unless it is one-way.
+struct Blip {
+  Nanos when = 0, lasts = 0;
+  std::vector<int> here;
+  bool is_one_way = false;
+};
+
 struct Weather {
   WorldOptions world;
   NetworkOptions network;
@@ -24,11 +32,15 @@ struct Weather {
   double clock_drift = 0;  // The largest error of their rates, in parts per million.
   int slow_host = -1;      // The host whose threads pause longer; -1: none.
   int slowness = 1;        // The factor of its pauses.
+  std::vector<Blip> blips;
 };
 
-// Returns random conditions; in a third of the runs only the scheduling is random.
-Weather DrawWeather(uint64_t seed, int hosts);
+// Returns random conditions for so many ranks; the store may have another host. In a third of the
+// runs only the scheduling is random.
+Weather DrawWeather(uint64_t seed, int ranks);
 std::string Describe(const Weather& weather);
+// Makes the blips happen.
+void Schedule(const Weather& weather, World& world, Network& network);
 // Returns weathers that have one disturbance less than this one.
 std::vector<Weather> Simpler(const Weather& weather);
 

@@ -2,9 +2,7 @@
 
 #include <dlfcn.h>
 #include <errno.h>
-#include <linux/futex.h>
 #include <stdlib.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,25 +24,6 @@ World* the_world = nullptr;
 thread_local Thread* current = nullptr;
 // Its destructor runs after those of the thread's own variables, which still take locks.
 pthread_key_t last_breath;
-
-// The original function; libc.cc defines another one. It is looked up before any thread waits,
-// because a thread that waits for the initialisation in another thread calls syscall().
-long (*const original_syscall)(long, ...) = reinterpret_cast<long (*)(long, ...)>(dlsym(RTLD_NEXT,
-                                                                                        "syscall"));
-
-long Futex(std::atomic<uint32_t>* word, int operation, uint32_t value) {
-  return original_syscall(SYS_futex, word, operation, value, nullptr, nullptr, 0);
-}
-
-void Post(std::atomic<uint32_t>& word) {
-  word.store(1, std::memory_order_release);
-  Futex(&word, FUTEX_WAKE_PRIVATE, 1);
-}
-
-void Await(std::atomic<uint32_t>& word) {
-  while (word.load(std::memory_order_acquire) == 0) Futex(&word, FUTEX_WAIT_PRIVATE, 0);
-  word.store(0, std::memory_order_relaxed);
-}
 
 template <typename Function>
 Function* Original(const char* name) {
@@ -97,6 +76,7 @@ Thread* World::StartThread(Host* host, std::function<void()> body) {
     std::fprintf(stderr, "simulation: thread %d cannot be created (error %d)\n", thread->id, error);
     _exit(2);
   }
+  AwaitLent(thread->fiber);
   MakeReady(thread);
   return thread;
 }
@@ -104,7 +84,7 @@ Thread* World::StartThread(Host* host, std::function<void()> body) {
 void* World::RunThread(void* argument) {
   Thread* const thread = static_cast<Thread*>(argument);
   pthread_setspecific(last_breath, thread);
-  Await(thread->baton);
+  LendFiber(thread->fiber);
   current = thread;  // Set at its first turn: the code before that is not simulated.
   thread->body();
   thread->body = nullptr;
@@ -118,12 +98,12 @@ void World::EndThread(void* argument) {
   world.Trace("ends", thread->id);
   for (Thread* const joiner : thread->joiners) world.Wake(joiner);
   if (thread->is_root && --world.roots_ == 0) world.End(true);
-  // The C library's work after this, for example on the heap, must end before another thread
+  // The C library's work after this is the real thread's. It must end before another thread
   // continues; otherwise addresses would differ from run to run. Run() waits for it.
   world.after_end_ = world.Next();
   current = nullptr;
-  world.ended_ = thread->real;
-  Post(world.news_);
+  world.ended_ = thread;
+  SwitchFiber(thread->fiber, world.outside_);
 }
 
 void World::Join(Thread* thread) {
@@ -136,14 +116,16 @@ void World::Join(Thread* thread) {
 bool World::Run(Nanos limit) {
   limit_ = limit;
   static const auto join = Original<int(pthread_t, void**)>("pthread_join");
-  if (Thread* const first = Next(); first != nullptr) Post(first->baton);
+  InitFiber(outside_);
+  Thread* next = Next();
   while (true) {
-    Await(news_);
-    if (ended_ != 0) {
-      (void)join(std::exchange(ended_, 0), nullptr);
-      if (after_end_ != nullptr) Post(after_end_->baton);
+    if (next != nullptr) SwitchFiber(outside_, next->fiber);
+    if (Thread* const ended = std::exchange(ended_, nullptr); ended != nullptr) {
+      ReturnFiber(ended->fiber);
+      (void)join(ended->real, nullptr);
     }
     if (is_over_) return is_good_;
+    next = std::exchange(after_end_, nullptr);
   }
 }
 
@@ -203,8 +185,7 @@ void World::Switch() {
   Thread* const self = current;
   Thread* const next = Next();
   if (next == self) return;
-  Post(next != nullptr ? next->baton : news_);
-  Await(self->baton);
+  SwitchFiber(self->fiber, next != nullptr ? next->fiber : outside_);
 }
 
 int World::PointsUntilSwitch() {
@@ -279,6 +260,17 @@ void World::Stop(Host* host) {
     MakeReady(current);
     Switch();
   }
+}
+
+void World::Continue(Host* host) {
+  if (host->is_dead || !host->is_stopped) return;
+  Trace("continues", host->id);
+  host->is_stopped = false;
+  for (const std::unique_ptr<Thread>& thread : threads_) {
+    if (thread->host == host && thread->is_root && !thread->is_over) ++roots_;
+  }
+  ready_.insert(ready_.end(), host->held.begin(), host->held.end());
+  host->held.clear();
 }
 
 void World::Revive(Thread* thread) {

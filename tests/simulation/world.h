@@ -8,8 +8,8 @@
 // The code under test is not changed: this library defines the functions of the C library and of
 // absl::Mutex by which a program starts threads, waits, reads clocks and uses sockets (libc.cc,
 // abseil.cc). On a thread of a world they are operations on the world; on other threads they call
-// the originals. Each simulated thread is a real thread that waits until the scheduler chooses it,
-// so that thread-local variables, exceptions and debuggers work.
+// the originals. Each simulated thread has the stack and the thread-local variables of a real
+// thread; the thread that calls Run() runs them all (fiber.h).
 //
 // Time is virtual, and computation takes none. A thread may lose the processor at each operation,
 // for a while that the seed determines; when no thread can run, time advances to the next event.
@@ -24,7 +24,6 @@
 
 #include <pthread.h>
 
-#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -36,6 +35,7 @@
 
 #include "absl/strings/string_view.h"
 #include "evenkeel/tests/simulation/draws.h"
+#include "evenkeel/tests/simulation/fiber.h"
 
 namespace evenkeel::simulation {
 
@@ -58,7 +58,7 @@ struct Thread {
   pthread_t real = 0;
   std::function<void()> body;
   std::vector<Thread*> joiners;
-  std::atomic<uint32_t> baton = 0;  // 1: it is this thread's turn.
+  Fiber fiber;
 };
 
 struct Host {
@@ -136,6 +136,7 @@ class World {
   // the kernel's work after a death.
   void Kill(Host* host);
   void Stop(Host* host);
+  void Continue(Host* host);  // After Stop().
   std::function<void(Host*)> on_death;
   // Lets a thread of a dead host run until it has released a lock that all hosts share because they
   // are one process. Called once per lock; ReleaseRevived() reverts one call.
@@ -157,7 +158,7 @@ class World {
   void MakeReady(Thread* thread);
   int PointsUntilSwitch();
   Thread* Next();  // Null: the run is over.
-  void Switch();   // Runs the next thread, and waits until it is the turn of this one.
+  void Switch();   // Runs the next thread, and returns when it is the turn of this one.
   void End(bool is_good);
 
   const WorldOptions options_;
@@ -169,10 +170,9 @@ class World {
   uint64_t trace_hash_ = 0xcbf29ce484222325;
   int roots_ = 0;  // Root threads of running hosts that have not ended.
   bool is_over_ = false, is_good_ = false;
-  // For the thread in Run(): the run is over, or a thread has ended.
-  std::atomic<uint32_t> news_ = 0;
-  pthread_t ended_ = 0;
-  Thread* after_end_ = nullptr;  // Runs when the ended thread is gone.
+  Fiber outside_;            // Of the thread in Run().
+  Thread* ended_ = nullptr;  // Run() must join it, and then run the next one.
+  Thread* after_end_ = nullptr;
   std::vector<std::unique_ptr<Host>> hosts_;
   std::vector<std::unique_ptr<Thread>> threads_;
   std::vector<Thread*> ready_;

@@ -141,8 +141,10 @@ absl::Duration Communicator::Look() {
   }
   if (has_finalized) return absl::InfiniteDuration();
   if (has_ended) {
-    // The others may request a new group, and this rank is still available for it.
+    // The others may request a new group, and this rank is still available for it, unless it is cut
+    // off.
     control_->Beat("", silence);
+    CheckHub();
     WriteKeptFlight();
     return beat;
   }
@@ -163,7 +165,7 @@ absl::Duration Communicator::Look() {
 void Communicator::CheckHub() {
   if (options_.watch.silence <= absl::ZeroDuration()) return;
   const absl::Duration silence = control_->link().Silence();
-  if (silence <= options_.watch.silence) return;
+  if (silence <= options_.watch.silence || std::exchange(has_reported_silence_, true)) return;
   const absl::Status why = WithFailureInfo(
       absl::UnavailableError(
           absl::StrCat("rank ", rank_, " has received nothing for ", Short(silence),

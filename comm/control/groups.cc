@@ -72,8 +72,10 @@ absl::Status ControlGroups::OnFrame(PeerId peer, absl::string_view frame) {
              clock_ - runs_since_ < absl::Microseconds(message.request)) {
     message.request = 0;  // Perhaps the loop did not run, and the rank is not to blame.
   }
+  const bool is_deaf = message.type == ControlMessage::Type::kFailed && message.request > 0;
   groups_.at(seat.group).hub->OnMessage(seat.rank, std::move(message));
-  return absl::OkStatus();
+  // The others must not wait for it in the next group.
+  return is_deaf ? absl::UnavailableError("the rank receives nothing") : absl::OkStatus();
 }
 
 void ControlGroups::OnBytes(PeerId peer) {

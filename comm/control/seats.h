@@ -28,7 +28,8 @@ class ControlSeats {
   virtual absl::Status Check(const Hello& hello) const = 0;
   // The rank has connected, after Check() returned OK.
   virtual void Join(PeerId peer, const Hello& hello) = 0;
-  // Returns an error if the bytes are not a control message; the loop then disconnects the peer.
+  // Returns an error if the bytes are not a control message, or the last of this peer; the loop then
+  // disconnects it.
   virtual absl::Status OnFrame(PeerId peer, absl::string_view frame) = 0;
   // Bytes have arrived from the peer, perhaps only a part of a frame.
   virtual void OnBytes(PeerId peer) = 0;

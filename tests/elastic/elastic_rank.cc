@@ -47,6 +47,13 @@ std::pair<int, int> PossibleSteps(const Loss& loss) {
                      : std::pair(std::max(loss.step - 1, 0), loss.step);
 }
 
+// "3,0 5,1,2": from step 3 without rank 0, and from step 5 without ranks 1 and 2.
+std::string ToText(const std::vector<Continuation>& continuations) {
+  return absl::StrJoin(continuations, " ", [](std::string* out, const Continuation& each) {
+    absl::StrAppend(out, each.step, each.lost.empty() ? "" : ",", absl::StrJoin(each.lost, ","));
+  });
+}
+
 }  // namespace
 
 std::string ToText(const ElasticTraining& training) {
@@ -75,23 +82,32 @@ std::string ToLine(const ElasticReport& report) {
   RankReport carrier{.rank = report.rank,
                      .diverged = static_cast<int64_t>(report.seconds_without_group * 1e9)};
   carrier.result.ended = report.ended;
-  carrier.result.status = absl::UnknownError(absl::StrJoin(report.went_on_from, ","));
+  carrier.result.status = absl::UnknownError(ToText(report.continuations));
   return ToLine(carrier);
 }
 
 absl::StatusOr<ElasticReport> ElasticReportFromLine(absl::string_view line) {
   EK_ASSIGN_OR_RETURN(RankReport carrier, ReportFromLine(line));
-  EK_ASSIGN_OR_RETURN(std::vector<int> went_on_from, Numbers(carrier.result.status.message(), ','));
+  std::vector<Continuation> continuations;
+  for (const absl::string_view part :
+       absl::StrSplit(carrier.result.status.message(), ' ', absl::SkipEmpty())) {
+    EK_ASSIGN_OR_RETURN(std::vector<int> numbers, Numbers(part, ','));
+    if (numbers.empty()) return Malformed(part);
+    continuations.push_back({.step = numbers[0], .lost = {numbers.begin() + 1, numbers.end()}});
+  }
   return ElasticReport{.rank = carrier.rank,
-                       .went_on_from = std::move(went_on_from),
+                       .continuations = std::move(continuations),
                        .seconds_without_group = carrier.diverged * 1e-9,
                        .ended = std::move(carrier.result.ended)};
 }
 
 absl::StatusOr<ElasticReport> TrainElastically(std::unique_ptr<Communicator> comm,
                                                const ElasticTraining& training,
-                                               absl::FunctionRef<void()> die) {
+                                               absl::FunctionRef<void()> die,
+                                               absl::FunctionRef<void()> begin) {
   ElasticReport report{.rank = comm->rank()};
+  std::vector<int> ranks(comm->world_size());  // In the first group.
+  std::iota(ranks.begin(), ranks.end(), 0);
   ToySettings settings{.batches = Batches(training.inputs[report.rank]), .joins = training.joins};
   settings.at = [&](StepPoint point, int step, int gradients) -> absl::Status {
     for (const Loss& loss : training.losses) {
@@ -102,6 +118,7 @@ absl::StatusOr<ElasticReport> TrainElastically(std::unique_ptr<Communicator> com
   };
   EK_ASSIGN_OR_RETURN(std::unique_ptr<ToyTrainer> trainer,
                       ToyTrainer::Create(comm.get(), settings));
+  begin();
   absl::Status status = trainer->Train();
   if (status.ok()) status = comm->Finalize(kPatience);  // A loss after the last step is one, too.
   while (!status.ok()) {
@@ -109,10 +126,15 @@ absl::StatusOr<ElasticReport> TrainElastically(std::unique_ptr<Communicator> com
     EK_ASSIGN_OR_RETURN(Recovered recovered, Recover(trainer->joinables(), *comm,
                                                      {.timeout = kPatience, .why = status}));
     comm = std::move(recovered.comm);
-    report.went_on_from.push_back(static_cast<int>(recovered.steps));
+    Continuation& next = report.continuations.emplace_back();
+    next.step = static_cast<int>(recovered.steps);
+    for (const int lost : recovered.lost) next.lost.push_back(ranks[lost]);
+    std::erase_if(ranks, [&](int rank) {
+      return std::find(next.lost.begin(), next.lost.end(), rank) != next.lost.end();
+    });
     report.seconds_without_group =
         std::max(report.seconds_without_group, (MonotonicNanos() - failed) * 1e-9);
-    if (report.went_on_from.size() > training.losses.size()) return status;
+    if (next.lost.empty()) return status;
     status = trainer->Train(static_cast<int>(recovered.steps));
     if (status.ok()) status = comm->Finalize(kPatience);
   }
@@ -120,26 +142,26 @@ absl::StatusOr<ElasticReport> TrainElastically(std::unique_ptr<Communicator> com
   return report;
 }
 
-ToyState TrainElasticallyAlone(const ElasticTraining& training,
-                               const std::vector<int>& went_on_from) {
-  std::vector<bool> is_there(training.inputs.size(), true);
-  const int steps = *std::max_element(training.inputs.begin(), training.inputs.end());
+ToyState TrainElasticallyAlone(const std::vector<int>& inputs,
+                               const std::vector<Continuation>& continuations) {
+  std::vector<bool> is_there(inputs.size(), true);
+  const int steps = *std::max_element(inputs.begin(), inputs.end());
   std::vector<ToyStep> done;
   auto train = [&](int begin, int end) {
     for (int step = begin; step < end; ++step) {
       ToyStep next{.divisor = static_cast<int>(std::count(is_there.begin(), is_there.end(), true))};
       for (size_t rank = 0; rank < is_there.size(); ++rank) {
-        if (is_there[rank] && step < training.inputs[rank])
+        if (is_there[rank] && step < inputs[rank])
           next.inputs.emplace_back(static_cast<int>(rank), step);
       }
       if (!next.inputs.empty()) done.push_back(std::move(next));
     }
   };
   int begin = 0;
-  for (size_t i = 0; i < went_on_from.size() && i < training.losses.size(); ++i) {
-    train(begin, went_on_from[i]);
-    begin = went_on_from[i];
-    is_there[training.losses[i].rank] = false;
+  for (const Continuation& continuation : continuations) {
+    train(begin, continuation.step);
+    begin = continuation.step;
+    for (const int lost : continuation.lost) is_there[lost] = false;
   }
   train(begin, steps);
   return TrainToyAlone(done).back();
@@ -147,23 +169,16 @@ ToyState TrainElasticallyAlone(const ElasticTraining& training,
 
 std::vector<std::string> WrongIn(const ElasticTraining& training,
                                  const std::vector<ElasticReport>& survivors) {
-  std::vector<std::string> wrong;
   if (survivors.empty()) return {"no rank has survived"};
+  std::vector<std::string> wrong;
   const ElasticReport& first = survivors[0];
-  const std::string steps =
-      absl::StrCat("went on from steps ", absl::StrJoin(first.went_on_from, ","));
-  if (first.went_on_from.size() != training.losses.size())
-    return {absl::StrCat(steps, " after ", training.losses.size(), " losses")};
-  for (size_t i = 0; i < training.losses.size(); ++i) {
-    const auto [earliest, latest] = PossibleSteps(training.losses[i]);
-    if (first.went_on_from[i] < earliest || first.went_on_from[i] > latest)
-      wrong.push_back(absl::StrCat(steps, ", not between ", earliest, " and ", latest));
-  }
-  const ToyState expected = TrainElasticallyAlone(training, first.went_on_from);
+  const ToyState expected = TrainElasticallyAlone(training.inputs, first.continuations);
   for (const ElasticReport& report : survivors) {
     const std::string who = absl::StrCat("rank ", report.rank, " ");
-    if (report.went_on_from != first.went_on_from)
-      wrong.push_back(absl::StrCat(who, "does not go on from the steps of rank ", first.rank));
+    if (report.continuations != first.continuations) {
+      wrong.push_back(absl::StrCat(who, "continued as ", ToText(report.continuations), ", rank ",
+                                   first.rank, " as ", ToText(first.continuations)));
+    }
     if (report.ended.weights != first.ended.weights ||
         report.ended.momentum != first.ended.momentum) {
       wrong.push_back(absl::StrCat(who, "does not end as rank ", first.rank, " does"));
@@ -171,6 +186,27 @@ std::vector<std::string> WrongIn(const ElasticTraining& training,
     if (!IsClose(report.ended.weights, expected.weights) ||
         !IsClose(report.ended.momentum, expected.momentum)) {
       wrong.push_back(absl::StrCat(who, "ends with wrong weights or a wrong momentum"));
+    }
+  }
+  return wrong;
+}
+
+std::vector<std::string> UnlikePlanned(const ElasticTraining& training,
+                                       const ElasticReport& survivor) {
+  const std::vector<Continuation>& continuations = survivor.continuations;
+  if (continuations.size() != training.losses.size()) {
+    return {absl::StrCat("continued as ", ToText(continuations), " after ", training.losses.size(),
+                         " losses")};
+  }
+  std::vector<std::string> wrong;
+  for (size_t i = 0; i < training.losses.size(); ++i) {
+    const auto [earliest, latest] = PossibleSteps(training.losses[i]);
+    const Continuation& each = continuations[i];
+    if (each.step < earliest || each.step > latest ||
+        each.lost != std::vector<int>{training.losses[i].rank}) {
+      wrong.push_back(absl::StrCat("continued as ", ToText(continuations), ", but without rank ",
+                                   training.losses[i].rank, " from a step between ", earliest,
+                                   " and ", latest, " was possible"));
     }
   }
   return wrong;

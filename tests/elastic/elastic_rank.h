@@ -32,15 +32,22 @@ struct Loss {
 struct ElasticTraining {
   std::vector<int> inputs;  // By rank, in steps.
   bool joins = false;
-  std::vector<Loss> losses;  // One after the other.
+  std::vector<Loss> losses;  // One after the other. Others may be lost from outside.
 };
 // "4,4,4,4 join 0:2:2" and back: inputs, whether they join, and rank:step:point of each loss.
 std::string ToText(const ElasticTraining& training);
 absl::StatusOr<ElasticTraining> TrainingFromText(absl::string_view text);
 
+struct Continuation {
+  int step = 0;           // From which the survivors went on.
+  std::vector<int> lost;  // Ranks of the first group, in ascending order.
+
+  friend bool operator==(const Continuation&, const Continuation&) = default;
+};
+
 struct ElasticReport {
-  int rank = -1;                  // In the first group.
-  std::vector<int> went_on_from;  // Which step, for each loss.
+  int rank = -1;  // In the first group.
+  std::vector<Continuation> continuations;
   double seconds_without_group =
       0;  // The longest, from an error to the first step of the next group.
   ToyState ended;
@@ -48,18 +55,22 @@ struct ElasticReport {
 std::string ToLine(const ElasticReport& report);
 absl::StatusOr<ElasticReport> ElasticReportFromLine(absl::string_view line);
 
-absl::StatusOr<ElasticReport> TrainElastically(std::unique_ptr<Communicator> comm,
-                                               const ElasticTraining& training,
-                                               absl::FunctionRef<void()> die);
+// Calls `begin` when a loss is no longer one of a group without a training.
+absl::StatusOr<ElasticReport> TrainElastically(
+    std::unique_ptr<Communicator> comm, const ElasticTraining& training,
+    absl::FunctionRef<void()> die, absl::FunctionRef<void()> begin = [] {});
 
-// Returns the state that all survivors must end with, given the steps from which they continued.
-ToyState TrainElasticallyAlone(const ElasticTraining& training,
-                               const std::vector<int>& went_on_from);
+// Returns the state that all survivors must end with.
+ToyState TrainElasticallyAlone(const std::vector<int>& inputs,
+                               const std::vector<Continuation>& continuations);
 
-// Returns a sentence for each thing that is wrong in the reports of the survivors: whether they
-// went on from the same steps, which were possible, and ended with the same and right state.
+// Return a sentence for each thing that is wrong in the reports of the survivors: whether they
+// continued in the same way, and ended with the same and right state; whether they lost the ranks
+// of training.losses, one after the other, and went on from steps that were possible.
 std::vector<std::string> WrongIn(const ElasticTraining& training,
                                  const std::vector<ElasticReport>& survivors);
+std::vector<std::string> UnlikePlanned(const ElasticTraining& training,
+                                       const ElasticReport& survivor);
 
 }  // namespace evenkeel
 

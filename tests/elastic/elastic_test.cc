@@ -99,6 +99,7 @@ class ElasticTest : public testing::TestWithParam<Case> {
     const ElasticTraining& training = GetParam().training;
     ASSERT_THAT(survivors, SizeIs(training.inputs.size() - training.losses.size()));
     EXPECT_THAT(WrongIn(training, survivors), testing::IsEmpty());
+    EXPECT_THAT(UnlikePlanned(training, survivors[0]), testing::IsEmpty());
     for (const ElasticReport& report : survivors) EXPECT_LT(report.seconds_without_group, 10);
   }
 };
@@ -120,18 +121,16 @@ INSTANTIATE_TEST_SUITE_P(, ElasticTest, testing::ValuesIn(Cases()),
                          });
 
 TEST(ElasticReferenceTest, IsThePlainTrainingWhereNobodyIsLost) {
-  const ElasticTraining training{{3, 2}, true, {}};
-  EXPECT_EQ(TrainElasticallyAlone(training, {}).weights,
+  EXPECT_EQ(TrainElasticallyAlone({3, 2}, {}).weights,
             TrainToyAlone(GroupSteps({{0, 1, 2}, {0, 1}})).back().weights);
 }
 
 TEST(ElasticReferenceTest, DependsOnWhoIsLostAndWhen) {
-  const ElasticTraining zero{{4, 4, 4}, false, {{0, 2, StepPoint::kBackward}}};
-  const ElasticTraining one{{4, 4, 4}, false, {{1, 2, StepPoint::kBackward}}};
-  const std::vector<float> weights = TrainElasticallyAlone(zero, {2}).weights;
-  EXPECT_FALSE(IsClose(weights, TrainElasticallyAlone(one, {2}).weights));
-  EXPECT_FALSE(IsClose(weights, TrainElasticallyAlone(zero, {3}).weights));
-  EXPECT_FALSE(IsClose(weights, TrainElasticallyAlone({{4, 4, 4}, false, {}}, {}).weights));
+  const std::vector<int> inputs = {4, 4, 4};
+  const std::vector<float> weights = TrainElasticallyAlone(inputs, {{2, {0}}}).weights;
+  EXPECT_FALSE(IsClose(weights, TrainElasticallyAlone(inputs, {{2, {1}}}).weights));
+  EXPECT_FALSE(IsClose(weights, TrainElasticallyAlone(inputs, {{3, {0}}}).weights));
+  EXPECT_FALSE(IsClose(weights, TrainElasticallyAlone(inputs, {}).weights));
 }
 
 }  // namespace

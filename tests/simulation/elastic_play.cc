@@ -1,25 +1,42 @@
-// A training that loses one or two ranks; the others finish it (tests/elastic/).
+// A training that loses ranks; the others finish it (tests/elastic/). The losses are either
+// planned, at points of steps, or of any kind at any time: then the next one often comes while the
+// survivors of the last one make their group.
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "evenkeel/tests/elastic/elastic_rank.h"
+#include "evenkeel/tests/simulation/loss.h"
 #include "evenkeel/tests/simulation/play.h"
 
 namespace evenkeel::simulation {
 namespace {
 
+struct LossAtTime {
+  int rank = 0;
+  LossKind kind = LossKind::kKilled;
+  Nanos when = 0;
+};
+
 class ElasticPlay : public Play {
  public:
-  explicit ElasticPlay(ElasticTraining training)
+  ElasticPlay(ElasticTraining training, std::vector<LossAtTime> losses)
       : training_(std::move(training)),
+        losses_(std::move(losses)),
+        has_ended_(training_.inputs.size()),
         reports_(training_.inputs.size(), absl::CancelledError("has not ended")) {}
 
   std::string Describe() const override {
-    return absl::StrCat("continues after losses: ", ToText(training_));
+    std::string text = absl::StrCat("continues after losses: ", ToText(training_));
+    for (const LossAtTime& loss : losses_) {
+      absl::StrAppend(&text, "; rank ", loss.rank, " ", TextOf(loss.kind), " at ",
+                      absl::FormatDuration(absl::Nanoseconds(loss.when)));
+    }
+    return text;
   }
   int world_size() const override { return static_cast<int>(training_.inputs.size()); }
   bool rank0_hosts() const override { return false; }
@@ -30,25 +47,49 @@ class ElasticPlay : public Play {
 
   std::vector<std::unique_ptr<Play>> Simpler() const override {
     std::vector<std::unique_ptr<Play>> simpler;
+    const auto add = [&](ElasticTraining training, std::vector<LossAtTime> losses) {
+      simpler.push_back(std::make_unique<ElasticPlay>(std::move(training), std::move(losses)));
+    };
     if (training_.losses.size() > 1) {
       ElasticTraining next = training_;
       next.losses.pop_back();
-      simpler.push_back(std::make_unique<ElasticPlay>(std::move(next)));
+      add(std::move(next), losses_);
+    }
+    for (size_t i = 0; i < losses_.size(); ++i) {
+      std::vector<LossAtTime> fewer = losses_;
+      fewer.erase(fewer.begin() + static_cast<int>(i));
+      add(training_, std::move(fewer));
     }
     // Removes the last rank, unless it is a lost one.
     const int last = world_size() - 1;
-    const bool is_lost = std::any_of(training_.losses.begin(), training_.losses.end(),
-                                     [&](const Loss& loss) { return loss.rank == last; });
-    if (is_lost || last < 3) return simpler;
+    const auto is_last = [&](const auto& loss) { return loss.rank == last; };
+    if (last < 3 || std::any_of(training_.losses.begin(), training_.losses.end(), is_last) ||
+        std::any_of(losses_.begin(), losses_.end(), is_last)) {
+      return simpler;
+    }
     ElasticTraining next = training_;
     next.inputs.pop_back();
-    simpler.push_back(std::make_unique<ElasticPlay>(std::move(next)));
+    add(std::move(next), losses_);
     return simpler;
   }
 
+  void Prepare(Stage& stage) override {
+    for (const LossAtTime& loss : losses_) {
+      stage.world.At(loss.when, [this, loss, &stage] {
+        if (begun_ < world_size() || has_ended_[loss.rank]) return;
+        lost_.insert(loss.rank);
+        Inflict(loss.kind, stage.ranks[loss.rank], stage);
+      });
+    }
+  }
+
   void RunRank(int rank, std::unique_ptr<Communicator> comm, Stage& stage) override {
-    reports_[rank] =
-        TrainElastically(std::move(comm), training_, [&] { stage.world.Kill(stage.ranks[rank]); });
+    const auto die = [&] {
+      lost_.insert(rank);
+      stage.world.Kill(stage.ranks[rank]);
+    };
+    reports_[rank] = TrainElastically(std::move(comm), training_, die, [this] { ++begun_; });
+    has_ended_[rank] = true;
   }
 
   Verdict Judge(bool is_over, const Stage& stage) override {
@@ -60,9 +101,7 @@ class ElasticPlay : public Play {
     }
     std::vector<ElasticReport> survivors;
     for (int rank = 0; rank < world_size(); ++rank) {
-      const bool is_lost = std::any_of(training_.losses.begin(), training_.losses.end(),
-                                       [&](const Loss& loss) { return loss.rank == rank; });
-      if (is_lost || !is_over) continue;
+      if (lost_.contains(rank) || !is_over) continue;
       if (reports_[rank].ok()) {
         survivors.push_back(*reports_[rank]);
       } else {
@@ -71,7 +110,10 @@ class ElasticPlay : public Play {
             absl::StrCat("rank ", rank, ": ", reports_[rank].status().ToString()));
       }
     }
-    for (std::string& complaint : WrongIn(training_, survivors)) {
+    std::vector<std::string> wrong = WrongIn(training_, survivors);
+    if (wrong.empty())
+      wrong = losses_.empty() ? UnlikePlanned(training_, survivors[0]) : Accused(survivors[0]);
+    for (std::string& complaint : wrong) {
       verdict.is_wrong = true;
       verdict.complaints.push_back(std::move(complaint));
     }
@@ -79,7 +121,21 @@ class ElasticPlay : public Play {
   }
 
  private:
+  std::vector<std::string> Accused(const ElasticReport& survivor) const {
+    std::vector<std::string> accused;
+    for (const Continuation& continuation : survivor.continuations) {
+      for (const int rank : continuation.lost) {
+        if (!lost_.contains(rank)) accused.push_back(absl::StrCat("rank ", rank, " is not lost"));
+      }
+    }
+    return accused;
+  }
+
   const ElasticTraining training_;
+  const std::vector<LossAtTime> losses_;
+  int begun_ = 0;  // Ranks that train.
+  std::set<int> lost_;
+  std::vector<bool> has_ended_;  // By rank.
   std::vector<absl::StatusOr<ElasticReport>> reports_;
 };
 
@@ -101,13 +157,24 @@ std::unique_ptr<Play> MakeElasticPlay(uint64_t seed, const PlayOptions& options)
                 points[draws.Below(5)]};
   };
   const int first = draws.Below(world_size);
+  if (draws.OneIn(2)) {
+    std::vector<LossAtTime> losses;
+    const int count = 1 + draws.Below(std::min(3, world_size - 1));
+    Nanos when = draws.Magnitude(10 * kMillisecond, 2 * kSecond);
+    for (int i = 0; i < count; ++i) {
+      losses.push_back(
+          {(first + i) % world_size, static_cast<LossKind>(draws.Below(kLossKinds - 1)), when});
+      when += draws.Magnitude(kMillisecond, 4 * kSecond);
+    }
+    return std::make_unique<ElasticPlay>(std::move(training), std::move(losses));
+  }
   training.losses.push_back(draw_loss(first, 0, training.inputs[first]));
   // A second loss must come after the first: at least two steps later, in a step that its rank has.
   const int second = (first + 1 + draws.Below(world_size - 1)) % world_size;
   const int from = training.losses[0].step + 2;
   if (world_size > 3 && draws.OneIn(2) && from < training.inputs[second])
     training.losses.push_back(draw_loss(second, from, training.inputs[second]));
-  return std::make_unique<ElasticPlay>(std::move(training));
+  return std::make_unique<ElasticPlay>(std::move(training), std::vector<LossAtTime>());
 }
 
 }  // namespace evenkeel::simulation

@@ -21,6 +21,7 @@
 #include "evenkeel/join/steps/step_control.h"
 #include "evenkeel/join/testing/ticker.h"
 #include "evenkeel/tests/rank_report.h"
+#include "evenkeel/tests/simulation/loss.h"
 #include "evenkeel/tests/simulation/play.h"
 #include "evenkeel/tests/toy_training.h"
 
@@ -55,26 +56,10 @@ struct Loop {
   int most() const { return *std::max_element(inputs.begin(), inputs.end()); }
 };
 
-// A deaf rank hears nothing from the others, and a mute one is not heard. The last three last for
-// kWhile, which is longer than a rank or the store may be silent.
-enum class Loss {
-  kNone,
-  kKilled,
-  kStopped,
-  kIsolated,
-  kDeaf,
-  kMute,
-  kIsolatedForAWhile,
-  kStoppedForAWhile,
-  kStoreStoppedForAWhile
-};
-constexpr int kLosses = 8;
-constexpr Nanos kWhile = 4 * kSecond;
-
 struct Program {
   std::vector<Loop> loops;
   bool rank0_hosts = false;
-  Loss loss = Loss::kNone;
+  std::optional<LossKind> loss;
   int victim = 0;
   Nanos when = 0;
 };
@@ -119,9 +104,9 @@ Program DrawProgram(Draws& draws, int world_size) {
   }
   program.rank0_hosts = draws.OneIn(3);
   if (draws.OneIn(2)) return program;
-  program.loss = static_cast<Loss>(1 + draws.Below(kLosses));
+  program.loss = static_cast<LossKind>(draws.Below(kLossKinds));
   program.victim = draws.Below(world_size);
-  if (program.loss == Loss::kStoreStoppedForAWhile) program.rank0_hosts = false;
+  if (program.loss == LossKind::kStoreStoppedForAWhile) program.rank0_hosts = false;
   program.when = draws.Magnitude(kMillisecond, 2 * kSecond);
   return program;
 }
@@ -166,18 +151,8 @@ class ProgramPlay : public Play {
                       calls(loop.before) + calls(loop.within), " calls");
       if (loop.leaves_after != kNever) absl::StrAppend(&text, ", leaves after ", loop.leaves_after);
     }
-    constexpr const char* kTexts[] = {"",
-                                      "is killed",
-                                      "is stopped",
-                                      "is cut off",
-                                      "is deaf",
-                                      "is mute",
-                                      "is cut off for 4 s",
-                                      "is stopped for 4 s",
-                                      "runs, but the store is stopped for 4 s"};
-    if (program_.loss == Loss::kNone) return text;
-    return absl::StrCat(text, "; rank ", program_.victim, " ",
-                        kTexts[static_cast<int>(program_.loss)], " at ",
+    if (!program_.loss.has_value()) return text;
+    return absl::StrCat(text, "; rank ", program_.victim, " ", TextOf(*program_.loss), " at ",
                         absl::FormatDuration(absl::Nanoseconds(program_.when)));
   }
   int world_size() const override { return static_cast<int>(ends_.size()); }
@@ -197,9 +172,9 @@ class ProgramPlay : public Play {
                       [](const Loop& loop) { return !loop.trains || loop.most() > 0; });
       if (is_possible) simpler.push_back(std::make_unique<ProgramPlay>(seed_, std::move(next)));
     };
-    if (program_.loss != Loss::kNone) with([](Program& next) { next.loss = Loss::kNone; });
+    if (program_.loss.has_value()) with([](Program& next) { next.loss.reset(); });
     for (int rank = 0; rank < world_size() && world_size() > 2; ++rank) {
-      if (program_.loss != Loss::kNone && rank == program_.victim) continue;
+      if (program_.loss.has_value() && rank == program_.victim) continue;
       with([rank](Program& next) { RemoveRank(next, rank); });
     }
     for (size_t i = 0; i < program_.loops.size(); ++i) {
@@ -222,12 +197,12 @@ class ProgramPlay : public Play {
   }
 
   void Prepare(Stage& stage) override {
-    if (program_.loss == Loss::kNone) return;
+    if (!program_.loss.has_value()) return;
     stage.world.At(program_.when, [this, &stage] {
       Host* const host = stage.ranks[program_.victim];
       if (ends_[program_.victim].is_over || !ends_[program_.victim].has_begun) return;
       lost_at_ = stage.world.now();
-      Lose(host, stage);
+      Inflict(*program_.loss, host, stage);
     });
   }
 
@@ -271,7 +246,7 @@ class ProgramPlay : public Play {
         complain(verdict.is_other, rank, absl::StrCat("fails, but nothing is wrong: ", text));
         continue;
       }
-      if (rank == program_.victim && program_.loss != Loss::kStoreStoppedForAWhile)
+      if (rank == program_.victim && program_.loss != LossKind::kStoreStoppedForAWhile)
         continue;  // If it is cut off, all others seem lost to it.
       verdict.seconds.push_back(static_cast<double>(end.when - lost_at_) * 1e-9);
       if (end.when - lost_at_ > absl::ToInt64Nanoseconds(kSilence) + kSoon)
@@ -293,36 +268,13 @@ class ProgramPlay : public Play {
   bool Names(const std::optional<FailureInfo>& failure) const {
     if (!failure.has_value()) return false;
     const std::vector<int>& ranks = failure->ranks;
-    if (program_.loss == Loss::kStoreStoppedForAWhile) return ranks.empty();
+    if (program_.loss == LossKind::kStoreStoppedForAWhile) return ranks.empty();
     if (ranks == std::vector<int>{program_.victim}) return true;
     if (!program_.rank0_hosts || program_.victim != 0) return false;
     // A group of the remaining ranks has no record of the rank whose process hosts the hub. To a
     // hub that is deaf it is the others that are lost.
     return failure->kind == FailureKind::kRankLost &&
-           (ranks.empty() || program_.loss == Loss::kDeaf);
-  }
-
-  void Lose(Host* host, Stage& stage) const {
-    World& world = stage.world;
-    const auto stop = [&world](Host* stopped) {
-      world.Stop(stopped);
-      world.At(world.now() + kWhile, [&world, stopped] { world.Continue(stopped); });
-    };
-    const Loss loss = program_.loss;
-    if (loss == Loss::kKilled) return world.Kill(host);
-    if (loss == Loss::kStopped) return world.Stop(host);
-    if (loss == Loss::kStoppedForAWhile) return stop(host);
-    if (loss == Loss::kStoreStoppedForAWhile) return stop(stage.store);
-    const auto cut = [&stage, &world, loss](Host* from, Host* to) {
-      stage.network.CutOneWay(from, to);
-      if (loss != Loss::kIsolatedForAWhile) return;
-      world.At(world.now() + kWhile, [&stage, from, to] { stage.network.HealOneWay(from, to); });
-    };
-    for (const std::unique_ptr<Host>& each : world.hosts()) {
-      if (each.get() == host) continue;
-      if (loss != Loss::kDeaf) cut(host, each.get());
-      if (loss != Loss::kMute) cut(each.get(), host);
-    }
+           (ranks.empty() || program_.loss == LossKind::kDeaf);
   }
 
   // Most ranks are on time, some are late, a few are very late.

@@ -52,6 +52,11 @@ bool WaitsInExchange(const RankStatus& report, const OpenExchange& exchange) {
   });
 }
 
+bool IsExhausted(const RankStatus& report) {
+  return std::any_of(report.waits.begin(), report.waits.end(),
+                     [](const Wait& wait) { return absl::StartsWith(wait.text, kExhausted); });
+}
+
 // Returns a rank's pending events as waits: the open operations of its report and the hub's
 // exchanges.
 std::vector<Wait> UnderWay(int rank, const RankFacts& facts,
@@ -78,6 +83,8 @@ std::vector<Wait> UnderWay(int rank, const RankFacts& facts,
     all.push_back(
         {.kind = Wait::Kind::kExchange, .sequence = exchange.sequence, .topic = exchange.topic});
   }
+  // A call of a rank that still has inputs may be the next thing that this rank must do.
+  if (IsExhausted(facts.report)) all.push_back({.kind = Wait::Kind::kMessage, .peer = -1});
   return all;
 }
 
@@ -91,6 +98,7 @@ class Elimination {
       const RankFacts& facts = ranks[rank];
       can_go_on_[rank] = !facts.has_left && (!facts.has_report || !facts.report.everyone_waits ||
                                              facts.report.received != facts.sent);
+      can_any_go_on_ |= can_go_on_[rank];
       under_way_.push_back(can_go_on_[rank] || facts.has_left
                                ? std::vector<Wait>()
                                : UnderWay(static_cast<int>(rank), facts, exchanges));
@@ -121,7 +129,7 @@ class Elimination {
           std::any_of(under_way_[rank].begin(), under_way_[rank].end(),
                       [&](const Wait& wait) { return CanEnd(static_cast<int>(rank), wait); });
       if (!can) continue;
-      can_go_on_[rank] = has_changed = true;
+      can_go_on_[rank] = can_any_go_on_ = has_changed = true;
     }
     return has_changed;
   }
@@ -147,7 +155,7 @@ class Elimination {
       }
       case Wait::Kind::kMessage:
         if (IsRank(wait.peer)) return can_go_on_[wait.peer];
-        return std::find(can_go_on_.begin(), can_go_on_.end(), true) != can_go_on_.end();
+        return can_any_go_on_;
     }
     return true;
   }
@@ -178,6 +186,7 @@ class Elimination {
   const std::vector<OpenExchange>& exchanges_;
   bool is_upwards_ = false;
   std::vector<bool> can_go_on_;
+  bool can_any_go_on_ = false;
   std::vector<std::vector<Wait>> under_way_;                  // By rank.
   std::map<std::pair<uint64_t, int64_t>, Behind> behind_in_;  // By channel and position.
   std::map<const OpenExchange*, Behind> behind_at_;
@@ -231,11 +240,6 @@ Judgement FindContradiction(const std::vector<RankFacts>& ranks) {
     }
   }
   return Contradiction(key.first, at);
-}
-
-bool IsExhausted(const RankStatus& report) {
-  return std::any_of(report.waits.begin(), report.waits.end(),
-                     [](const Wait& wait) { return absl::StartsWith(wait.text, kExhausted); });
 }
 
 bool WaitsOnUserChannel(const RankStatus& report) {

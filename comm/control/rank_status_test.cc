@@ -147,6 +147,20 @@ TEST(JudgeTest, WhatADryRankCannotKnowOfIsExplained) {
   EXPECT_THAT(TextOf(Judge(ranks, {})), Not(HasSubstr("out of the join")));
 }
 
+// The late rank leads: the exhausted one learns from it that there is a barrier. Until then the
+// exhausted rank waits in a step that the rank in the barrier has not begun.
+TEST(JudgeTest, AnExhaustedRankMayStillLearnOfACallFromALateRank) {
+  const RankFacts exhausted =
+      Waiting({InExchange("step", 0, absl::StrCat(kExhausted, "step 0"))}, {OnUser(0)});
+  const RankFacts in_barrier = Waiting({InCollective(0, "#0 barrier")}, {OnUser(1)});
+  const std::vector<OpenExchange> step = {
+      {.topic = "step", .sequence = 0, .arrived = {true, false, false}}};
+  EXPECT_TRUE(Judge({exhausted, Running({OnUser(0)}), in_barrier}, step).status.ok());
+  const RankFacts in_step = Waiting({InExchange("step", 0, "step 0")}, {OnUser(0)});
+  const Judgement judgement = Judge({exhausted, in_step, in_barrier}, step);
+  EXPECT_THAT(judgement.stuck, ElementsAre(0, 1, 2)) << "no call will come";
+}
+
 TEST(JudgeTest, ARankThatMayGoOnExcusesThoseThatWaitForIt) {
   const RankFacts waits = Waiting({InCollective(0, "a")}, {OnUser(1)});
   const RankFacts late = Waiting({InExchange("t", 0, "b")});

@@ -280,7 +280,7 @@ class ProgramPlay : public Play {
   // Most ranks are on time, some are late, a few are very late.
   static void MayBeLate(Draws& draws) {
     if (!draws.OneIn(4)) return;
-    absl::SleepFor(absl::Nanoseconds(draws.Magnitude(kMicrosecond, 400 * kMillisecond)));
+    absl::SleepFor(absl::Nanoseconds(draws.Magnitude(kMicrosecond, 3 * kSecond)));
   }
 
   // Returns the ranks that issue the calls before or within this step.

@@ -248,8 +248,10 @@ class ProgramPlay : public Play {
       }
       if (rank == program_.victim && program_.loss != LossKind::kStoreStoppedForAWhile)
         continue;  // If it is cut off, all others seem lost to it.
-      verdict.seconds.push_back(static_cast<double>(end.when - lost_at_) * 1e-9);
-      if (end.when - lost_at_ > absl::ToInt64Nanoseconds(kSilence) + kSoon)
+      verdict.seconds.push_back(
+          static_cast<double>(end.when - std::max(lost_at_, end.awake_since)) * 1e-9);
+      const Nanos detected = lost_at_ + absl::ToInt64Nanoseconds(kSilence);
+      if (end.when > std::max(detected, end.awake_since) + kSoon)
         complain(verdict.is_other, rank, absl::StrCat("ends too late: ", text));
       if (!Names(FailureInfoOf(end.status)))
         complain(verdict.is_unnamed, rank, absl::StrCat("does not name the lost rank: ", text));
@@ -262,7 +264,8 @@ class ProgramPlay : public Play {
     bool has_begun = false, is_over = false;
     absl::Status status;
     Nanos when = 0;
-    std::string wrong;  // The first wrong number.
+    Nanos awake_since = 0;  // When it was late for the last time.
+    std::string wrong;      // The first wrong number.
   };
 
   bool Names(const std::optional<FailureInfo>& failure) const {
@@ -278,9 +281,10 @@ class ProgramPlay : public Play {
   }
 
   // Most ranks are on time, some are late, a few are very late.
-  static void MayBeLate(Draws& draws) {
+  static void MayBeLate(End& end, Draws& draws) {
     if (!draws.OneIn(4)) return;
     absl::SleepFor(absl::Nanoseconds(draws.Magnitude(kMicrosecond, 3 * kSecond)));
+    end.awake_since = World::Get()->now();
   }
 
   // Returns the ranks that issue the calls before or within this step.
@@ -296,7 +300,7 @@ class ProgramPlay : public Play {
   static absl::Status Issue(const std::optional<Call>& call, const Loop& loop, int step,
                             JoinScope& scope, End& end, Draws& draws) {
     if (!call.has_value()) return absl::OkStatus();
-    MayBeLate(draws);
+    MayBeLate(end, draws);
     const int rank = scope.communicator().rank();
     const std::vector<int> callers = Callers(loop, step);
     std::vector<float> data(call->count, static_cast<float>(rank + 1)), all;
@@ -347,13 +351,13 @@ class ProgramPlay : public Play {
     const int steps = loop.inputs[comm.rank()];
     return RunJoined({&ticker}, OptionsOf(loop), [&](JoinScope& scope) -> absl::Status {
       for (int step = 0; step < steps; ++step) {
-        MayBeLate(draws);
+        MayBeLate(end, draws);
         EK_RETURN_IF_ERROR(Issue(loop.before[step], loop, step, scope, end, draws));
         EK_RETURN_IF_ERROR(ticker.Tick());
         EK_RETURN_IF_ERROR(AwaitAnswer(loop, comm));
         EK_RETURN_IF_ERROR(Issue(loop.within[step], loop, step, scope, end, draws));
       }
-      MayBeLate(draws);
+      MayBeLate(end, draws);
       if (steps < loop.most()) return absl::OkStatus();
       return Issue(loop.before[steps], loop, steps, scope, end, draws);
     });
@@ -373,7 +377,7 @@ class ProgramPlay : public Play {
                          .join_options = OptionsOf(loop)};
     settings.on_scope = [&](JoinScope& begun) { scope = &begun; };
     settings.at = [&](StepPoint point, int step, int gradients) -> absl::Status {
-      MayBeLate(draws);
+      MayBeLate(end, draws);
       const bool is_last = point == StepPoint::kLoopEnd;
       if (is_last && step < loop.most()) return absl::OkStatus();
       if (is_last || point == StepPoint::kBeforeRecord)

@@ -16,6 +16,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <exception>
+#include <future>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -196,13 +197,15 @@ int RunRank(const TrainOptions& options, const Environment& environment) {
   }
   if (SavesWhenStopped(options)) WatchStopSignals();
   if (const absl::Status status = DumpFlightIfAsked(options); !status.ok()) return fail(status);
+  // Unpacks images while the ranks meet.
+  auto data = std::async(std::launch::async, [&] { return LoadTrainingData(options.data); });
   const auto comm = CreateCommunicator(
       environment,
       {.backend = std::string(NameOf(options.backend)), .communicator = GroupOptions(options)});
   if (!comm.ok()) return fail(comm.status());
   DeferStopSignals();  // Not earlier: a run that has not begun has nothing to save, and may
                        // wait long for a missing rank.
-  TrainResult result = TrainRank(**comm, options, LoadTrainingData(options.data), kStreams);
+  TrainResult result = TrainRank(**comm, options, data.get(), kStreams);
   // With goes_on it has left its last group.
   if (result.status.ok() && !options.goes_on) result.status = (*comm)->Finalize();
   if (result.status.ok()) return result.was_stopped ? StoppedExitCode() : EXIT_SUCCESS;

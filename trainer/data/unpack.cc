@@ -4,10 +4,13 @@
 
 #include <memory>
 #include <optional>
+#include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/zero_optim/checkpoint/file_io.h"
+#include "evenkeel/zero_optim/checkpoint/mapped_file.h"
 
 namespace evenkeel {
 namespace {
@@ -39,10 +42,11 @@ std::optional<std::string> UnpackMember(absl::string_view file, int64_t max_byte
 }  // namespace
 
 absl::StatusOr<std::string> ReadUnpacked(const std::string& path, int64_t max_bytes) {
-  EK_ASSIGN_OR_RETURN(std::string file, ReadFile(path, {.max_bytes = max_bytes}));
-  if (!file.starts_with("\x1f\x8b")) return file;
-  if (auto contents = UnpackMember(file, max_bytes); contents.has_value())
-    return *std::move(contents);
+  EK_ASSIGN_OR_RETURN(const MappedFile file, MapFile(path));
+  if (absl::StartsWith(*file, "\x1f\x8b")) {
+    if (auto contents = UnpackMember(*file, max_bytes); contents.has_value())
+      return *std::move(contents);
+  }
   return ReadFile(path, {.gunzip = true, .max_bytes = max_bytes});
 }
 

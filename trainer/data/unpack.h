@@ -4,7 +4,8 @@
 //
 // Returns and reports exactly what ReadFile() of file_io.h does with `gunzip`. A file of one gzip
 // member is unpacked by libdeflate, which takes half of zlib's time but only unpacks whole buffers
-// of known size; zlib does the rest.
+// of known size; zlib does the rest. The packed file is mapped and must not become shorter
+// meanwhile (mapped_file.h).
 //
 // Threads: pure function, safe from any thread.
 

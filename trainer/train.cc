@@ -286,6 +286,7 @@ int main(int argc, char** argv) {
   // kill the run: --metrics reports it once, and without a standard output the run ends with an
   // error (run_output.h).
   signal(SIGPIPE, SIG_IGN);
+  signal(SIGXFSZ, SIG_IGN);  // A file at the limit of its size (ulimit -f) is a full disk, too.
   std::vector<std::string> arguments(argv, argv + argc);
   evenkeel::TrainFlags flags;
   evenkeel::FlagTable table;

@@ -103,23 +103,26 @@ TEST_P(ParityTest, RanksGiveTheWeightsOfOneProcess) {
 TEST(CnnParityTest, SyncBatchNormGivesTheWeightsOfOneProcess) {
   const std::string data = WriteSmallData("images", {.train = 10 * kUnionBatch, .test = 20});
   const std::string save = TempPath("cnn.safetensors"), init = TempPath("start.safetensors");
-  const auto train = [&](int ranks, const std::string& path, std::vector<std::string> more) {
-    for (const std::string& flag :
-         {std::string("--model=cnn"), std::string("--widths=6,9"), std::string("--optimizer=sgd"),
-          std::string("--lr=0.02"), std::string("--lr_decay=none"), std::string("--warmup=0"),
-          std::string("--shuffle=false"), "--data=" + data, "--save=" + path,
-          absl::StrCat("--nproc=", ranks), absl::StrCat("--batch_size=", kUnionBatch / ranks)}) {
-      more.push_back(flag);
-    }
-    const Ended ended = Train(more);
+  const auto train = [&](int ranks, const std::string& path, const std::vector<std::string>& more) {
+    std::vector<std::string> flags = {"--model=cnn",
+                                      "--widths=6,9",
+                                      "--optimizer=sgd",
+                                      "--lr=0.02",
+                                      "--lr_decay=none",
+                                      "--warmup=0",
+                                      "--shuffle=false",
+                                      "--data=" + data,
+                                      "--save=" + path,
+                                      absl::StrCat("--nproc=", ranks),
+                                      absl::StrCat("--batch_size=", kUnionBatch / ranks)};
+    flags.insert(flags.end(), more.begin(), more.end());
+    const Ended ended = Train(flags);
     EXPECT_EQ(ended.code, 0) << ended.err;
     return ReadWeights(path);
   };
-  const Weights start =
-      train(1, init, {"--epochs=1", "--max_steps=1", "--lr=0", "--backend=local"});
-  const std::vector<std::string> epochs = {"--epochs=2", "--init=" + init};
+  const Weights start = train(1, init, {"--max_steps=1", "--backend=local"});
   const auto plus = [&](std::vector<std::string> more) {
-    more.insert(more.end(), epochs.begin(), epochs.end());
+    more.insert(more.end(), {"--epochs=2", "--init=" + init});
     return more;
   };
   const Weights one = train(1, save, plus({"--backend=local"}));

@@ -135,6 +135,7 @@ only 'CUDA is seen by what wraps it, and by its tests and benchmarks alone' \
   '^//(comm/nccl:|comm/device:(cuda|managed_devices)|trainer/device:|tests/gpu:|tools/gpu:device_cases$)' @cuda//:cudart
 only 'libmicrohttpd is seen by the status server alone' '^//tools:status_server$' @microhttpd//:microhttpd
 only 'oneDNN is seen by the trainer alone' '^//trainer[/:]' @onednn//:dnnl
+only 'libdeflate is seen by the data of the trainer alone' '^//trainer/data:' @libdeflate//:libdeflate
 never 'flags are read by programs alone' \
   "$products" @com_github_gflags_gflags//...
 

@@ -109,6 +109,14 @@ def evenkeel_repositories():
     )
     _maybe(
         system_library,
+        name = "libdeflate",
+        what = "libdeflate",
+        package = "libdeflate-dev",
+        header = "/usr/include/libdeflate.h",
+        libraries = {"libdeflate": ["libdeflate.a"]},
+    )
+    _maybe(
+        system_library,
         name = "microhttpd",
         what = "GNU libmicrohttpd",
         package = "libmicrohttpd-dev",

@@ -16,6 +16,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <exception>
+#include <future>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -196,13 +197,15 @@ int RunRank(const TrainOptions& options, const Environment& environment) {
   }
   if (SavesWhenStopped(options)) WatchStopSignals();
   if (const absl::Status status = DumpFlightIfAsked(options); !status.ok()) return fail(status);
+  // Unpacks images while the ranks meet.
+  auto data = std::async(std::launch::async, [&] { return LoadTrainingData(options.data); });
   const auto comm = CreateCommunicator(
       environment,
       {.backend = std::string(NameOf(options.backend)), .communicator = GroupOptions(options)});
   if (!comm.ok()) return fail(comm.status());
   DeferStopSignals();  // Not earlier: a run that has not begun has nothing to save, and may
                        // wait long for a missing rank.
-  TrainResult result = TrainRank(**comm, options, LoadTrainingData(options.data), kStreams);
+  TrainResult result = TrainRank(**comm, options, data.get(), kStreams);
   // With goes_on it has left its last group.
   if (result.status.ok() && !options.goes_on) result.status = (*comm)->Finalize();
   if (result.status.ok()) return result.was_stopped ? StoppedExitCode() : EXIT_SUCCESS;
@@ -283,6 +286,7 @@ int main(int argc, char** argv) {
   // kill the run: --metrics reports it once, and without a standard output the run ends with an
   // error (run_output.h).
   signal(SIGPIPE, SIG_IGN);
+  signal(SIGXFSZ, SIG_IGN);  // A file at the limit of its size (ulimit -f) is a full disk, too.
   std::vector<std::string> arguments(argv, argv + argc);
   evenkeel::TrainFlags flags;
   evenkeel::FlagTable table;

@@ -159,6 +159,7 @@ TEST(HelpTest, NamesEveryFlagWithItsDefaultAndNothingElse) {
                            "loss_scale",
                            "widths",
                            "blocks",
+                           "sync_batch_norm",
                            "accumulate",
                            "lr_decay",
                            "warmup",

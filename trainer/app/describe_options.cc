@@ -144,6 +144,7 @@ RunSettings SettingsOf(const TrainOptions& options, const Model& model, const Tr
   if (options.model == ModelKind::kGpt) {
     settings.free["dropout"] = absl::StrCat(options.gpt.dropout);
   }
+  if (options.cnn.syncs_norms) settings.free["sync_batch_norm"] = "on";
   if (options.model == ModelKind::kGpt || options.compute != DType::kFloat32) {
     settings.free["compute"] = std::string(ToString(options.compute));
   }

@@ -213,6 +213,18 @@ absl::Status CheckModelFlags(const TrainFlags& flags, ModelKind model) {
     return InvalidArgument("--hidden is for --model=mlp; ", flags.model,
                            " has no hidden units to choose");
   }
+  if (flags.sync_batch_norm && model != ModelKind::kCnn) {
+    return InvalidArgument("--sync_batch_norm is for --model=cnn; ", flags.model,
+                           " has no batch norm");
+  }
+  // Ranks whose last batches have different numbers of passes would send different collectives.
+  if (flags.sync_batch_norm && flags.accumulate > 1) {
+    return InvalidArgument("--sync_batch_norm and --accumulate=", flags.accumulate,
+                           " exclude each other; use a larger --batch_size");
+  }
+  if (flags.sync_batch_norm && (!flags.join || flags.on_failure == "continue")) {
+    return InvalidArgument("--sync_batch_norm needs --join and --on_failure=stop");
+  }
   const bool is_gpt = model == ModelKind::kGpt;
   if (model != ModelKind::kCnn && (flags.widths.has_value() || flags.blocks.has_value())) {
     return InvalidArgument("--", flags.widths.has_value() ? "widths" : "blocks",
@@ -461,6 +473,7 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
   }
   options.cnn.blocks_per_stage = flags.blocks.value_or(options.cnn.blocks_per_stage);
   options.cnn.seed = flags.seed;
+  options.cnn.syncs_norms = flags.sync_batch_norm;
   options.data = {.path = flags.data.value_or(
                       options.model == ModelKind::kGpt ? kJargonFile : kFashionMnistFolder),
                   .context = options.gpt.context,

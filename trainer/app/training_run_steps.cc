@@ -57,7 +57,12 @@ absl::Status TrainingRun::Loop(absl::FunctionRef<absl::Status()> loop) {
   if (!options_.flags.join) return loop();
   const JoinOptions options{.throw_on_early_termination = options_.flags.stop_early,
                             .divide_by = options_.divide_by};
-  return RunJoined(Joinables(), options, [&](JoinScope&) { return loop(); });
+  return RunJoined(Joinables(), options, [&](JoinScope& scope) {
+    setup_.model->SetScope(&scope);
+    const absl::Status status = loop();
+    setup_.model->SetScope(nullptr);
+    return status;
+  });
 }
 
 absl::Status TrainingRun::Freeze(int64_t step) {

@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/trainer/data/unpack.h"
 #include "evenkeel/zero_optim/checkpoint/file_io.h"
 
 // An IDX file is: 0, 0, element type (8 = unsigned byte), number of dimensions, each dimension's
@@ -112,8 +113,9 @@ absl::StatusOr<NamedFile> LoadFile(const std::string& folder, absl::string_view 
   const int64_t max_bytes = kImagesHeader + kMaxSamples * (dimensions == 3 ? kImagePixels : 1);
   EK_ASSIGN_OR_RETURN(
       std::string contents,
-      ReadFile(path,
-               {.gunzip = true, .max_bytes = max_bytes, .only_begin = wanted == Contents::kSizes}));
+      wanted == Contents::kAll
+          ? ReadUnpacked(path, max_bytes)
+          : ReadFile(path, {.gunzip = true, .max_bytes = max_bytes, .only_begin = true}));
   return NamedFile{std::move(path), std::move(contents)};
 }
 

@@ -298,6 +298,10 @@ class DeviceCnn : public Model {
 absl::StatusOr<std::unique_ptr<Model>> MakeDeviceCnn(const CnnOptions& options, const Model& host,
                                                      const DevicePlace& place, DType dtype) {
   EK_RETURN_IF_ERROR(CheckFactorType("cnn", dtype));
+  if (options.syncs_norms) {
+    return absl::UnimplementedError(
+        "--sync_batch_norm is for the CPU; choose --device=cpu, or batch norm of each rank");
+  }
   EK_ASSIGN_OR_RETURN(std::unique_ptr<DeviceWork> work, DeviceWork::Create(place));
   auto model = std::make_unique<DeviceCnn>(options, dtype, std::move(work));
   EK_RETURN_IF_ERROR(model->Init(place, host));

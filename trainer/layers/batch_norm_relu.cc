@@ -1,6 +1,7 @@
 #include "evenkeel/trainer/layers/batch_norm_relu.h"
 
 #include <algorithm>
+#include <span>
 
 namespace evenkeel {
 namespace {
@@ -23,15 +24,38 @@ void Deliver(const dnnl::memory& gradient, int count, GradTarget<float> target) 
   for (int i = 0; i < count; ++i) target.data[i] += from[i];
 }
 
+TensorView View(const dnnl::memory& memory) {
+  const int64_t bytes = static_cast<int64_t>(memory.get_desc().get_size());
+  return {memory.get_data_handle(), bytes / static_cast<int64_t>(sizeof(float)), DType::kFloat32};
+}
+
 }  // namespace
 
-BatchNormRelu::BatchNormRelu(const OneDnn& dnn, const Desc& source_desc, Mode mode)
+BatchNormRelu::BatchNormRelu(const OneDnn& dnn, const Desc& source_desc, Mode mode,
+                             BatchNormSync* sync)
     : dnn_(dnn),
       mode_(mode),
       channels_(static_cast<int>(source_desc.dims()[1])),
       samples_per_channel_(static_cast<double>(source_desc.dims()[0] * source_desc.dims()[2] *
                                                source_desc.dims()[3])),
       channel_desc_({channels_}, dnnl::memory::data_type::f32, dnnl::memory::format_tag::a) {
+  if (sync != nullptr && mode == Mode::kTraining) {
+    const auto dims = source_desc.dims();
+    const Desc plain(dims, dnnl::memory::data_type::f32, dnnl::memory::format_tag::nchw);
+    over_ranks_.emplace(OverRanks{
+        .sync = sync,
+        .norm = SyncBatchNorm({.channels = channels_, .epsilon = kEpsilon, .momentum = kMomentum}),
+        .shape = {.samples = dims[0], .spatial = dims[2] * dims[3]},
+        .source_to_plain = {dnn, source_desc, plain},
+        .diff_to_plain = {dnn, source_desc, plain},
+        .from_plain = {dnn, plain, source_desc},
+        .output = dnn.Allocate(plain),
+        .diff_output = dnn.Allocate(plain),
+        .diff_source = dnn.Allocate(plain)});
+    diff_weight_ = dnn.Allocate(channel_desc_);
+    diff_bias_ = dnn.Allocate(channel_desc_);
+    return;
+  }
   output_ = dnn.Allocate(source_desc);
   if (mode == Mode::kEvaluation) {
     forward_ = dnnl::batch_normalization_forward(
@@ -56,6 +80,7 @@ BatchNormRelu::BatchNormRelu(const OneDnn& dnn, const Desc& source_desc, Mode mo
 dnnl::memory BatchNormRelu::Forward(const dnnl::memory& source, const BatchNormState& state) {
   source_ = source;
   state_ = state;
+  if (over_ranks_.has_value()) return ForwardOverRanks(source, state);
   const bool training = mode_ == Mode::kTraining;
   std::unordered_map<int, dnnl::memory> arguments = {
       {DNNL_ARG_SRC, source},
@@ -68,6 +93,38 @@ dnnl::memory BatchNormRelu::Forward(const dnnl::memory& source, const BatchNormS
   forward_.execute(dnn_.stream, arguments);
   if (training) UpdateRunning(state);
   return output_;
+}
+
+dnnl::memory BatchNormRelu::ForwardOverRanks(const dnnl::memory& source,
+                                             const BatchNormState& state) {
+  OverRanks& it = *over_ranks_;
+  it.source = it.source_to_plain(dnn_, source);
+  const auto channels = [&](const float* data) {
+    return TensorView(const_cast<float*>(data), channels_, DType::kFloat32);
+  };
+  if (it.sync->status.ok()) {
+    it.sync->status = it.norm.Forward(
+        *it.sync->scope, it.shape, View(it.source), {channels(state.weight), channels(state.bias)},
+        {channels(state.running_mean), channels(state.running_variance)}, View(it.output));
+  }
+  for (float& value : View(it.output).as<float>()) value = std::max(value, 0.0f);
+  return it.from_plain(dnn_, it.output);
+}
+
+dnnl::memory BatchNormRelu::BackwardOverRanks(const dnnl::memory& diff_output) {
+  OverRanks& it = *over_ranks_;
+  const std::span<const float> output = View(it.output).as<float>();
+  const dnnl::memory plain = it.diff_to_plain(dnn_, diff_output);
+  const std::span<const float> from = View(plain).as<float>();
+  const std::span<float> masked = View(it.diff_output).as<float>();
+  for (size_t i = 0; i < masked.size(); ++i) masked[i] = output[i] > 0 ? from[i] : 0.0f;
+  if (it.sync->status.ok()) {
+    it.sync->status =
+        it.norm.Backward(*it.sync->scope, View(it.diff_output),
+                         TensorView(const_cast<float*>(state_.weight), channels_, DType::kFloat32),
+                         {View(it.diff_source), View(diff_weight_), View(diff_bias_)});
+  }
+  return it.from_plain(dnn_, it.diff_source);
 }
 
 void BatchNormRelu::UpdateRunning(const BatchNormState& state) const {
@@ -84,6 +141,12 @@ void BatchNormRelu::UpdateRunning(const BatchNormState& state) const {
 
 dnnl::memory BatchNormRelu::Backward(const dnnl::memory& diff_output, GradTarget<float> weight,
                                      GradTarget<float> bias) {
+  if (over_ranks_.has_value()) {
+    const dnnl::memory diff_source = BackwardOverRanks(diff_output);
+    Deliver(diff_weight_, channels_, weight);
+    Deliver(diff_bias_, channels_, bias);
+    return diff_source;
+  }
   backward_.execute(dnn_.stream, {{DNNL_ARG_SRC, source_},
                                   {DNNL_ARG_MEAN, mean_},
                                   {DNNL_ARG_VARIANCE, variance_},

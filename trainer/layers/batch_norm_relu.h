@@ -5,7 +5,8 @@
 //   dnnl::memory output = norm.Forward(source, state);
 //   dnnl::memory diff_source = norm.Backward(diff_output, weight_target, bias_target);
 //
-// In training mode mean and (biased) variance are the batch's, and the running statistics move a
+// In training mode mean and (biased) variance are the batch's, with a BatchNormSync those of the
+// batches of all ranks (bucket/layers/sync_batch_norm.h), and the running statistics move a
 // tenth of the way to them, the running variance to the unbiased one, as PyTorch's do. In
 // evaluation mode the running ones are used.
 //
@@ -13,12 +14,18 @@
 //            in the same one; everything in `state` [channels].
 // Ownership: results are the layer's memory, valid until its next call; `source` and `state` must
 //            outlive Backward.
-// Errors:    throws dnnl::error. In evaluation mode there is no backward.
+// Errors:    throws dnnl::error. In evaluation mode there is no backward. Errors of collectives are
+//            in BatchNormSync::status; results are undefined then.
 // Source:    Ioffe and Szegedy, "Batch normalization", ICML 2015.
 
 #ifndef EVENKEEL_TRAINER_LAYERS_BATCH_NORM_RELU_H_
 #define EVENKEEL_TRAINER_LAYERS_BATCH_NORM_RELU_H_
 
+#include <optional>
+
+#include "absl/status/status.h"
+#include "evenkeel/bucket/layers/sync_batch_norm.h"
+#include "evenkeel/join/scope.h"
 #include "evenkeel/trainer/layers/gradient_sink.h"
 #include "evenkeel/trainer/layers/mode.h"
 #include "evenkeel/trainer/layers/onednn.h"
@@ -32,9 +39,17 @@ struct BatchNormState {
   float* running_variance = nullptr;
 };
 
+// What the batch norms of a model share when they have the statistics of all ranks.
+struct BatchNormSync {
+  JoinScope* scope = nullptr;  // Of the training loop that runs.
+  absl::Status status;         // The first error; nothing is sent after it.
+};
+
 class BatchNormRelu {
  public:
-  BatchNormRelu(const OneDnn& dnn, const dnnl::memory::desc& source_desc, Mode mode);
+  // `sync` may be null.
+  BatchNormRelu(const OneDnn& dnn, const dnnl::memory::desc& source_desc, Mode mode,
+                BatchNormSync* sync = nullptr);
 
   dnnl::memory Forward(const dnnl::memory& source, const BatchNormState& state);
   // Either target may be null.
@@ -42,7 +57,18 @@ class BatchNormRelu {
                         GradTarget<float> bias);
 
  private:
+  // Normalises over all ranks, in plain memory, since SyncBatchNorm takes no blocked layout.
+  struct OverRanks {
+    BatchNormSync* sync;
+    SyncBatchNorm norm;
+    SyncBatchNorm::Shape shape;
+    LayoutAdapter source_to_plain, diff_to_plain, from_plain;
+    dnnl::memory source, output, diff_output, diff_source;
+  };
+
   void UpdateRunning(const BatchNormState& state) const;
+  dnnl::memory ForwardOverRanks(const dnnl::memory& source, const BatchNormState& state);
+  dnnl::memory BackwardOverRanks(const dnnl::memory& diff_output);
 
   const OneDnn& dnn_;
   const Mode mode_;
@@ -60,6 +86,8 @@ class BatchNormRelu {
   dnnl::memory diff_source_;
   dnnl::memory diff_weight_;
   dnnl::memory diff_bias_;
+
+  std::optional<OverRanks> over_ranks_;  // In training, with a BatchNormSync.
 
   dnnl::memory source_;  // The arguments of the last Forward.
   BatchNormState state_;

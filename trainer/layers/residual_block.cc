@@ -51,12 +51,12 @@ absl::StatusOr<dnnl::memory> BackwardNorm(BatchNormRelu& norm, const BatchNormIn
 
 ResidualBlock::ResidualBlock(const OneDnn& dnn, const ResidualBlockShape& shape,
                              const ResidualBlockIndices& indices,
-                             const dnnl::memory::desc& source_desc, Mode mode)
+                             const dnnl::memory::desc& source_desc, Mode mode, BatchNormSync* sync)
     : dnn_(dnn),
       indices_(indices),
-      norm1_(dnn, source_desc, mode),
+      norm1_(dnn, source_desc, mode, sync),
       conv1_(dnn, FirstConvolution(shape), source_desc, mode),
-      norm2_(dnn, conv1_.output_desc(), mode),
+      norm2_(dnn, conv1_.output_desc(), mode, sync),
       conv2_(dnn, SecondConvolution(shape), conv1_.output_desc(), mode) {
   if (shape.changes_size()) shortcut_.emplace(dnn, FirstConvolution(shape, 1), source_desc, mode);
   const dnnl::memory::desc skip_desc = shortcut_ ? shortcut_->output_desc() : source_desc;

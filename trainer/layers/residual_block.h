@@ -66,7 +66,7 @@ class ResidualBlock {
  public:
   ResidualBlock(const OneDnn& dnn, const ResidualBlockShape& shape,
                 const ResidualBlockIndices& indices, const dnnl::memory::desc& source_desc,
-                Mode mode);
+                Mode mode, BatchNormSync* sync = nullptr);
 
   dnnl::memory::desc output_desc() const { return conv2_.output_desc(); }
 

@@ -57,9 +57,10 @@ struct CnnIndices {
 class Network {
  public:
   Network(const OneDnn& dnn, int batch, Mode mode, const CnnOptions& options,
-          const CnnIndices& indices)
+          const CnnIndices& indices, BatchNormSync& sync)
       : batch_(batch),
         mode_(mode),
+        sync_(options.syncs_norms ? &sync : nullptr),
         indices_(indices),
         dense_{batch, options.widths.back(), kClasses},
         images_(
@@ -73,7 +74,7 @@ class Network {
                .side = options.image.side},
               images_.get_desc(), mode),
         blocks_(MakeBlocks(dnn, BlockShapes(options, batch))),
-        norm_(dnn, FeaturesDesc(), mode),
+        norm_(dnn, FeaturesDesc(), mode, sync_),
         pool_(dnn, FeaturesDesc(), mode),
         scores_(batch * kClasses),
         diff_means_(batch * options.widths.back()) {}
@@ -89,6 +90,7 @@ class Network {
     dnnl::memory features = stem_.Forward(images_, Value(parameters, indices_.stem));
     for (ResidualBlock& block : blocks_) features = block.Forward(features, parameters);
     means_ = pool_.Forward(norm_.Forward(features, StateOf(indices_.norm, parameters)));
+    if (sync_ != nullptr) EK_RETURN_IF_ERROR(sync_->status);
     EK_RETURN_IF_ERROR(DenseForward(products_, dense_, Activation::kNone, means_,
                                     Value(parameters, indices_.fc_weight),
                                     Value(parameters, indices_.fc_bias), scores_.data()));
@@ -139,7 +141,7 @@ class Network {
     blocks.reserve(shapes.size());
     dnnl::memory::desc source_desc = stem_.output_desc();
     for (size_t i = 0; i < shapes.size(); ++i) {
-      blocks.emplace_back(dnn, shapes[i], indices_.blocks[i], source_desc, mode_);
+      blocks.emplace_back(dnn, shapes[i], indices_.blocks[i], source_desc, mode_, sync_);
       source_desc = blocks.back().output_desc();
     }
     return blocks;
@@ -147,6 +149,7 @@ class Network {
 
   const int batch_;
   const Mode mode_;
+  BatchNormSync* const sync_;  // Null unless norms are over all ranks.
   const CnnIndices& indices_;
   const DenseShape dense_;
   MatrixProducts<float> products_;
@@ -202,6 +205,8 @@ class Cnn : public Model {
     return bytes;
   }
 
+  void SetScope(JoinScope* scope) override { sync_.scope = scope; }
+
   absl::Status PlanPass(int64_t samples, Mode mode) override {
     return StatusFromOneDnn("cnn", [&] {
       NetworkFor(static_cast<int>(samples), mode);
@@ -255,7 +260,7 @@ class Cnn : public Model {
     if (found == networks_.end()) {
       if (networks_.size() == kNetworksKept) networks_.pop_back();
       const int64_t before = dnn_.allocated;
-      networks_.push_back(std::make_unique<Network>(dnn_, batch, mode, options_, indices_));
+      networks_.push_back(std::make_unique<Network>(dnn_, batch, mode, options_, indices_, sync_));
       networks_.back()->bytes = dnn_.allocated - before;
       found = networks_.end() - 1;
     }
@@ -269,6 +274,9 @@ class Cnn : public Model {
 
   absl::StatusOr<PendingResult> DoForward(const Batch& batch, Mode mode,
                                           const PassOptions& options) override {
+    sync_.status = absl::OkStatus();
+    if (options_.syncs_norms && mode == Mode::kTraining && sync_.scope == nullptr)
+      return absl::FailedPreconditionError("cnn: synchronised batch norms need a training loop");
     return StatusFromOneDnn("cnn forward", [&]() -> absl::StatusOr<PendingResult> {
       Network& network = NetworkFor(static_cast<int>(SamplesOf(batch)), mode);
       return network.Forward(std::get<ImageBatch>(batch), options.weight, parameters());
@@ -276,13 +284,15 @@ class Cnn : public Model {
   }
 
   absl::Status DoBackward(GradientSink& sink) override {
-    return StatusFromOneDnn("cnn backward",
-                            [&] { return networks_.front()->Backward(parameters(), sink); });
+    EK_RETURN_IF_ERROR(StatusFromOneDnn(
+        "cnn backward", [&] { return networks_.front()->Backward(parameters(), sink); }));
+    return sync_.status;
   }
 
   const CnnOptions options_;
   CnnIndices indices_;
   OneDnn dnn_;
+  BatchNormSync sync_;
   std::vector<std::unique_ptr<Network>> networks_;  // The front one did the last Forward.
 };
 

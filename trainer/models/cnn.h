@@ -13,13 +13,17 @@
 // a stage's first block), .conv1.weight, .norm2.weight, .norm2.bias, .conv2.weight; norm.weight,
 // norm.bias; fc.weight, fc.bias. Convolutions start uniformly in +-sqrt(6 / inputs of a neuron), as
 // He proposes.
+// With `syncs_norms` passes of training are for a training loop with join, whose scope SetScope()
+// gets; all ranks with inputs make the same passes, with batches of any size.
+//
 // Buffers: running_mean and running_variance of every norm, [channels].
 //
 // float32 only, on oneDNN. For each of the last few batch sizes the model keeps kernels and
 // activations, with the defaults about 600 KB per training sample and 300 KB per evaluated one:
 // evaluate in batches of a few hundred.
 //
-// Errors: InvalidArgument unless there are 1 to 5 widths of 1 to 1024 channels, 1 to 32 blocks per
+// Errors: FailedPrecondition for a pass of training with `syncs_norms` and without a scope;
+//         InvalidArgument unless there are 1 to 5 widths of 1 to 1024 channels, 1 to 32 blocks per
 //         stage and an image of 1 to 16 channels with a side of 1 to 512; Unimplemented or Internal
 //         if oneDNN has no kernel; ResourceExhausted if memory for parameters and gradients runs
 //         out.
@@ -48,6 +52,7 @@ struct CnnOptions {
   ImageShape image;
   std::vector<int> widths = {16, 32, 64};  // Channels of the stem, then of each stage.
   int blocks_per_stage = 1;
+  bool syncs_norms = false;  // Batch norms have the statistics of all ranks; not on devices.
   uint64_t seed = 0;
   bool is_plan = false;  // See model.h.
 };

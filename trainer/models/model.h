@@ -48,6 +48,7 @@
 #include "evenkeel/comm/backend.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/types.h"
+#include "evenkeel/join/scope.h"
 #include "evenkeel/trainer/data/batch.h"
 #include "evenkeel/trainer/layers/gradient_sink.h"
 #include "evenkeel/trainer/layers/mode.h"
@@ -109,6 +110,10 @@ class Model {
   // first pass of a size and kept; of a plan those of the passes of PlanPass(). oneDNN's own memory
   // is not counted.
   virtual int64_t ActivationBytes() const = 0;
+
+  // Passes of training send collectives in this scope of a training loop; null after the loop. For
+  // models without such collectives it does nothing.
+  virtual void SetScope(JoinScope* /*scope*/) {}
 
   bool is_plan() const { return is_plan_; }
   // In a plan on the host: counts what a pass of so many samples would allocate, with the backward

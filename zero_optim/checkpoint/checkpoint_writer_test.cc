@@ -271,5 +271,34 @@ TEST(CheckpointWriterTest, ARankThatIsLostEndsTheSave) {
   }
 }
 
+// A group that is finalized while a save is pending: the save ends with an error on all ranks, and
+// the older checkpoint stays.
+TEST(CheckpointWriterTest, AGroupThatIsFinalizedEndsTheSave) {
+  const std::string folder = Folder("finalized");
+  absl::Notification gate;
+  const absl::Time begin = absl::Now();
+  const absl::Status status = RunTestRanks(3, [&](Communicator& comm) -> absl::Status {
+    EK_ASSIGN_OR_RETURN(auto trainer, Trainer::Create(comm, Mode::kZeroAlone, AdamW{}));
+    EK_RETURN_IF_ERROR(trainer->Step(0));
+    EK_RETURN_IF_ERROR(trainer->zero->Save(folder));
+    EK_RETURN_IF_ERROR(trainer->Step(1));
+    CheckpointWriter writer;
+    const PendingSave save =
+        writer.Start(comm, trainer->model.params(), Gated(*trainer->zero, folder, gate));
+    EXPECT_FALSE(save.IsDone());
+    const absl::Status left = comm.Finalize();
+    if (comm.rank() == 0) gate.Notify();
+    EXPECT_TRUE(left.ok()) << left;
+    EXPECT_FALSE(save.Wait(kLong).ok());
+    EXPECT_TRUE(save.IsDone());
+    EK_ASSIGN_OR_RETURN(const Checkpoint saved, Checkpoint::Open(folder, trainer->model.params()));
+    EXPECT_EQ(saved.manifest().steps_finished, 1);
+    return saved.ReadState().status();
+  });
+  // RunTestRanks() finalizes, too.
+  EXPECT_THAT(std::string(status.message()), HasSubstr("has left the group"));
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(30));
+}
+
 }  // namespace
 }  // namespace evenkeel::internal

@@ -40,18 +40,20 @@ class File {
 
 // ---- Reading ----
 
-absl::StatusOr<std::string> ReadAll(const std::string& path, int64_t max_bytes) {
+absl::StatusOr<std::string> Read(const std::string& path, const ReadFileOptions& options) {
   const File file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file.is_open()) return ErrnoStatus("cannot open", path);
   struct stat info;
   if (fstat(file.descriptor(), &info) != 0) return ErrnoStatus("cannot look at", path);
   if (!S_ISREG(info.st_mode))
     return absl::InvalidArgumentError(absl::StrCat(path, " is not a regular file"));
-  if (info.st_size > max_bytes) {
+  if (info.st_size > options.max_bytes) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        path, " has ", info.st_size, " bytes, more than the ", max_bytes, " expected"));
+        path, " has ", info.st_size, " bytes, more than the ", options.max_bytes, " expected"));
   }
-  std::string bytes(info.st_size, '\0');
+  constexpr int64_t kBegin = 1 << 16;
+  std::string bytes(options.only_begin ? std::min<int64_t>(info.st_size, kBegin) : info.st_size,
+                    '\0');
   size_t done = 0;
   while (done < bytes.size()) {
     const ssize_t count = read(file.descriptor(), bytes.data() + done, bytes.size() - done);
@@ -177,7 +179,7 @@ absl::Status FlushFolder(const std::string& folder) {
 }
 
 absl::StatusOr<std::string> ReadFile(const std::string& path, const ReadFileOptions& options) {
-  EK_ASSIGN_OR_RETURN(std::string bytes, ReadAll(path, options.max_bytes));
+  EK_ASSIGN_OR_RETURN(std::string bytes, Read(path, options));
   if (options.gunzip && BeginsAsGzip(bytes)) return Gunzip(path, bytes, options);
   return bytes;
 }

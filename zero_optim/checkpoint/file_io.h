@@ -30,7 +30,7 @@ namespace evenkeel {
 struct ReadFileOptions {
   bool gunzip = false;  // Decompress a file that begins as a gzip file does, whatever its name.
   int64_t max_bytes = int64_t{16} << 30;  // Limit on the result.
-  bool only_begin = false;                // Decompress only the beginning, some KiB.
+  bool only_begin = false;                // Read and decompress only the beginning, some KiB.
 };
 
 absl::StatusOr<std::string> ReadFile(const std::string& path, const ReadFileOptions& options = {});

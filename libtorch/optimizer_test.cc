@@ -778,22 +778,28 @@ TEST(OptimizerTest, AnExceptionOrABreakInTheLoop) {
 }
 
 TEST(OptimizerTest, UnsupportedSettingsAreRefused) {
-  EXPECT_EQ(RunRanks(1,
-                     [](Group& group) {
-                       Sequential net = NewNet();
-                       DataParallel ddp(group, net);
-                       RequireError(
-                           [&] { Optimizer(ddp, torch::optim::AdamWOptions(0.1).amsgrad(true)); },
-                           "amsgrad");
-                       RequireError([&] { Optimizer(ddp, torch::optim::RMSpropOptions(0.1)); },
-                                    "Joined");
-                       Optimizer optimizer(ddp, torch::optim::SGDOptions(0.1));
-                       ddp(Batch(0, 0)).sum().backward();
-                       static_cast<torch::optim::SGDOptions&>(optimizer.param_groups()[0].options())
-                           .momentum(0.5);
-                       RequireError([&] { optimizer.step(); }, "only the rate may change");
-                     }),
-            AllPass(1));
+  EXPECT_EQ(
+      RunRanks(
+          1,
+          [](Group& group) {
+            Sequential net = NewNet();
+            DataParallel ddp(group, net);
+            RequireError([&] { Optimizer(ddp, torch::optim::AdamOptions(0.1).amsgrad(true)); },
+                         "Adam with amsgrad is not supported; use Joined");
+            RequireError([&] { Optimizer(ddp, torch::optim::AdamWOptions(0.1).amsgrad(true)); },
+                         "AdamW with amsgrad is not supported; use Joined");
+            RequireError(
+                [&] { Optimizer(ddp, torch::optim::SGDOptions(0.1).momentum(0.9).dampening(0.1)); },
+                "SGD with dampening is not supported; use Joined");
+            RequireError([&] { Optimizer(ddp, torch::optim::RMSpropOptions(0.1)); },
+                         "use Joined for other optimizers");
+            Optimizer optimizer(ddp, torch::optim::SGDOptions(0.1));
+            ddp(Batch(0, 0)).sum().backward();
+            static_cast<torch::optim::SGDOptions&>(optimizer.param_groups()[0].options())
+                .momentum(0.5);
+            RequireError([&] { optimizer.step(); }, "only the rate may change");
+          }),
+      AllPass(1));
 }
 
 }  // namespace

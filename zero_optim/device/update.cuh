@@ -12,8 +12,8 @@
 //   ek_update_...                  one pass over gradient, state and value, by these numbers
 //
 // Rounding: the same operations in the same order as on the CPU (internal/update_kernels.cc), fused
-//           where those are, divisions and roots rounded to nearest. Only pow() in the bias corrections
-//           may differ in the last bits of a double.
+//           where those are, divisions and roots rounded to nearest. Only pow() in the bias
+//           corrections may differ in the last bits of a double.
 // Sums:     of each thread, then of each block, then of all, in an order that depends on the table
 //           alone.
 

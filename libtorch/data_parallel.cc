@@ -207,6 +207,7 @@ void DataParallelBase::Replica::AttachAll() {
 }
 
 void DataParallelBase::Replica::Begin() {
+  if (IsIncomplete()) Finish();
   if (is_open) return;
   CheckLayouts();
   DropLostGradients();
@@ -215,14 +216,15 @@ void DataParallelBase::Replica::Begin() {
   ForgetClearedGradients();
   for (int i = 0; i < set.size(); ++i) {
     Parameter& param = params[i];
-    param.is_unreached = false;
+    param.is_unreached = param.is_ready = false;
     if (!param.tensor.requires_grad() && ShowsBucket(i))
       param.tensor.mutable_grad() = param.view.clone();  // A frozen parameter has no bucket.
   }
   is_accumulating = no_sync > 0;
   Check(core->BeginStep(is_accumulating ? StepMode::kAccumulate : StepMode::kSync));
   is_open = true;
-  graph_task_ = -1;
+  graph_tasks_.clear();
+  has_backward_ = has_thrown_ = false;
   FollowGradients();
 }
 
@@ -303,7 +305,12 @@ void DataParallelBase::Replica::OnGradient(int param) {
         absl::StrCat("backward reached \"", NameOf(param),
                      "\", but no output of forward depends on it: with find_unused, forward must "
                      "return every tensor that the loss uses, as a tensor or in a tuple, an "
-                     "optional or a container"));
+                     "optional or a container, and no part of it may be computed again in "
+                     "backward"));
+  if (std::exchange(params[param].is_ready, true) && !is_accumulating)
+    Refuse(absl::StrCat("backward reached \"", NameOf(param),
+                        "\" twice in one step: a backward inside of this step's backward must "
+                        "not reach parameters that another part of it reaches"));
   const torch::Tensor& grad = params[param].tensor.grad();
   if (set.row_size(param) > 0) {
     ReadSparseGradient(param);
@@ -320,8 +327,30 @@ void DataParallelBase::Replica::OnGradient(int param) {
   Check(core->GradientReady(param));
 }
 
+// Queued with a graph task, which destroys it without a call if backward throws.
+class DataParallelBase::Replica::BackwardEnd {
+ public:
+  BackwardEnd(std::weak_ptr<Replica> replica, int graph_task)
+      : replica_(std::move(replica)), graph_task_(graph_task) {}
+  BackwardEnd(const BackwardEnd&) = delete;
+  BackwardEnd& operator=(const BackwardEnd&) = delete;
+  ~BackwardEnd() { Call(/*has_thrown=*/true); }
+  void Call(bool has_thrown) {
+    const auto replica = std::exchange(replica_, {}).lock();
+    if (replica != nullptr) replica->EndBackward(graph_task_, has_thrown);
+  }
+
+ private:
+  std::weak_ptr<Replica> replica_;
+  const int graph_task_;
+};
+
+// A backward inside a backward, such as that of a part computed again to save memory, belongs to
+// the step, which ends with the outermost one. The engine shows that at its end: no node is being
+// evaluated then. It is seen only if it reaches a parameter itself; if none does so, the step ends
+// with the backward inside that completes the gradients.
 void DataParallelBase::Replica::BeforeBackward(int graph_task) {
-  if (is_open && graph_task_ == graph_task) return;
+  if (is_open && std::count(graph_tasks_.begin(), graph_tasks_.end(), graph_task) != 0) return;
   if (!is_open) {
     if (no_sync == 0 && !had_late_forward)
       Refuse(absl::StrCat(
@@ -330,17 +359,39 @@ void DataParallelBase::Replica::BeforeBackward(int graph_task) {
           "forward have been reduced. Call DataParallel before each backward, or add up the "
           "gradients of all backwards but the last with no_sync()"));
     Begin();
-  } else if (graph_task_ >= 0) {
+  } else if (has_thrown_) {
     Refuse(
         absl::StrCat("rank ", group->comm->rank(),
                      " called backward again after an exception in this step's backward; let the "
                      "exception leave run() or join()"));
   }
-  graph_task_ = graph_task;
-  MarkUnreached();
-  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
-    if (const auto replica = weak.lock()) replica->Finish();
-  });
+  if (!std::exchange(has_backward_, true)) MarkUnreached();
+  graph_tasks_.push_back(graph_task);
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [end = std::make_shared<BackwardEnd>(weak_from_this(), graph_task)] {
+        end->Call(/*has_thrown=*/false);
+      });
+}
+
+void DataParallelBase::Replica::EndBackward(int graph_task, bool has_thrown) {
+  if (!is_open || std::erase(graph_tasks_, graph_task) == 0) return;
+  has_thrown_ |= has_thrown;
+  if (has_thrown_) return;
+  const bool is_outermost = torch::autograd::get_current_node() == nullptr;
+  if (is_outermost || (graph_tasks_.empty() && IsComplete())) Finish();
+}
+
+bool DataParallelBase::Replica::IsComplete() const {
+  for (int i = 0; i < set.size(); ++i) {
+    const bool is_missing = !params[i].is_ready && !params[i].is_unreached;
+    if (is_missing && set.trainable(i) && !set.is_ignored(i)) return false;
+  }
+  return true;
+}
+
+bool DataParallelBase::Replica::IsIncomplete() const {
+  return is_open && has_backward_ && !has_thrown_ &&
+         torch::autograd::get_current_graph_task_id() < 0;
 }
 
 // Marks parameters that no output depends on as unused, before backward reaches the others.
@@ -366,8 +417,9 @@ void DataParallelBase::Replica::MarkUnreached() {
 }
 
 void DataParallelBase::Replica::FinishUnreached() {
+  if (IsIncomplete()) Finish();
   if (!is_open) return;
-  if (graph_task_ >= 0)
+  if (has_thrown_)
     Refuse(
         "step() was called after an exception in this step's backward; let the exception leave "
         "run() or join()");
@@ -388,7 +440,6 @@ void DataParallelBase::Replica::FinishUnreached() {
 void DataParallelBase::Replica::Finish() {
   if (!is_open) return;
   is_open = false;
-  graph_task_ = -1;
   had_late_forward = false;
   roots_.clear();
   for (int i = 0; i < set.size(); ++i)
@@ -444,9 +495,10 @@ void DataParallelBase::Replica::TakeGradients() {
 }
 
 void DataParallelBase::Replica::EndLoop() {
+  if (IsIncomplete()) Finish();
   if (is_open)
     Refuse(
-        graph_task_ >= 0
+        has_thrown_
             ? "the loop of join() has ended, but its last backward has thrown"
             : "the loop of join() has ended after a forward whose backward was skipped: call the "
               "optimizer's step(), or call forward under NoGradGuard");

@@ -98,6 +98,7 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
     uintptr_t hook = 0;
     bool had_gradient = false;    // Before the last reduction.
     bool is_unreached = false;    // Marked as unused in the open step.
+    bool is_ready = false;        // Its gradient has arrived in the open step.
     torch::Tensor sparse_grad;    // The one last stored in grad(),
     uint32_t sparse_version = 0;  // and its version at that time.
   };
@@ -154,12 +155,19 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   void ForgetClearedGradients();
   void ReadSparseGradient(int param);
   void BeforeBackward(int graph_task);
+  void EndBackward(int graph_task, bool has_thrown);
+  bool IsComplete() const;  // No gradient of the open step is missing.
+  // The open step's backward has ended, but some of its gradients are missing.
+  bool IsIncomplete() const;
   void MarkUnreached();
   void ShowSparseGradient(int param);
 
   friend class DataParallelBase;
-  std::mutex mutex_;     // Guards the next two in backward.
-  int graph_task_ = -1;  // The backward of the open step.
+  class BackwardEnd;
+  std::mutex mutex_;              // Guards the next four in backward.
+  std::vector<int> graph_tasks_;  // The backward of the open step, and those inside of it.
+  bool has_backward_ = false;     // The open step.
+  bool has_thrown_ = false;       // One of them.
   // The graphs of the step's outputs begin here; weak, so that a skipped loss frees its graph.
   std::vector<decltype(WeakOf(Parameter::accumulator))> roots_;
 };

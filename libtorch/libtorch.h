@@ -40,7 +40,9 @@
 //                                                                   gradient
 //   a second backward after the end                                 an error; see no_sync()
 //   torch::autograd::grad()                                         neither begins nor ends a step
-//   a backward inside a backward                                   an error
+//   a backward inside a backward                                    belongs to the step, as that of
+//                                                                   a part computed again; it must
+//                                                                   reach other parameters
 //   an exception in backward                                        leaves the step open; leave
 //                                                                   run() or join() by it
 //   begin()                                                         begins a step, for a custom

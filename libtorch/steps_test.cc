@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <functional>
 #include <stdexcept>
 #include <thread>
 
@@ -347,6 +348,220 @@ TEST(StepsTest, GradOfAGradientNeitherBeginsNorEndsAStep) {
                            "the gradient penalty is that of one process");
                }),
       AllPass(2));
+}
+
+// Computes a part of a model again in backward, and does not keep its activations meanwhile.
+using Part = std::function<Tensor(const Tensor&)>;
+struct Recompute : torch::autograd::Function<Recompute> {
+  static Tensor forward(torch::autograd::AutogradContext* context, const Part* part,
+                        const Tensor& input) {
+    context->saved_data["part"] = reinterpret_cast<int64_t>(part);
+    context->save_for_backward({input});
+    return (*part)(input);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& grads) {
+    const auto* part = reinterpret_cast<const Part*>(context->saved_data["part"].toInt());
+    const Tensor input = context->get_saved_variables()[0].detach().requires_grad_();
+    const at::AutoGradMode enable_grad(true);
+    torch::autograd::backward({(*part)(input)}, {grads[0]});
+    return {Tensor(), input.grad()};
+  }
+};
+
+struct StackImpl : torch::nn::Module {
+  StackImpl() {
+    torch::manual_seed(3);
+    for (size_t i = 0; i < 4; ++i) {
+      layers.push_back(register_module("layer" + std::to_string(i), Linear(4, 4)));
+      parts.push_back([this, i](const Tensor& input) { return layers[i](input).tanh(); });
+    }
+    all = [this](const Tensor& input) { return parts[3](parts[2](parts[1](parts[0](input)))); };
+  }
+  // A part per letter: "r" computes the next layer again, "R" all of them, "2" the second layer,
+  // each in backward; "-" keeps the activations of the next layer.
+  Tensor forward(const Tensor& input, const std::string& plan) {
+    Tensor now = input;
+    size_t next = 0;
+    for (const char letter : plan) {
+      if (letter == '-') {
+        now = parts.at(next++)(now);
+      } else {
+        const Part& part = letter == 'R' ? all : parts.at(letter == '2' ? 1 : next++);
+        now = Recompute::apply(&part, now);
+      }
+    }
+    return now.square().sum();
+  }
+  std::vector<Linear> layers;
+  std::vector<Part> parts;
+  Part all;
+};
+TORCH_MODULE(Stack);
+
+Tensor StackInput(int rank, int step) {
+  torch::manual_seed(10 * rank + step);
+  return torch::randn({3, 4}).requires_grad_();
+}
+
+TEST(StepsTest, PartsThatAreComputedAgainInBackwardTrainAsTheWhole) {
+  for (const char* plan : {"r---", "-r--", "---r", "rr-r", "rrrr", "R"}) {
+    SCOPED_TRACE(plan);
+    EXPECT_EQ(RunRanks(2,
+                       [plan](Group& group) {
+                         Stack net, plain;
+                         DataParallel ddp(group, net, kSmallBuckets);
+                         DataParallel plain_ddp(group, plain, kSmallBuckets);
+                         const torch::optim::SGDOptions rule(0.1);
+                         Optimizer optimizer(ddp, rule, {.placement = Slices{}});
+                         Optimizer plain_optimizer(plain_ddp, rule);
+                         const auto step = [&](auto& one, auto& its, const std::string& how,
+                                               int count) {
+                           its.zero_grad();
+                           {
+                             const auto accumulating = one.no_sync();
+                             one(StackInput(group.rank(), count + 5), how).backward();
+                           }
+                           one(StackInput(group.rank(), count), how).backward();
+                           Require(!one.replica()->is_open, "the step has ended");
+                           its.step();
+                         };
+                         for (int count = 0; count < 3; ++count) {
+                           step(ddp, optimizer, plan, count);
+                           step(plain_ddp, plain_optimizer, "----", count);
+                         }
+                         for (size_t i = 0; i < net->parameters().size(); ++i)
+                           RequireSame(net->parameters()[i], plain->parameters()[i], "the value");
+                       }),
+              AllPass(2));
+  }
+}
+
+TEST(StepsTest, PartsThatAreComputedAgainMustNotShareParameters) {
+  for (const char* plan : {"-r--2", "rrrr2"}) {
+    SCOPED_TRACE(plan);
+    const Endings endings = RunRanks(2, [plan](Group& group) {
+      Stack net;
+      DataParallel ddp(group, net, kSmallBuckets);
+      ddp(StackInput(group.rank(), 0), plan).backward();
+    });
+    for (const std::string& ending : endings)
+      EXPECT_THAT(ending, testing::AllOf(testing::HasSubstr("\"layer"),
+                                         testing::HasSubstr("\" twice in one step: ")));
+  }
+  const Endings endings = RunRanks(2, [](Group& group) {
+    Stack net;
+    DataParallel ddp(group, net, FindUnused());
+    ddp(StackInput(group.rank(), 0), "-r--").backward();
+  });
+  for (const std::string& ending : endings)
+    EXPECT_THAT(ending, testing::HasSubstr("no part of it may be computed again in backward"));
+  const Endings complete = RunRanks(2, [](Group& group) {
+    Stack net;
+    DataParallel ddp(group, net, kSmallBuckets);
+    ddp(StackInput(group.rank(), 0), "-R").backward();  // Begins with all parameters.
+  });
+  for (const std::string& ending : complete)
+    EXPECT_THAT(ending, testing::HasSubstr("runs backward outside of a step"));
+}
+
+// The end of the outermost backward, which reaches no parameter itself, is seen at the next call.
+TEST(StepsTest, AMissingGradientOfPartsThatAreComputedAgainIsAnError) {
+  const auto train = [](auto finish) {
+    const Endings endings = RunRanks(2, [finish](Group& group) {
+      Stack net;
+      DataParallel ddp(group, net, kSmallBuckets);
+      Optimizer optimizer(ddp, torch::optim::SGDOptions(0.1));
+      ddp(StackInput(group.rank(), 0), "rr").backward();
+      finish(ddp, optimizer);
+    });
+    for (const std::string& ending : endings) {
+      EXPECT_THAT(ending, testing::HasSubstr("layer"));
+      EXPECT_THAT(ending, testing::HasSubstr("gradient"));
+    }
+  };
+  train([](auto& ddp, Optimizer&) { ddp(StackInput(0, 0), "----"); });
+  train([](auto&, Optimizer& optimizer) { optimizer.step(); });
+}
+
+TEST(StepsTest, GradOfAGradientInsideABackward) {
+  EXPECT_EQ(
+      RunRanks(2,
+               [](Group& group) {
+                 Scales net;
+                 DataParallel ddp(group, net, kSmallBuckets);
+                 for (int step = 0; step < 2; ++step) {
+                   net->zero_grad();
+                   const Tensor input = InputOf(group.rank()).requires_grad_();
+                   const Tensor loss = ddp(input);
+                   double squares = 0;
+                   loss.register_hook([&](const Tensor&) {
+                     const at::AutoGradMode enable_grad(true);
+                     const Tensor again = (net->scales[0] * input).sum();
+                     const auto grads = torch::autograd::grad({again}, {net->scales[0], input});
+                     squares = grads[0].square().sum().template item<double>();
+                   });
+                   loss.backward();
+                   Require(squares == 4 * (group.rank() + 1) * (group.rank() + 1),
+                           "grad() has the gradient");
+                   RequireSame(net->scales[0].grad(), MeanInput(group), "the gradient");
+                 }
+               }),
+      AllPass(2));
+}
+
+TEST(StepsTest, ABackwardInAHookBelongsToTheStep) {
+  const auto train = [](const std::vector<int>& used, const std::vector<int>& reached) {
+    return RunRanks(2, [&](Group& group) {
+      Scales net;
+      DataParallel ddp(group, net, kSmallBuckets);
+      for (int step = 0; step < 2; ++step) {
+        net->zero_grad();
+        const Tensor input = InputOf(group.rank());
+        const Tensor loss = ddp(input, used);
+        loss.register_hook([&](const Tensor&) {
+          const at::AutoGradMode enable_grad(true);
+          net->forward(2 * input, reached).backward();
+        });
+        loss.backward();
+        for (const int i : used)
+          RequireSame(net->scales[i].grad(), MeanInput(group), "the gradient");
+        for (const int i : reached)
+          RequireSame(net->scales[i].grad(), 2 * MeanInput(group), "that of the hook");
+      }
+    });
+  };
+  EXPECT_EQ(train({0, 2}, {1}), AllPass(2));
+  EXPECT_EQ(train({0}, {2, 1}), AllPass(2));
+  for (const std::string& ending : train({0, 1, 2}, {0}))
+    EXPECT_THAT(ending, testing::HasSubstr("backward reached \"scale0\" twice in one step"));
+  for (const std::string& ending : train({0, 1, 2}, {0, 1, 2}))
+    EXPECT_THAT(ending, testing::HasSubstr("runs backward outside of a step"));
+  for (const std::string& ending : train({0}, {2}))
+    EXPECT_THAT(ending,
+                testing::AllOf(testing::HasSubstr("scale1"), testing::HasSubstr("gradient")));
+}
+
+TEST(StepsTest, ABackwardAfterAnExceptionInBackwardIsRefused) {
+  const Endings endings = RunRanks(2, [](Group& group) {
+    Stack net;
+    DataParallel ddp(group, net, kSmallBuckets);
+    const Part part = net->parts[1];
+    int calls = 0;
+    net->parts[1] = [&calls, part](const Tensor& input) {
+      if (++calls == 2) throw std::runtime_error("no more memory");  // In backward.
+      return part(input);
+    };
+    try {
+      ddp(StackInput(group.rank(), 0), "-r--").backward();
+      Require(false, "it throws");
+    } catch (const std::runtime_error& error) {
+      Require(std::string(error.what()).find("no more memory") != std::string::npos, error.what());
+    }
+    ddp(StackInput(group.rank(), 0), "-r--").backward();
+  });
+  for (const std::string& ending : endings)
+    EXPECT_THAT(ending, testing::HasSubstr("again after an exception in this step's backward"));
 }
 
 TEST(StepsTest, AnExceptionInAHookReachesThePeersWithItsText) {

@@ -8,12 +8,12 @@
 // An update is a single pass over the memory. Optimizers call it per parameter.
 //
 // Rounding: in the state's type and PyTorch's order of operations; coefficients, bias corrections
-//           included, are computed in double and rounded once. All processors give the same bits:
-//           no operations are contracted. A parameter of 16 bits is rounded from its float32
-//           master copy.
+//           included, are computed in double and rounded once. A product and a sum are fused where
+//           PyTorch's loops for AVX2 fuse them, and nowhere else, so all processors give the same
+//           bits. A parameter of 16 bits is rounded from its float32 master copy.
 // Units:    `step` counts the updates of the parameter, from 1.
 // Threads:  pure functions on the caller's memory.
-// Source:   torch.optim 1.13 (SGD with dampening 0, Adam and AdamW without amsgrad).
+// Source:   torch::optim 2.15 (SGD with dampening 0, Adam and AdamW without amsgrad).
 
 #ifndef EVENKEEL_ZERO_OPTIM_UPDATE_RULE_H_
 #define EVENKEEL_ZERO_OPTIM_UPDATE_RULE_H_

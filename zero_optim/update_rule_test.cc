@@ -36,12 +36,13 @@ std::vector<T> RandomValues(int64_t n, unsigned seed) {
   return values;
 }
 
-// The rules as torch.optim writes them: one operation on whole tensors after another.
+// The rules as torch::optim writes them: one operation on whole tensors after another. Its add(x,
+// alpha) and addcmul() round once.
 template <typename T>
 void ReferenceSgd(const Sgd& rule, int64_t step, double grad_scale, Tensors<T>& t) {
   for (size_t i = 0; i < t.value.size(); ++i) {
     T d = t.gradient[i] * static_cast<T>(grad_scale);
-    if (rule.weight_decay != 0) d = d + static_cast<T>(rule.weight_decay) * t.value[i];
+    if (rule.weight_decay != 0) d = std::fma(t.value[i], static_cast<T>(rule.weight_decay), d);
     if (rule.momentum != 0) {
       T& buffer = t.state[0][i];
       if (step == 1) {
@@ -50,9 +51,9 @@ void ReferenceSgd(const Sgd& rule, int64_t step, double grad_scale, Tensors<T>& 
         buffer = buffer * static_cast<T>(rule.momentum);
         buffer = buffer + d;
       }
-      d = rule.nesterov ? d + static_cast<T>(rule.momentum) * buffer : buffer;
+      d = rule.nesterov ? std::fma(buffer, static_cast<T>(rule.momentum), d) : buffer;
     }
-    t.value[i] = t.value[i] + static_cast<T>(-rule.learning_rate) * d;
+    t.value[i] = std::fma(d, static_cast<T>(-rule.learning_rate), t.value[i]);
   }
 }
 
@@ -67,13 +68,13 @@ void ReferenceAdam(const Adam& rule, bool decoupled, int64_t step, double grad_s
     if (decoupled)
       t.value[i] = t.value[i] * static_cast<T>(1 - rule.learning_rate * rule.weight_decay);
     if (!decoupled && rule.weight_decay != 0)
-      g = g + static_cast<T>(rule.weight_decay) * t.value[i];
+      g = std::fma(t.value[i], static_cast<T>(rule.weight_decay), g);
     T& m = t.state[0][i];
     m = m * static_cast<T>(rule.beta1);
-    m = m + static_cast<T>(1 - rule.beta1) * g;
+    m = std::fma(g, static_cast<T>(1 - rule.beta1), m);
     T& v = t.state[1][i];
     v = v * static_cast<T>(rule.beta2);
-    v = v + static_cast<T>(1 - rule.beta2) * g * g;
+    v = std::fma(static_cast<T>(1 - rule.beta2) * g, g, v);
     T denominator = std::sqrt(v) / static_cast<T>(std::sqrt(correction2));
     denominator = denominator + static_cast<T>(rule.epsilon);
     t.value[i] = t.value[i] + step_size * m / denominator;

@@ -67,6 +67,8 @@ if("libtorch" IN_LIST evenkeel_FIND_COMPONENTS AND NOT TARGET evenkeel::libtorch
       "${_evenkeel_libtorch}data_parallel.cc" "${_evenkeel_libtorch}group.cc"
       "${_evenkeel_libtorch}optimizer.cc" "${_evenkeel_libtorch}safetensors.cc"
       "${_evenkeel_libtorch}sync_batch_norm.cc")
+    # Parsing torch's headers is most of the time of each source.
+    set_target_properties(evenkeel_libtorch PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
     target_compile_features(evenkeel_libtorch PUBLIC cxx_std_20)
     target_include_directories(evenkeel_libtorch PUBLIC "${_evenkeel_libtorch}include")
     target_link_libraries(evenkeel_libtorch PUBLIC evenkeel::@FIRST_PART@)

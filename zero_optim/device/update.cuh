@@ -11,9 +11,9 @@
 //                                  corrections included
 //   ek_update_...                  one pass over gradient, state and value, by these numbers
 //
-// Rounding: the same operations in the same order as on the CPU (internal/update_kernels.cc), none
-//           contracted, divisions and roots rounded to nearest. Only pow() in the bias corrections
-//           may differ in the last bits of a double.
+// Rounding: the same operations in the same order as on the CPU (internal/update_kernels.cc), fused
+//           where those are, divisions and roots rounded to nearest. Only pow() in the bias
+//           corrections may differ in the last bits of a double.
 // Sums:     of each thread, then of each block, then of all, in an order that depends on the table
 //           alone.
 
@@ -103,11 +103,12 @@ struct Numbers {
   int32_t is_skipped, is_first, decays, nesterov;
 };
 
-// Rounded one by one: nvcc would make one operation of a product and a sum. g++ is told not to
-//                     (-ffp-contract=off).
+// Rounded one by one, except in Fma(): nvcc would make one operation of every product and sum. g++
+// is told not to (-ffp-contract=off).
 #ifdef __CUDACC__
 EK_DEVICE float Mul(float a, float b) { return __fmul_rn(a, b); }
 EK_DEVICE float Add(float a, float b) { return __fadd_rn(a, b); }
+EK_DEVICE float Fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 EK_DEVICE float Div(float a, float b) { return __fdiv_rn(a, b); }
 EK_DEVICE float Root(float a) { return __fsqrt_rn(a); }
 EK_DEVICE double MulD(double a, double b) { return __dmul_rn(a, b); }
@@ -122,6 +123,7 @@ EK_DEVICE double Infinity() { return __longlong_as_double(0x7ff0000000000000ll);
 #else
 EK_DEVICE float Mul(float a, float b) { return a * b; }
 EK_DEVICE float Add(float a, float b) { return a + b; }
+EK_DEVICE float Fma(float a, float b, float c) { return std::fma(a, b, c); }
 EK_DEVICE float Div(float a, float b) { return a / b; }
 EK_DEVICE float Root(float a) { return std::sqrt(a); }
 EK_DEVICE double MulD(double a, double b) { return a * b; }
@@ -148,7 +150,7 @@ EK_DEVICE bool IsSet(const Flags& flags, int32_t flag) {
 
 EK_DEVICE float Scaled(const Numbers& c, float p, float gradient) {
   const float g = Mul(gradient, c.grad_scale);
-  return c.decays ? Add(g, Mul(c.weight_decay, p)) : g;
+  return c.decays ? Fma(p, c.weight_decay, g) : g;
 }
 
 // The part between the value and the gradient differs by rule: which state there is, and its new
@@ -156,7 +158,7 @@ EK_DEVICE float Scaled(const Numbers& c, float p, float gradient) {
 struct SgdRule {
   static constexpr bool kFirst = false, kSecond = false;
   EK_DEVICE static float Step(const Numbers& c, float p, float gradient, float&, float&) {
-    return Add(p, Mul(c.negative_learning_rate, Scaled(c, p, gradient)));
+    return Fma(Scaled(c, p, gradient), c.negative_learning_rate, p);
   }
 };
 struct MomentumRule {
@@ -165,7 +167,7 @@ struct MomentumRule {
     const float g = Scaled(c, p, gradient);
     const float m = c.is_first ? g : Add(Mul(c.momentum, momentum), g);
     momentum = m;
-    return Add(p, Mul(c.negative_learning_rate, c.nesterov ? Add(g, Mul(c.momentum, m)) : m));
+    return Fma(c.nesterov ? Fma(m, c.momentum, g) : m, c.negative_learning_rate, p);
   }
 };
 struct AdamRule {
@@ -173,8 +175,8 @@ struct AdamRule {
   EK_DEVICE static float Step(const Numbers& c, float p, float gradient, float& exp_avg,
                               float& exp_avg_sq) {
     const float g = Scaled(c, p, gradient);
-    const float m = Add(Mul(c.beta1, exp_avg), Mul(c.one_minus_beta1, g));
-    const float v = Add(Mul(c.beta2, exp_avg_sq), Mul(Mul(c.one_minus_beta2, g), g));
+    const float m = Fma(g, c.one_minus_beta1, Mul(c.beta1, exp_avg));
+    const float v = Fma(Mul(c.one_minus_beta2, g), g, Mul(c.beta2, exp_avg_sq));
     exp_avg = m;
     exp_avg_sq = v;
     const float denominator = Add(Div(Root(v), c.sqrt_bias_correction2), c.epsilon);

@@ -226,6 +226,9 @@ struct Progress {
   std::atomic<bool> last_round_is_on = false;  // Bucket 0, on rank 1.
 };
 
+// Three times as long as a deadlock must last before the hub reports it.
+constexpr absl::Duration kLongRound = absl::Seconds(3);
+
 // Three rounds. Rank 0's thread takes its time over the last round of bucket 0, rank 1's over the
 // first of bucket 1: so each rank waits in an operation that the other one's thread is about to
 // begin.
@@ -242,7 +245,7 @@ class SlowRounds : public BucketReduction {
     if (is_slow && rank_ == 0 && round == 0) ++progress_.first_rounds;
     if (is_slow && rank_ == 1 && round == 2 && bucket.index == 0) progress_.last_round_is_on = true;
     const bool is_long = is_slow && bucket.index == rank_ && round == (rank_ == 0 ? 2 : 0);
-    if (is_long) absl::SleepFor(absl::Seconds(1));
+    if (is_long) absl::SleepFor(kLongRound);
     return RoundBuffers{{bucket.data}, {bucket.data}, step.scale};
   }
   bool HasThread() const override { return true; }

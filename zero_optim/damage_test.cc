@@ -14,6 +14,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "evenkeel/bucket/data_parallel.h"
@@ -251,7 +252,9 @@ TEST(PlacementDamageTest, AnExhaustedRankIsNamedOnAllRanks) {
         options.on_exhausted = [&](int64_t) {
           if (comm.rank() != 0) return;
           if (is_weight) return FlipBit(rank.model.params[4].value);
-          for (const StatePiece& piece : rank.optimizer->Pieces()->pieces) {
+          const absl::StatusOr<StatePieces> state = rank.optimizer->Pieces();
+          ASSERT_TRUE(state.ok()) << state.status();
+          for (const StatePiece& piece : state->pieces) {
             if (piece.param == 4 && piece.tensor == "exp_avg") FlipBit(piece.data);
           }
         };

@@ -87,8 +87,8 @@ void ExpectAllNamed(int world_size, int victim, const std::string& out) {
   const int64_t death = words[victim].unix_millis;
   for (const auto& [rank, said] : words) {
     if (rank == victim) continue;
-    EXPECT_THAT(said.text,
-                AllOf(HasSubstr("UNAVAILABLE"), HasSubstr(absl::StrCat("rank ", victim))))
+    EXPECT_THAT(said.text, AllOf(HasSubstr("UNAVAILABLE"), HasSubstr(absl::StrCat("rank ", victim)),
+                                 HasSubstr(absl::StrCat("kind=lost ranks=", victim, " "))))
         << out;
     EXPECT_LT(said.unix_millis - death, kAtOnceMillis) << out;
   }

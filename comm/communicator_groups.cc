@@ -99,7 +99,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::MakeGroup(const std:
   const int rank = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin());
   const int world_size = static_cast<int>(ranks.size());
   EK_ASSIGN_OR_RETURN(std::unique_ptr<ControlLink> link,
-                      control_->link().Open(name, rank, world_size));
+                      control_->link().Open(name, rank, world_size, deadline - absl::Now()));
   if (ends_with_this) {
     // In the numbers of the new group, whose ranks may get this error from each other.
     std::vector<int> all(world_size_);

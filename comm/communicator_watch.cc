@@ -141,8 +141,7 @@ absl::Duration Communicator::Look() {
   }
   if (has_finalized) return absl::InfiniteDuration();
   if (has_ended) {
-    // The others may request a new group, and this rank is still available for it, unless it is cut
-    // off.
+    // This rank stays available for a new group, unless it is cut off.
     control_->Beat("", silence);
     CheckHub();
     WriteKeptFlight();
@@ -165,7 +164,8 @@ absl::Duration Communicator::Look() {
 void Communicator::CheckHub() {
   if (options_.watch.silence <= absl::ZeroDuration()) return;
   const absl::Duration silence = control_->link().Silence();
-  if (silence <= options_.watch.silence || std::exchange(has_reported_silence_, true)) return;
+  const bool has_reported = std::exchange(has_reported_silence_, silence > options_.watch.silence);
+  if (has_reported || !has_reported_silence_) return;
   const absl::Status why = WithFailureInfo(
       absl::UnavailableError(
           absl::StrCat("rank ", rank_, " has received nothing for ", Short(silence),
@@ -173,7 +173,7 @@ void Communicator::CheckHub() {
                        "network is down")),
       control_->HubLost());
   // A hub that recovers, or whose messages get lost on their way here, informs the other ranks.
-  control_->Fail(why, silence);
+  control_->Fail(why, options_.watch.silence);
   Fail(why);
 }
 

@@ -13,8 +13,11 @@
 namespace evenkeel::internal {
 namespace {
 
-// A turn of the loop counts for less, also when it is the last one before its time is added.
-constexpr absl::Duration kHiccup = absl::Seconds(1);
+// A turn of the loop counts for kListening at most. Any longer time was time in which the loop did
+// not run, and it may have to read first what has arrived meanwhile.
+constexpr absl::Duration kListening = ControlSeats::kListening;
+// If the hub is at fault, all ranks report within this time that they receive nothing.
+constexpr absl::Duration kOthersReport = absl::Seconds(2);
 
 }  // namespace
 
@@ -63,19 +66,23 @@ absl::Status ControlGroups::OnFrame(PeerId peer, absl::string_view frame) {
   EK_ASSIGN_OR_RETURN(ControlMessage message, ParseControlMessage(frame));
   Seat& seat = found->second;
   if (message.type == ControlMessage::Type::kBeat) {
-    NoteRunning();
     SetMaxSilence(
         seat, message.request > 0 ? absl::Microseconds(message.request) : absl::InfiniteDuration());
   } else if (message.type == ControlMessage::Type::kLeave) {
     SetMaxSilence(seat, absl::InfiniteDuration());
-  } else if (message.type == ControlMessage::Type::kFailed &&
-             clock_ - runs_since_ < absl::Microseconds(message.request)) {
-    message.request = 0;  // Perhaps the loop did not run, and the rank is not to blame.
+  } else if (message.type == ControlMessage::Type::kFailed && message.request > 0) {
+    const bool has_run = absl::Now() - turned_at_ <= 2 * kListening &&
+                         clock_ - runs_since_ >= absl::Microseconds(message.request);
+    if (has_run && seat.max_silence != absl::InfiniteDuration() && !seat.is_deaf) {
+      seat.is_deaf = true;
+      seat.report = std::move(message);
+      look_at_ = std::min(look_at_, clock_ + kOthersReport);
+      seat.judge_at = clock_ + kOthersReport;
+      return absl::OkStatus();
+    }
   }
-  const bool is_deaf = message.type == ControlMessage::Type::kFailed && message.request > 0;
   groups_.at(seat.group).hub->OnMessage(seat.rank, std::move(message));
-  // The others must not wait for it in the next group.
-  return is_deaf ? absl::UnavailableError("the rank receives nothing") : absl::OkStatus();
+  return absl::OkStatus();
 }
 
 void ControlGroups::OnBytes(PeerId peer) {
@@ -97,13 +104,6 @@ void ControlGroups::OnDisconnect(PeerId peer) {
   if (group.disconnected == group.hub->world_size()) groups_.erase(seat.group);
 }
 
-void ControlGroups::NoteRunning() {
-  const absl::Time now = absl::Now();
-  if (now - beat_at_ > clock_ - beat_clock_ + kHiccup) runs_since_ = clock_;
-  beat_at_ = now;
-  beat_clock_ = clock_;
-}
-
 void ControlGroups::SetMaxSilence(Seat& seat, absl::Duration max_silence) {
   listening_to_ -= seat.max_silence != absl::InfiniteDuration();
   seat.max_silence = max_silence;
@@ -112,20 +112,41 @@ void ControlGroups::SetMaxSilence(Seat& seat, absl::Duration max_silence) {
 }
 
 std::vector<ControlGroups::PeerId> ControlGroups::PassTime(absl::Duration time) {
-  clock_ += time;
-  std::vector<PeerId> silent;
-  if (clock_ <= look_at_) return silent;
+  clock_ += std::clamp(time, absl::ZeroDuration(), kListening);
+  turned_at_ = absl::Now();
+  if (time > 2 * kListening) runs_since_ = clock_;
+  std::vector<PeerId> lost;
+  if (clock_ <= look_at_) return lost;
   look_at_ = absl::InfiniteDuration();
   for (auto& [peer, seat] : seats_) {
-    if (clock_ - seat.heard <= seat.max_silence) {
-      look_at_ = std::min(look_at_, seat.heard + seat.max_silence);
+    const absl::Duration lost_at = std::min(seat.heard + seat.max_silence, seat.judge_at);
+    if (clock_ <= lost_at) {
+      look_at_ = std::min(look_at_, lost_at);
       continue;
     }
-    silent.push_back(peer);
-    groups_.at(seat.group).hub->OnSilence(seat.rank, seat.max_silence);
+    ControlHub& hub = *groups_.at(seat.group).hub;
+    if (seat.is_deaf) {
+      seat.judge_at = absl::InfiniteDuration();
+      if (AreAllDeaf(seat.group)) {  // Then it is the hub's network that is at fault.
+        hub.OnMessage(seat.rank, {.type = ControlMessage::Type::kFailed,
+                                  .status = std::move(seat.report.status)});
+        continue;
+      }
+      hub.OnDeafness(seat.rank, absl::Microseconds(seat.report.request));
+    } else {
+      hub.OnSilence(seat.rank, seat.max_silence);
+    }
+    lost.push_back(peer);
     SetMaxSilence(seat, absl::InfiniteDuration());  // It is reported once.
   }
-  return silent;
+  return lost;
+}
+
+bool ControlGroups::AreAllDeaf(const std::string& group) const {
+  return std::none_of(seats_.begin(), seats_.end(), [&](const auto& entry) {
+    const Seat& seat = entry.second;
+    return seat.group == group && !seat.is_deaf && seat.max_silence != absl::InfiniteDuration();
+  });
 }
 
 bool ControlGroups::ListensForBeats() const { return listening_to_ > 0; }

@@ -69,10 +69,16 @@ class ControlGroups : public ControlSeats {
     int rank = 0;
     absl::Duration max_silence = absl::InfiniteDuration();  // The longest permitted silence.
     absl::Duration heard;  // The value of clock_ when its last bytes came.
+    // It has reported, by this message, that it receives nothing; who is at fault is judged when
+    // clock_ has this value.
+    bool is_deaf = false;
+    ControlMessage report;
+    absl::Duration judge_at = absl::InfiniteDuration();
   };
 
-  // Called at each heartbeat of any rank.
-  void NoteRunning();
+  // Returns whether all ranks of the group that send heartbeats have reported that they receive
+  // nothing.
+  bool AreAllDeaf(const std::string& group) const;
   void SetMaxSilence(Seat& seat, absl::Duration max_silence);
   void AppendStatus(std::string* json);
   void Deliver(Group& group, absl::Span<const int> to, const ControlMessage& message);
@@ -81,10 +87,9 @@ class ControlGroups : public ControlSeats {
   std::map<std::string, Group> groups_;
   std::map<PeerId, Seat> seats_;
   absl::Duration clock_;  // The sum of PassTime().
-  // The loop has run without a long interruption since clock_ had this value, and at the last
-  // heartbeat, at which these were the time and the value of clock_.
-  absl::Duration runs_since_, beat_clock_;
-  absl::Time beat_at_ = absl::InfinitePast();
+  // The loop has run without a long interruption since clock_ had this value.
+  absl::Duration runs_since_;
+  absl::Time turned_at_ = absl::InfinitePast();  // The time of the last PassTime().
   int64_t listening_to_ = 0;  // The number of seats with a limit to their silence.
   // The value of clock_ before which no seat can be too silent.
   absl::Duration look_at_ = absl::InfiniteDuration();

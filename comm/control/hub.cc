@@ -16,6 +16,9 @@ namespace {
 // A judgement reads the reports of all ranks, so in a large group the hub makes this many while
 // each rank reports once.
 constexpr int kJudgementsPerRound = 8;
+// After a judgement that took longer, the hub makes none for kRest times what it took.
+constexpr absl::Duration kLongJudgement = absl::Milliseconds(1);
+constexpr int kRest = 20;
 // A poll that has lasted longer is started again if a rank asks, because its first replies are out
 // of date.
 constexpr absl::Duration kPollPatience = absl::Seconds(1);
@@ -79,6 +82,21 @@ void ControlHub::OnDisconnect(int rank) {
 }
 
 void ControlHub::OnSilence(int rank, absl::Duration silence) {
+  const std::string time = absl::FormatDuration(silence);
+  Lose(rank, absl::StrCat("sent no heartbeat for ", time),
+       absl::StrCat("is silent: no heartbeat for ", time));
+}
+
+void ControlHub::OnDeafness(int rank, absl::Duration unheard) {
+  const std::string what =
+      absl::StrCat("received nothing for ", absl::FormatDuration(unheard), " from the job's store");
+  Lose(rank, what,
+       absl::StrCat("is cut off: it ", what,
+                    ", which received its messages and those of other ranks; check the network "
+                    "between that rank's host and the store's"));
+}
+
+void ControlHub::Lose(int rank, absl::string_view to_it, absl::string_view to_others) {
   Deliver([&](Outbox& outbox) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (left_.contains(rank) || !lost_.insert(rank).second) return;
     std::string doing;
@@ -92,26 +110,13 @@ void ControlHub::OnSilence(int rank, absl::Duration silence) {
           .rank = rank,
           .sequence = 1,
           .status = WithFailureInfo(
-              absl::UnavailableError(absl::StrCat("rank ", rank, " sent no heartbeat for ",
-                                                  absl::FormatDuration(silence),
+              absl::UnavailableError(absl::StrCat("rank ", rank, " ", to_it,
                                                   ", so the others have declared it lost", doing)),
               info)}});
     FailAll(info.kind, rank,
-            absl::UnavailableError(absl::StrCat("rank ", rank, " is silent: no heartbeat for ",
-                                                absl::FormatDuration(silence), doing)),
-            outbox);
+            absl::UnavailableError(absl::StrCat("rank ", rank, " ", to_others, doing)), outbox);
     RegroupIfComplete(outbox);
   });
-}
-
-void ControlHub::FailDeaf(int rank, absl::Duration unheard, Outbox& outbox) {
-  FailAll(
-      FailureKind::kRankLost, rank,
-      absl::UnavailableError(absl::StrCat(
-          "rank ", rank, " is cut off: it has received nothing for ", absl::FormatDuration(unheard),
-          " from the job's store, which ran and received its messages: the network loses "
-          "packets to that rank's host")),
-      outbox);
 }
 
 HubView ControlHub::View() {
@@ -220,7 +225,6 @@ void ControlHub::Handle(int rank, ControlMessage message, Outbox& outbox) {
       return;
     }
     case Type::kFailed:
-      if (message.request > 0) return FailDeaf(rank, absl::Microseconds(message.request), outbox);
       return FailAll(absl::IsFailedPrecondition(message.status) ? FailureKind::kDisagreement
                                                                 : FailureKind::kRankFailed,
                      rank,
@@ -263,11 +267,15 @@ void ControlHub::JudgeGroup(int reporter, Outbox& outbox) {
   if (waiting_ranks_ == 0) return;
   const int reporting = world_size_ - static_cast<int>(left_.size());
   if (++reports_since_judgement_ * kJudgementsPerRound < reporting) return;
+  const absl::Time now = absl::Now();
+  if (now < judge_again_) return;
   reports_since_judgement_ = 0;
   const Judgement judgement = Judge(facts_, OpenExchanges());
+  const absl::Duration took = absl::Now() - now;
+  if (took > kLongJudgement) judge_again_ = now + kRest * took;
   if (judgement.status.ok()) {
     suspicion_ = {};
-  } else if (judgement.stuck.empty() || IsConfirmed(judgement.stuck, absl::Now())) {
+  } else if (judgement.stuck.empty() || IsConfirmed(judgement.stuck, now)) {
     FailAll(FailureKind::kDisagreement, judgement.culprit, judgement.status, outbox);
   }
 }

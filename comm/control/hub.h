@@ -71,6 +71,9 @@ class ControlHub {
   void OnDisconnect(int rank);
   // `rank` has been silent for that long, which is too long. Its connection will be ended.
   void OnSilence(int rank, absl::Duration silence);
+  // `rank` has reported that it has received nothing from this hub for that long, although the hub
+  // has run and not all ranks report this. Its connection will be ended.
+  void OnDeafness(int rank, absl::Duration unheard);
   HubView View();
 
  private:
@@ -143,9 +146,8 @@ class ControlHub {
   TreeShape shape() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return {world_size_, fanout_}; }
   std::vector<int> MissingFromExchange(const std::string& topic, int64_t sequence) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // For a rank that has received nothing from a hub that ran all the time.
-  void FailDeaf(int rank, absl::Duration unheard, Outbox& outbox)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Declares the rank lost: the texts continue "rank 2 ...".
+  void Lose(int rank, absl::string_view to_it, absl::string_view to_others);
   void FailAll(FailureKind kind, int culprit, absl::Status why, Outbox& outbox)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -176,6 +178,7 @@ class ControlHub {
   std::vector<std::set<ExchangeKey>> come_ ABSL_GUARDED_BY(mutex_);
   Suspicion suspicion_ ABSL_GUARDED_BY(mutex_);  // None if no rank is stuck.
   int reports_since_judgement_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Time judge_again_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
 };
 
 }  // namespace evenkeel::internal

@@ -170,17 +170,14 @@ TEST(ControlHubTest, ADeadlockOfManyRanksIsDeclared) {
   EXPECT_NE(group.FailureAt(0), nullptr);
 }
 
-// Its messages arrive here, and those of the hub do not arrive there.
 TEST(ControlHubTest, ARankThatReceivesNothingIsTheLostOne) {
   Group group(3);
-  const FailureInfo hub_lost{.kind = FailureKind::kRankLost, .ranks = {0}};
-  group.hub.OnMessage(
-      2, {.type = Type::kFailed,
-          .request = 2'000'000,
-          .status = WithFailureInfo(absl::UnavailableError("has received nothing"), hub_lost)});
+  group.hub.OnDeafness(2, absl::Seconds(5));
   ASSERT_NE(group.FailureAt(1), nullptr);
   EXPECT_THAT(group.FailureAt(1)->status.message(), HasSubstr("rank 2 is cut off"));
   EXPECT_EQ(FailureInfoOf(group.FailureAt(1)->status)->ranks, std::vector<int>{2});
+  ASSERT_NE(group.FailureAt(2), nullptr);
+  EXPECT_EQ(group.FailureAt(2)->sequence, 1) << "it is cut off by this message";
 }
 
 TEST(ControlHubTest, ADeadlockHasToStandForAWhile) {

@@ -121,7 +121,8 @@ class ControlLink {
   // Opens this process's link to another group of the same job. The first link to a group creates
   // it.
   virtual absl::StatusOr<std::unique_ptr<ControlLink>> Open(absl::string_view group, int rank,
-                                                            int world_size) = 0;
+                                                            int world_size,
+                                                            absl::Duration timeout) = 0;
   // Returns 32 bytes that only processes of this job can compute: different for each purpose, equal
   // on all ranks.
   virtual std::string Key(absl::string_view purpose) const = 0;

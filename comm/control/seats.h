@@ -23,19 +23,22 @@ class ControlSeats {
   using PeerId = int64_t;
   using SendFunction = std::function<void(PeerId peer, const std::string& payload)>;
 
+  // While ranks send heartbeats, no turn of the loop waits for longer.
+  static constexpr absl::Duration kListening = absl::Milliseconds(500);
+
   virtual ~ControlSeats() = default;
   // Returns OK if that rank may connect.
   virtual absl::Status Check(const Hello& hello) const = 0;
   // The rank has connected, after Check() returned OK.
   virtual void Join(PeerId peer, const Hello& hello) = 0;
-  // Returns an error if the bytes are not a control message, or the last of this peer; the loop then
-  // disconnects it.
+  // Returns an error if the bytes are not a control message; the loop then disconnects the peer.
   virtual absl::Status OnFrame(PeerId peer, absl::string_view frame) = 0;
   // Bytes have arrived from the peer, perhaps only a part of a frame.
   virtual void OnBytes(PeerId peer) = 0;
   // The peer's connection has ended.
   virtual void OnDisconnect(PeerId peer) = 0;
-  // Adds to the silence of all peers, which the loop could have received from in this time. Peers
+  // `time` has passed since the last call, of which kListening at most adds to the silence of all
+  // peers, because the loop could have received from them. Peers
   // that have been silent for too long are declared lost; returns those whose connections must be
   // ended.
   virtual std::vector<PeerId> PassTime(absl::Duration time) = 0;

@@ -35,9 +35,6 @@ constexpr int kMaxAcceptsPerTurn = 16;
 constexpr size_t kMaxBacklog = 2 * kMaxFrame;
 // The time for a refused peer to read the reason.
 constexpr absl::Duration kDismissal = absl::Seconds(1);
-// While ranks send heartbeats, no turn takes longer, and none counts for more: any longer time was
-// time in which the loop did not run, and it may have to read first what has arrived meanwhile.
-constexpr absl::Duration kListening = absl::Milliseconds(500);
 // Without file descriptors, accepting again at once would only burn the processor.
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
 // The same state serves observers for this time, or for this many times what it took: the loop has
@@ -123,7 +120,7 @@ void ServerLoop::Turn() {
 }
 
 void ServerLoop::CutOffSilent(absl::Time now) {
-  const absl::Duration time = std::clamp(now - last_turn_, absl::ZeroDuration(), kListening);
+  const absl::Duration time = now - last_turn_;
   last_turn_ = now;
   if (!seats_->ListensForBeats()) return;
   for (const PeerId id : seats_->PassTime(time)) {
@@ -136,7 +133,7 @@ absl::Time ServerLoop::NextAction(absl::Time now) {
   absl::Time action = accept_again_;
   if (!deadlines_.empty()) action = std::min(action, deadlines_.begin()->first);
   if (seats_->HasLivingGroup()) action = std::min(action, StopBy());
-  if (seats_->ListensForBeats()) action = std::min(action, now + kListening);
+  if (seats_->ListensForBeats()) action = std::min(action, now + ControlSeats::kListening);
   return action;
 }
 

@@ -49,8 +49,9 @@ absl::StatusOr<std::vector<HostPort>> FindServer(const TcpStoreOptions& options)
   return ParseAddresses({*address});
 }
 
-absl::StatusOr<std::unique_ptr<Connection>> ConnectAs(const TcpStoreOptions& options,
-                                                      const Hello& hello) {
+absl::StatusOr<std::unique_ptr<Connection>> ConnectAs(
+    const TcpStoreOptions& options, const Hello& hello,
+    absl::Duration timeout = absl::InfiniteDuration()) {
   if (options.secret.empty())
     return absl::InvalidArgumentError("a client of the job's store needs the job's secret");
   if (hello.group.size() > internal::kMaxName) {
@@ -58,10 +59,10 @@ absl::StatusOr<std::unique_ptr<Connection>> ConnectAs(const TcpStoreOptions& opt
                                                    " bytes, at most ", internal::kMaxName,
                                                    " are allowed"));
   }
-  EK_ASSIGN_OR_RETURN(
-      internal::Greeted greeted,
-      Greet([&options] { return FindServer(options); }, hello,
-            {options.job, options.secret, options.host}, absl::Now() + options.timeout));
+  EK_ASSIGN_OR_RETURN(internal::Greeted greeted,
+                      Greet([&options] { return FindServer(options); }, hello,
+                            {options.job, options.secret, options.host},
+                            absl::Now() + std::min(options.timeout, timeout)));
   return Connection::Create(std::move(greeted));
 }
 
@@ -248,9 +249,12 @@ class DirectLink : public ControlLink {
     if (message.type == ControlMessage::Type::kBeat) connection_->ExpectAnswer();
   }
   absl::StatusOr<std::unique_ptr<ControlLink>> Open(absl::string_view group, int rank,
-                                                    int world_size) override {
+                                                    int world_size,
+                                                    absl::Duration timeout) override {
     return TcpControlLink::Connect(
-        options_, {.name = std::string(group), .rank = rank, .world_size = world_size}, keep_);
+        options_,
+        {.name = std::string(group), .rank = rank, .world_size = world_size, .timeout = timeout},
+        keep_);
   }
   std::string Key(absl::string_view purpose) const override {
     // The handshake's proofs are hashes under the same secret, of text with another beginning.
@@ -282,23 +286,26 @@ absl::StatusOr<std::unique_ptr<TcpControlLink>> TcpControlLink::Connect(
       .world_size = seat.world_size < 0 ? options.world_size : seat.world_size,
       .fanout = options.fanout};
   EK_ASSIGN_OR_RETURN(std::unique_ptr<Connection> connection,
-                      ConnectAs(options, {.kind = Hello::Kind::kControl,
-                                          .group = seat.name,
-                                          .rank = rank,
-                                          .world_size = shape.world_size}));
+                      ConnectAs(options,
+                                {.kind = Hello::Kind::kControl,
+                                 .group = seat.name,
+                                 .rank = rank,
+                                 .world_size = shape.world_size},
+                                seat.timeout));
   const std::string local_host = connection->local_address().host;
   // A group of some ranks has numbers of its own for them.
   const int host_rank = seat.world_size < 0 ? options.host_rank : -1;
   std::unique_ptr<ControlLink> link =
       std::make_unique<DirectLink>(options, host_rank, std::move(connection), std::move(keep));
   if (!shape.is_star()) {
-    EK_ASSIGN_OR_RETURN(std::unique_ptr<internal::TreeEdges> edges,
-                        internal::TcpEdges::Create({.job = {options.job, options.secret},
-                                                    .group = seat.name,
-                                                    .rank = rank,
-                                                    .shape = shape,
-                                                    .host = local_host,
-                                                    .timeout = options.timeout}));
+    EK_ASSIGN_OR_RETURN(
+        std::unique_ptr<internal::TreeEdges> edges,
+        internal::TcpEdges::Create({.job = {options.job, options.secret},
+                                    .group = seat.name,
+                                    .rank = rank,
+                                    .shape = shape,
+                                    .host = local_host,
+                                    .timeout = std::min(options.timeout, seat.timeout)}));
     link = std::make_unique<internal::TreeLink>(shape, rank, std::move(link), std::move(edges));
   }
   return absl::WrapUnique(new TcpControlLink(std::move(link), local_host));

@@ -55,7 +55,7 @@ struct ElasticReport {
 std::string ToLine(const ElasticReport& report);
 absl::StatusOr<ElasticReport> ElasticReportFromLine(absl::string_view line);
 
-// Calls `begin` when a loss is no longer one of a group without a training.
+// Calls `begin` once training has begun; there is no recovery from an earlier loss.
 absl::StatusOr<ElasticReport> TrainElastically(
     std::unique_ptr<Communicator> comm, const ElasticTraining& training,
     absl::FunctionRef<void()> die, absl::FunctionRef<void()> begin = [] {});

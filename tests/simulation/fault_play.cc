@@ -37,6 +37,9 @@ class FaultPlay : public Play {
     outcome_.is_over = is_over;
     outcome_.crash = stage.crash;
     outcome_.complaints = stage.warnings;
+    // A retransmission may take the time for which the others would wait for the slow rank.
+    if (scenario_.fault == Fault::kSlow && stage.network.loses_packets())
+      absl::StrAppend(&outcome_.complaints, "rank ", scenario_.victim, " is slow");
     Verdict verdict = evenkeel::Judge(scenario_, outcome_);
     if (verdict.is_good()) return verdict;
     for (const RankReport& report : outcome_.reports) {

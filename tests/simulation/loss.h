@@ -14,7 +14,7 @@
 namespace evenkeel::simulation {
 
 // A deaf rank receives nothing from the other hosts, and nothing is received from a mute one. The
-// last three last for four seconds, which is longer than a rank or the store may be silent.
+// last three take four seconds, which is longer than a rank or the store may be silent.
 enum class LossKind {
   kKilled,
   kStopped,

@@ -78,6 +78,7 @@ class Network {
   // descriptors so far.
   int OpenFiles() const;
   const std::string& misuse() const { return misuse_; }
+  bool loses_packets() const { return options_.lost_one_in > 0; }
 
   // ---- Functions of the C library, on threads of the world ----
   int Socket(int type);

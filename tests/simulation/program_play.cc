@@ -253,7 +253,7 @@ class ProgramPlay : public Play {
       const Nanos detected = lost_at_ + absl::ToInt64Nanoseconds(kSilence);
       if (end.when > std::max(detected, end.awake_since) + kSoon)
         complain(verdict.is_other, rank, absl::StrCat("ends too late: ", text));
-      if (!Names(FailureInfoOf(end.status)))
+      if (!Names(FailureInfoOf(end.status), text))
         complain(verdict.is_unnamed, rank, absl::StrCat("does not name the lost rank: ", text));
     }
     return verdict;
@@ -268,16 +268,18 @@ class ProgramPlay : public Play {
     std::string wrong;      // The first wrong number.
   };
 
-  bool Names(const std::optional<FailureInfo>& failure) const {
+  bool Names(const std::optional<FailureInfo>& failure, const std::string& text) const {
     if (!failure.has_value()) return false;
     const std::vector<int>& ranks = failure->ranks;
     if (program_.loss == LossKind::kStoreStoppedForAWhile) return ranks.empty();
     if (ranks == std::vector<int>{program_.victim}) return true;
+    if (failure->kind != FailureKind::kRankLost) return false;
+    // A group of the remaining ranks has no number for the lost one.
+    if (ranks.empty() && NamedRanks(text).contains(program_.victim)) return true;
     if (!program_.rank0_hosts || program_.victim != 0) return false;
-    // A group of the remaining ranks has no record of the rank whose process hosts the hub. To a
-    // hub that is deaf it is the others that are lost.
-    return failure->kind == FailureKind::kRankLost &&
-           (ranks.empty() || program_.loss == LossKind::kDeaf);
+    // It has no record of the rank whose process hosts the hub, either. To a hub that is deaf it is
+    // the others that are lost.
+    return ranks.empty() || program_.loss == LossKind::kDeaf;
   }
 
   // Most ranks are on time, some are late, a few are very late.

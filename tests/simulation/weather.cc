@@ -97,7 +97,7 @@ std::string Describe(const Weather& weather) {
   for (const Blip& blip : weather.blips) {
     absl::StrAppend(&text, "; from ", Text(blip.when), " for ", Text(blip.lasts), " hosts ",
                     absl::StrJoin(blip.here, ","),
-                    blip.is_one_way ? " are not heard by the others" : " are cut off");
+                    blip.is_one_way ? " lose what they send to the others" : " are cut off");
   }
   return text;
 }

@@ -162,7 +162,10 @@ Thread* World::Next() {
       // Moved out first, since it may add events.
       const std::function<void()> run = std::move(const_cast<Event&>(events_.top()).run);
       events_.pop();
+      // On no thread: an event that stops its host must not hold it in here.
+      Thread* const self = std::exchange(current, nullptr);
       run();
+      current = self;
     }
     if (ready_.empty()) break;
     const int index = draws_.Below(static_cast<int>(ready_.size()));

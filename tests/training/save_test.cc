@@ -206,34 +206,6 @@ TEST_F(SaveTest, AFullDiskIsReportedAndTheRunGoesOn) {
   }
 }
 
-// The folder is renamed while a save writes to it, and renamed back some saves later.
-TEST_F(SaveTest, AFolderThatIsGoneIsReportedAndTheRunGoesOn) {
-  for (const int ranks : {1, 2, 3}) {
-    SCOPED_TRACE(ranks);
-    Clear();
-    const std::string elsewhere = Fresh("elsewhere");
-    Program program(Flags{kTrain} + RunOf(ranks) + Flags{"--checkpoint_every=5"}, Disk(10));
-    size_t seen = WaitForSave(true);
-    ASSERT_TRUE(WaitUntil([&] { return IsSaving(folder_); }));
-    const std::string before = NamesIn(folder_).back();
-    fs::rename(folder_, elsewhere);
-    seen = WaitForSave(false, seen);
-    seen = WaitForSave(false, seen);
-    EXPECT_FALSE(fs::exists(folder_));
-    fs::rename(elsewhere, folder_);
-    WaitForSave(true, seen);
-    ASSERT_EQ(kill(program.pid(), SIGTERM), 0);
-    const Ended ended = program.Wait();
-    SCOPED_TRACE(ended.err);
-    EXPECT_EQ(ended.code, 128 + SIGTERM);
-    EXPECT_THAT(ended.err, HasSubstr(" failed: "));
-    EXPECT_THAT(ended.err, HasSubstr(folder_));
-    EXPECT_THAT(ended.err, HasSubstr("No such file or directory; training continues; "));
-    EXPECT_GT(NamesIn(folder_).back(), before);
-    ExpectTheNewestLoads(ranks);
-  }
-}
-
 TEST_F(SaveTest, TheLastOneThatFailsIsAnErrorOfTheRun) {
   for (const int ranks : {1, 2, 3}) {
     SCOPED_TRACE(ranks);

@@ -274,12 +274,15 @@ class ProgramPlay : public Play {
     if (program_.loss == LossKind::kStoreStoppedForAWhile) return ranks.empty();
     if (ranks == std::vector<int>{program_.victim}) return true;
     if (failure->kind != FailureKind::kRankLost) return false;
+    const bool may_leave =
+        std::any_of(program_.loops.begin(), program_.loops.end(),
+                    [](const Loop& loop) { return loop.leaves_after != kNever; });
     // A group of the remaining ranks has no number for the lost one.
-    if (ranks.empty() && NamedRanks(text).contains(program_.victim)) return true;
+    if (ranks.empty() && may_leave && NamedRanks(text).contains(program_.victim)) return true;
     if (!program_.rank0_hosts || program_.victim != 0) return false;
     // It has no record of the rank whose process hosts the hub, either. To a hub that is deaf it is
     // the others that are lost.
-    return ranks.empty() || program_.loss == LossKind::kDeaf;
+    return (ranks.empty() && may_leave) || program_.loss == LossKind::kDeaf;
   }
 
   // Most ranks are on time, some are late, a few are very late.

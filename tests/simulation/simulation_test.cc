@@ -47,8 +47,15 @@ TEST(SimulationTest, EverySeedEndsAsItMust) {
   EXPECT_THAT(output.text(), HasSubstr("3000 seeds: 0 failed"));
 }
 
+TEST(SimulationTest, TrainingsGoOnAfterLosses) {
+  const Output output = Simulate({"--seeds=400", "--play=elastic", "--most_failures=3"});
+  EXPECT_EQ(output.exit_code, 0) << output.text();
+}
+
 TEST(SimulationTest, ManyRanksEndAsTheyMust) {
-  const Output output = Simulate({"--seeds=8", "--worlds=33,48"});  // With a tree of exchanges.
+  Output output = Simulate({"--seeds=8", "--worlds=33,48"});  // With a tree of exchanges.
+  EXPECT_EQ(output.exit_code, 0) << output.text();
+  output = Simulate({"--seeds=1", "--worlds=1024"});
   EXPECT_EQ(output.exit_code, 0) << output.text();
 }
 

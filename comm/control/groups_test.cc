@@ -1,0 +1,108 @@
+#include "evenkeel/comm/control/groups.h"
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/control/link.h"
+#include "evenkeel/comm/control/wire.h"
+#include "evenkeel/comm/failure_info.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace evenkeel::internal {
+namespace {
+
+using testing::ElementsAre;
+using testing::IsEmpty;
+using Type = ControlMessage::Type;
+
+constexpr absl::Duration kLimit = absl::Seconds(5), kBeat = absl::Milliseconds(250);
+
+// A group whose ranks send heartbeats. The number of a peer is its rank.
+class Server {
+ public:
+  explicit Server(int ranks)
+      : failures_(ranks), groups_([this](ControlSeats::PeerId peer, absl::string_view payload) {
+          const ControlMessage message = ParseControlMessage(payload).value();
+          if (message.type == Type::kFailed && failures_[peer].ok())
+            failures_[peer] = message.status;
+        }) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      groups_.Join(
+          rank,
+          {.kind = Hello::Kind::kControl, .group = "world", .rank = rank, .world_size = ranks});
+    }
+  }
+
+  // Returns the ranks that the loop must disconnect.
+  std::vector<ControlSeats::PeerId> Run(absl::Duration time) {
+    for (absl::Duration end = now_ + time; now_ < end; now_ += kBeat) {
+      for (size_t rank = 0; rank < failures_.size(); ++rank) Send(rank, {.type = Type::kBeat});
+      for (const ControlSeats::PeerId peer : groups_.PassTime(kBeat)) dismissed_.push_back(peer);
+    }
+    return dismissed_;
+  }
+  void Stall(absl::Duration time) { (void)groups_.PassTime(time); }
+
+  void ReceivesNothing(int rank) {
+    const FailureInfo hub_lost{.kind = FailureKind::kRankLost};
+    Send(rank, {.type = Type::kFailed,
+                .status = WithFailureInfo(absl::UnavailableError("received nothing"), hub_lost)});
+  }
+
+  // The ranks that the error names on `rank`.
+  std::vector<int> NamedOn(int rank) const {
+    const std::optional<FailureInfo> info = FailureInfoOf(failures_[rank]);
+    return info.has_value() ? info->ranks : std::vector<int>{-1};
+  }
+  bool HasFailed() const { return !failures_[0].ok(); }
+
+ private:
+  void Send(size_t rank, ControlMessage message) {
+    message.request = absl::ToInt64Microseconds(kLimit);
+    groups_.OnBytes(rank);
+    EXPECT_TRUE(groups_.OnFrame(rank, Serialize(message)).ok());
+  }
+
+  std::vector<absl::Status> failures_;  // By rank: the first one that it has received.
+  std::vector<ControlSeats::PeerId> dismissed_;
+  absl::Duration now_;
+  ControlGroups groups_;
+};
+
+TEST(ControlGroupsTest, ARankThatReceivesNothingIsLost) {
+  Server server(3);
+  server.Run(absl::Seconds(10));
+  server.ReceivesNothing(2);
+  EXPECT_THAT(server.Run(absl::Seconds(1)), IsEmpty()) << "the others may report the same";
+  EXPECT_FALSE(server.HasFailed());
+  EXPECT_THAT(server.Run(absl::Seconds(2)), ElementsAre(2));
+  EXPECT_THAT(server.NamedOn(0), ElementsAre(2));
+}
+
+TEST(ControlGroupsTest, NoRankIsLostIfAllReceiveNothing) {
+  Server server(3);
+  server.Run(absl::Seconds(10));
+  for (int rank = 0; rank < 3; ++rank) {
+    server.ReceivesNothing(rank);
+    server.Run(kBeat);
+  }
+  EXPECT_THAT(server.Run(absl::Seconds(3)), IsEmpty());
+  EXPECT_TRUE(server.HasFailed());
+  EXPECT_THAT(server.NamedOn(0), IsEmpty());
+}
+
+TEST(ControlGroupsTest, NoRankIsLostIfTheHubDidNotRun) {
+  Server server(3);
+  server.Run(absl::Seconds(10));
+  server.Stall(absl::Seconds(6));
+  server.ReceivesNothing(2);
+  EXPECT_THAT(server.Run(absl::Seconds(3)), IsEmpty());
+  EXPECT_TRUE(server.HasFailed());
+  EXPECT_THAT(server.NamedOn(0), IsEmpty());
+}
+
+}  // namespace
+}  // namespace evenkeel::internal

@@ -442,7 +442,7 @@ class Communicator {
   absl::Mutex agreement_mutex_;  // Held across ControlChannel::Exchange(), for equal numbering.
   std::map<std::string, int64_t, std::less<>> agreements_ ABSL_GUARDED_BY(agreement_mutex_);
 
-  std::set<int64_t> warned_;  // Waits; the watchdog's thread only.
+  std::set<int64_t> warned_;           // Waits; the watchdog's thread only.
   bool has_reported_silence_ = false;  // The watchdog's thread only.
   const std::unique_ptr<internal::Watchdog> watchdog_;
   const std::unique_ptr<Backend> backend_;  // Last: its threads call back, and must end first.

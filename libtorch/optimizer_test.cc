@@ -249,7 +249,7 @@ TEST_P(Placements, CheckpointsContinueWithTheSameBits) {
     TestCheckpoints(GetParam().world, GetParam().placement, dtype);
 }
 
-// Whether torch's square root of a second moment is the nearest number. MKL's is on Intel's
+// Returns whether torch's square root of a second moment is the nearest number. MKL's is on Intel's
 // processors; elsewhere it is the number beside it for a fifth of the arguments.
 template <class State>
 Tensor HasNearestRoot(torch::optim::Optimizer& theirs, const Tensor& param) {

@@ -39,7 +39,7 @@ struct BatchNormState {
   float* running_variance = nullptr;
 };
 
-// What the batch norms of a model share when they have the statistics of all ranks.
+// Shared by the batch norms of a model that have the statistics of all ranks.
 struct BatchNormSync {
   JoinScope* scope = nullptr;  // Of the training loop that runs.
   absl::Status status;         // The first error; nothing is sent after it.

@@ -96,8 +96,8 @@ class ControlChannel {
   void NotifyOnce(absl::string_view topic, std::string payload);
 
   // Ends the group: the failure handlers of all ranks, this one included, receive `why` with this
-  // rank as the culprit. Only the first failure of a group counts. `unheard`: how long
-  // this rank has received nothing from the hub, if that is the reason.
+  // rank as the culprit. Only the first failure of a group counts. `unheard`: how long this rank
+  // has received nothing from the hub, if that is the reason.
   void Fail(const absl::Status& why, absl::Duration unheard = absl::ZeroDuration());
   // The ranks whose parts are missing from what a thread waits for, and their positions by their
   // last heartbeats. Both are empty if the hub does not reply soon.

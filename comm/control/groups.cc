@@ -73,11 +73,11 @@ absl::Status ControlGroups::OnFrame(PeerId peer, absl::string_view frame) {
   } else if (message.type == ControlMessage::Type::kFailed && message.request > 0) {
     const bool has_run = absl::Now() - turned_at_ <= 2 * kListening &&
                          clock_ - runs_since_ >= absl::Microseconds(message.request);
-    if (has_run && seat.max_silence != absl::InfiniteDuration() && !seat.is_deaf) {
-      seat.is_deaf = true;
+    if (has_run && seat.max_silence != absl::InfiniteDuration()) {
       seat.report = std::move(message);
-      look_at_ = std::min(look_at_, clock_ + kOthersReport);
+      seat.reported_at = clock_;
       seat.judge_at = clock_ + kOthersReport;
+      look_at_ = std::min(look_at_, seat.judge_at);
       return absl::OkStatus();
     }
   }
@@ -125,16 +125,17 @@ std::vector<ControlGroups::PeerId> ControlGroups::PassTime(absl::Duration time) 
       continue;
     }
     ControlHub& hub = *groups_.at(seat.group).hub;
-    if (seat.is_deaf) {
-      seat.judge_at = absl::InfiniteDuration();
-      if (AreAllDeaf(seat.group)) {  // Then it is the hub's network that is at fault.
-        hub.OnMessage(seat.rank, {.type = ControlMessage::Type::kFailed,
-                                  .status = std::move(seat.report.status)});
-        continue;
-      }
-      hub.OnDeafness(seat.rank, absl::Microseconds(seat.report.request));
-    } else {
+    const bool is_silent = clock_ > seat.heard + seat.max_silence;
+    seat.judge_at = absl::InfiniteDuration();
+    if (is_silent) {
       hub.OnSilence(seat.rank, seat.max_silence);
+    } else if (!AreAllDeaf(seat.group)) {
+      hub.OnDeafness(seat.rank, absl::Microseconds(seat.report.request));
+    } else {  // The hub's network is at fault.
+      seat.report.request = 0;
+      hub.OnMessage(seat.rank, std::move(seat.report));
+      look_at_ = std::min(look_at_, seat.heard + seat.max_silence);
+      continue;
     }
     lost.push_back(peer);
     SetMaxSilence(seat, absl::InfiniteDuration());  // It is reported once.
@@ -145,7 +146,8 @@ std::vector<ControlGroups::PeerId> ControlGroups::PassTime(absl::Duration time) 
 bool ControlGroups::AreAllDeaf(const std::string& group) const {
   return std::none_of(seats_.begin(), seats_.end(), [&](const auto& entry) {
     const Seat& seat = entry.second;
-    return seat.group == group && !seat.is_deaf && seat.max_silence != absl::InfiniteDuration();
+    return seat.group == group && seat.max_silence != absl::InfiniteDuration() &&
+           clock_ - seat.reported_at > 2 * kOthersReport;
   });
 }
 

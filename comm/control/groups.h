@@ -69,15 +69,14 @@ class ControlGroups : public ControlSeats {
     int rank = 0;
     absl::Duration max_silence = absl::InfiniteDuration();  // The longest permitted silence.
     absl::Duration heard;  // The value of clock_ when its last bytes came.
-    // It has reported, by this message, that it receives nothing; who is at fault is judged when
-    // clock_ has this value.
-    bool is_deaf = false;
+    // Its last report that it receives nothing. The values of clock_ when it came, and when it is
+    // judged whether this rank or the hub is at fault.
     ControlMessage report;
-    absl::Duration judge_at = absl::InfiniteDuration();
+    absl::Duration reported_at = -absl::InfiniteDuration(), judge_at = absl::InfiniteDuration();
   };
 
-  // Returns whether all ranks of the group that send heartbeats have reported that they receive
-  // nothing.
+  // Returns whether all ranks of the group that send heartbeats have lately reported that they
+  // receive nothing.
   bool AreAllDeaf(const std::string& group) const;
   void SetMaxSilence(Seat& seat, absl::Duration max_silence);
   void AppendStatus(std::string* json);

@@ -1,9 +1,12 @@
 #include "evenkeel/comm/control/groups.h"
 
+#include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/control/link.h"
 #include "evenkeel/comm/control/wire.h"
@@ -39,11 +42,14 @@ class Server {
   // Returns the ranks that the loop must disconnect.
   std::vector<ControlSeats::PeerId> Run(absl::Duration time) {
     for (absl::Duration end = now_ + time; now_ < end; now_ += kBeat) {
-      for (size_t rank = 0; rank < failures_.size(); ++rank) Send(rank, {.type = Type::kBeat});
+      for (size_t rank = 0; rank < failures_.size(); ++rank) {
+        if (static_cast<int>(rank) != silent_) Send(rank, {.type = Type::kBeat});
+      }
       for (const ControlSeats::PeerId peer : groups_.PassTime(kBeat)) dismissed_.push_back(peer);
     }
     return dismissed_;
   }
+  void FallsSilent(int rank) { silent_ = rank; }
   void Stall(absl::Duration time) { (void)groups_.PassTime(time); }
 
   void ReceivesNothing(int rank) {
@@ -66,6 +72,7 @@ class Server {
     EXPECT_TRUE(groups_.OnFrame(rank, Serialize(message)).ok());
   }
 
+  int silent_ = -1;
   std::vector<absl::Status> failures_;  // By rank: the first one that it has received.
   std::vector<ControlSeats::PeerId> dismissed_;
   absl::Duration now_;
@@ -92,6 +99,22 @@ TEST(ControlGroupsTest, NoRankIsLostIfAllReceiveNothing) {
   EXPECT_THAT(server.Run(absl::Seconds(3)), IsEmpty());
   EXPECT_TRUE(server.HasFailed());
   EXPECT_THAT(server.NamedOn(0), IsEmpty());
+}
+
+// After the network of the hub has failed for a while, its ranks are as before.
+TEST(ControlGroupsTest, ARankMayBeLostAfterAllReceivedNothing) {
+  for (const bool is_silent : {true, false}) {
+    Server server(3);
+    server.Run(absl::Seconds(10));
+    for (int rank = 0; rank < 3; ++rank) server.ReceivesNothing(rank);
+    EXPECT_THAT(server.Run(absl::Seconds(10)), IsEmpty());
+    if (is_silent) {
+      server.FallsSilent(2);
+    } else {
+      server.ReceivesNothing(2);
+    }
+    EXPECT_THAT(server.Run(absl::Seconds(10)), ElementsAre(2));
+  }
 }
 
 TEST(ControlGroupsTest, NoRankIsLostIfTheHubDidNotRun) {

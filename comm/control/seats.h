@@ -38,9 +38,8 @@ class ControlSeats {
   // The peer's connection has ended.
   virtual void OnDisconnect(PeerId peer) = 0;
   // `time` has passed since the last call, of which kListening at most adds to the silence of all
-  // peers, because the loop could have received from them. Peers
-  // that have been silent for too long are declared lost; returns those whose connections must be
-  // ended.
+  // peers, because the loop could have received from them. Peers that have been silent for too long
+  // are declared lost; returns those whose connections must be ended.
   virtual std::vector<PeerId> PassTime(absl::Duration time) = 0;
   // Returns whether the silence of any peer would be noticed.
   virtual bool ListensForBeats() const = 0;

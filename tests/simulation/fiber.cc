@@ -29,27 +29,33 @@ void EvenkeelLendFiber(Fiber* fiber);
 // The registers that a callee preserves are on the stack. arch_prctl(ARCH_SET_FS) changes the
 // thread pointer; the instruction wrfsbase is not allowed everywhere.
 asm(R"(
-.text
-.type EvenkeelSwitchFiber, @function
-EvenkeelSwitchFiber:
+.macro saveRegisters
     pushq %rbp
     pushq %rbx
     pushq %r12
     pushq %r13
     pushq %r14
     pushq %r15
-    movq %rsp, (%rdi)
-    movq (%rsi), %rsp
-    movq 8(%rsi), %rsi
-    movl $0x1002, %edi
-    movl $158, %eax
-    syscall
+.endm
+.macro restoreRegisters
     popq %r15
     popq %r14
     popq %r13
     popq %r12
     popq %rbx
     popq %rbp
+.endm
+.pushsection .text
+.type EvenkeelSwitchFiber, @function
+EvenkeelSwitchFiber:
+    saveRegisters
+    movq %rsp, (%rdi)
+    movq (%rsi), %rsp
+    movq 8(%rsi), %rsi
+    movl $0x1002, %edi
+    movl $158, %eax
+    syscall
+    restoreRegisters
     ret
 .size EvenkeelSwitchFiber, . - EvenkeelSwitchFiber
 )"
@@ -59,12 +65,7 @@ EvenkeelSwitchFiber:
     R"(
 .type EvenkeelLendFiber, @function
 EvenkeelLendFiber:
-    pushq %rbp
-    pushq %rbx
-    pushq %r12
-    pushq %r13
-    pushq %r14
-    pushq %r15
+    saveRegisters
     movq %rdi, %rbx
     movq %rsp, (%rbx)
     movl $1, 16(%rbx)
@@ -83,14 +84,10 @@ EvenkeelLendFiber:
     syscall
     jmp 1b
 2:  movq (%rbx), %rsp
-    popq %r15
-    popq %r14
-    popq %r13
-    popq %r12
-    popq %rbx
-    popq %rbp
+    restoreRegisters
     ret
 .size EvenkeelLendFiber, . - EvenkeelLendFiber
+.popsection
 )");
 
 void InitFiber(Fiber& fiber) { fiber.thread_pointer = reinterpret_cast<uint64_t>(pthread_self()); }

@@ -103,8 +103,8 @@ struct Numbers {
   int32_t is_skipped, is_first, decays, nesterov;
 };
 
-// Rounded one by one, except in Fma(): nvcc would make one operation of every product and sum. g++
-// is told not to (-ffp-contract=off).
+// Rounded one by one, except in Fma(): nvcc would make one operation of every product and sum. For
+// g++ an option prevents this (-ffp-contract=off).
 #ifdef __CUDACC__
 EK_DEVICE float Mul(float a, float b) { return __fmul_rn(a, b); }
 EK_DEVICE float Add(float a, float b) { return __fadd_rn(a, b); }

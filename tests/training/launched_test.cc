@@ -52,17 +52,17 @@ Variables RankVariables(int rank, int ranks) {
 // Two ranks with these flags and, each, its variables and the common ones.
 std::vector<std::unique_ptr<Program>> StartTwoRanks(const std::vector<std::string>& flags,
                                                     const Variables& common) {
+  std::vector<std::string> command = {
+      kTrain,
+      "--model=mlp",
+      "--hidden=8",
+      "--batch_size=4",
+      "--shuffle=false",
+      "--epochs=1",
+      "--data=" + WriteSmallData("data", {.train = 40, .test = 11})};
+  command.insert(command.end(), flags.begin(), flags.end());
   std::vector<std::unique_ptr<Program>> programs;
   for (int rank = 0; rank < 2; ++rank) {
-    std::vector<std::string> command = {
-        kTrain,
-        "--model=mlp",
-        "--hidden=8",
-        "--batch_size=4",
-        "--shuffle=false",
-        "--epochs=1",
-        "--data=" + WriteSmallData("data", {.train = 40, .test = 11})};
-    command.insert(command.end(), flags.begin(), flags.end());
     ProgramOptions options{.environment = RankVariables(rank, 2)};
     options.environment.insert(common.begin(), common.end());
     programs.push_back(std::make_unique<Program>(command, options));

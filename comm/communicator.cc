@@ -350,7 +350,7 @@ void internal::GroupExtension::OnDeadline(const Wait& wait) {
   comm_->OnDeadline(comm_->DeadlineStatus(wait, comm_->timeout()));
 }
 
-void internal::GroupExtension::Fail(const absl::Status& why) { comm_->Fail(why); }
+void internal::GroupExtension::FailWithAll(const absl::Status& why) { comm_->FailWithAll(why); }
 
 absl::Status internal::GroupExtension::CheckAgainstLeft(int64_t position) {
   return comm_->CheckAgainstLeft(kStepsChannel, position, "");

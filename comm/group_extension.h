@@ -57,8 +57,8 @@ class GroupExtension {
   const std::shared_ptr<Waits>& waits() const;
   // Ends the group: `wait` has exceeded the communicator's timeout.
   void OnDeadline(const Wait& wait);
-  // Ends the group on this rank only. Used where all ranks reach the same conclusion.
-  void Fail(const absl::Status& why);
+  // Ends the group with an error that every rank detects by itself.
+  void FailWithAll(const absl::Status& why);
   // Returns an error, and ends the group, if a peer that leaves will never reach `position`.
   absl::Status CheckAgainstLeft(int64_t position);
 

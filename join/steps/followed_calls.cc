@@ -15,7 +15,8 @@ enum class Notice : uint8_t { kExhausted, kCall };
 void FollowedCalls::BeginLoop() {
   absl::MutexLock lock(&mutex_);
   ++loop_;
-  exhausted_.erase(exhausted_.begin(), exhausted_.lower_bound({loop_, -1}));
+  leader_ = 0;
+  exhausted_.erase(exhausted_.begin(), exhausted_.lower_bound(loop_));
 }
 
 void FollowedCalls::EndLoop() {
@@ -101,10 +102,14 @@ bool FollowedCalls::Take(int64_t number) {
   return true;
 }
 
-int FollowedCalls::Leader() const {
-  int rank = 0;
-  while (rank < control_->world_size() && IsExhausted(rank)) ++rank;
-  return rank;
+bool FollowedCalls::IsExhausted(int rank) const {
+  const auto ranks = exhausted_.find(loop_);
+  return ranks != exhausted_.end() && ranks->second[rank];
+}
+
+int FollowedCalls::Leader() {
+  while (leader_ < control_->world_size() && IsExhausted(leader_)) ++leader_;
+  return leader_;
 }
 
 std::vector<std::string> FollowedCalls::NoticesFrom(int64_t number) const {
@@ -145,7 +150,9 @@ void FollowedCalls::OnNotice(int from, absl::string_view notice) {
       return;
     }
     const bool led_before = Leader() == control_->rank();
-    exhausted_.insert({loop, from});
+    std::vector<bool>& exhausted = exhausted_[loop];
+    exhausted.resize(control_->world_size());
+    exhausted[from] = true;
     if (loop != loop_ || (!is_exhausted_ && Leader() != control_->rank())) return;
     // The one who led before may have known less than this rank: what it had told to whom is not
     // known. Who is exhausted itself may have issued its last calls before it knew that it led:

@@ -27,9 +27,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
-#include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -80,10 +78,9 @@ class FollowedCalls {
   };
 
   bool IsNext(int64_t step) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  int Leader() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool IsExhausted(int rank) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return exhausted_.contains({loop_, rank});
-  }
+  // Returns the lowest rank that has not become exhausted in this loop, or the world size.
+  int Leader() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool IsExhausted(int rank) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Notices of the calls from that one on; to be sent without the lock, which who asks about waits
   // takes inside others.
   std::vector<std::string> NoticesFrom(int64_t number) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -98,8 +95,12 @@ class FollowedCalls {
   // On an active rank: calls first_, first_ + 1, ... that some rank may still have to receive.
   int64_t first_ ABSL_GUARDED_BY(mutex_) = 0;
   std::deque<Call> log_ ABSL_GUARDED_BY(mutex_);
-  std::set<std::pair<int64_t, int>> exhausted_
-      ABSL_GUARDED_BY(mutex_);  // (loop, rank) that said so.
+  // By loop, of this one and of later ones that began on other ranks first: the ranks whose notice
+  // of being exhausted has come.
+  std::map<int64_t, std::vector<bool>> exhausted_ ABSL_GUARDED_BY(mutex_);
+  // All lower ranks are exhausted in this loop. Kept, because a look at each rank for every notice
+  // would be quadratic.
+  int leader_ ABSL_GUARDED_BY(mutex_) = 0;
   // On an exhausted rank: calls that it has received and not yet shadowed, by number.
   std::map<int64_t, Call> pending_ ABSL_GUARDED_BY(mutex_);
 };

@@ -525,8 +525,7 @@ void StepControl::OnRecords(int64_t step, StepTicket& ticket,
     }
   }
   if (!status.ok()) {
-    // Every rank has the same records and comes to the same result; no message is necessary.
-    Fail(status);
+    FailWithAll(status);  // They have the same records.
     return ticket.Resolve(comm_->status());
   }
   int64_t followed_by_all = answer.record(0).calls;

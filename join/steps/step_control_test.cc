@@ -125,5 +125,23 @@ TEST(StepControlTest, ARankThatTakesPartInNoStepIsNamedAtTheEnd) {
   EXPECT_TRUE(absl::StrContains(status.message(), "training steps")) << status;
 }
 
+// Each rank finds the disagreement by itself. The first rank to end its process would count as
+// lost if it had not reported the reason to the hub before.
+TEST(StepControlTest, EachRankReportsADisagreementBeforeItIsGone) {
+  const absl::Status status = RunTestRanks(2, [](Communicator& comm) -> absl::Status {
+    if (comm.rank() == 0) comm.ledger().Finish("optimizer", 1, "");
+    StepControl& steps = StepControl::Of(comm);
+    EK_RETURN_IF_ERROR(comm.Barrier());
+    const int64_t before = comm.control().link().Counters().messages_sent;
+    int who = 0;
+    EK_ASSIGN_OR_RETURN(const auto ticket, steps.Enter(&who, "a part", 0));
+    const absl::Status end = ticket->Wait().status();
+    EXPECT_EQ(comm.control().link().Counters().messages_sent - before, 2)
+        << "its record, its failure";
+    return end;
+  });
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+}
+
 }  // namespace
 }  // namespace evenkeel

@@ -5,12 +5,14 @@
 #include <numeric>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/base/parties.h"
+#include "evenkeel/comm/failure_info.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/steps/step_control.h"
 
@@ -103,7 +105,7 @@ absl::StatusOr<bool> JoinGroups::Return(bool is_last_joiner, bool has_stopped) {
   ControlChannel::Parts parts;
   for (int level = static_cast<int>(groups_.size()) - (has_left_ ? 1 : 2); level >= 0; --level) {
     // As long as the others' loops take; a failure of the group ends it.
-    errors_are_of_ = groups_[level];
+    awaited_ = groups_[level];
     EK_ASSIGN_OR_RETURN(parts,
                         groups_[level]->control().Exchange(kTopic, mine, absl::InfiniteDuration()));
   }
@@ -136,7 +138,7 @@ absl::StatusOr<bool> JoinGroups::Return(bool is_last_joiner, bool has_stopped) {
     EK_RETURN_IF_ERROR(groups_[level]->Finalize(groups_[level]->timeout()));
   }
   groups_.resize(1);
-  errors_are_of_ = nullptr;
+  awaited_ = nullptr;
   owned_.clear();
   has_left_ = false;
   members_.resize(home_->world_size());
@@ -146,15 +148,23 @@ absl::StatusOr<bool> JoinGroups::Return(bool is_last_joiner, bool has_stopped) {
 
 absl::Status JoinGroups::CheckOuter() {
   for (size_t level = 0; level + 1 < groups_.size(); ++level) {
-    if (groups_[level]->status().ok()) continue;
-    errors_are_of_ = groups_[level];
-    return groups_[level]->status();
+    EK_RETURN_IF_ERROR(groups_[level]->status());
   }
   return absl::OkStatus();
 }
 
+const Communicator& JoinGroups::SourceOf(const absl::Status& why) const {
+  for (const Communicator* group : groups_) {
+    const absl::Status status = group->status();
+    if (!status.ok() && absl::EndsWith(why.message(), status.message()) &&
+        FailureInfoOf(why) == FailureInfoOf(status))
+      return *group;
+  }
+  return awaited_ != nullptr ? *awaited_ : here();
+}
+
 absl::Status JoinGroups::Abort(const absl::Status& why, absl::string_view did) {
-  const std::vector<int>& from = (errors_are_of_ != nullptr ? *errors_are_of_ : here()).members();
+  const std::vector<int>& from = SourceOf(why).members();
   for (Communicator* group : groups_)
     group->Abort(internal::Renumber(why, from, group->members()), did);
   return internal::Renumber(why, from, home_->members());

@@ -63,6 +63,8 @@ class JoinGroups {
 
  private:
   absl::Status Move(Communicator& to, int source);
+  // Returns the group whose ranks the error names: the loop may return that of any group.
+  const Communicator& SourceOf(const absl::Status& why) const;
   std::string Counts() const;
 
   Communicator* const home_;
@@ -71,7 +73,7 @@ class JoinGroups {
   const bool is_on_;
   std::vector<Communicator*> groups_;                 // The first is home.
   std::vector<std::shared_ptr<Communicator>> owned_;  // The others.
-  Communicator* errors_are_of_ = nullptr;  // Whose ranks an error names, if not here()'s.
+  Communicator* awaited_ = nullptr;                   // The one whose end Return() waits for.
   std::vector<int> members_;
   std::vector<int64_t> shadowed_;  // By rank of here(): steps without inputs.
   bool is_due_ = false;

@@ -10,6 +10,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/testing/toy_model.h"
@@ -228,6 +230,35 @@ TEST(LeaveErrorTest, TheCauseIsARankOfTheGroupThatTheLoopBeganIn) {
     EXPECT_EQ(info->kind, FailureKind::kRankFailed) << results[rank];
     EXPECT_EQ(info->ranks, std::vector<int>{2}) << results[rank];
   }
+}
+
+// A loop may watch the group that it began in.
+TEST(LeaveErrorTest, AnErrorOfTheFirstGroupThatTheLoopReturnsKeepsItsCause) {
+  std::vector<absl::Status> results(3);
+  RunTestRanks(3, [&](Communicator& comm) -> absl::Status {
+    ToyModel model(kSizes);
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}));
+    ddp->SetOptimizerState({});
+    return results[comm.rank()] = RunJoined(
+               {ddp.get()}, {.leave_after_shadow_steps = 1}, [&](JoinScope&) -> absl::Status {
+                 if (comm.rank() == 0) return absl::OkStatus();
+                 for (int step = 0; step < 4; ++step) {
+                   model.params().ClearGradients();
+                   EK_RETURN_IF_ERROR(ddp->BeginStep());
+                   EK_RETURN_IF_ERROR(model.Backward(
+                       comm.rank(), step, [&](int param) { return ddp->GradientReady(param); }));
+                   EK_RETURN_IF_ERROR(ddp->FinishStep());
+                 }
+                 if (comm.rank() == 2) comm.Abort(absl::DataLossError("the disk is on fire"));
+                 const absl::Time deadline = absl::Now() + absl::Seconds(30);
+                 while (comm.status().ok() && absl::Now() < deadline)
+                   absl::SleepFor(absl::Milliseconds(1));
+                 return Annotate(comm.status(), "my loop");
+               });
+  }).IgnoreError();
+  const auto info = FailureInfoOf(results[1]);
+  ASSERT_TRUE(info.has_value()) << results[1];
+  EXPECT_EQ(info->ranks, std::vector<int>{2}) << results[1];
 }
 
 TEST(LeaveErrorTest, AJoinableThatCanNotMoveItsStateRefuses) {

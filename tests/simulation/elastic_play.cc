@@ -101,7 +101,8 @@ class ElasticPlay : public Play {
     }
     std::vector<ElasticReport> survivors;
     for (int rank = 0; rank < world_size(); ++rank) {
-      if (lost_.contains(rank) || !is_over) continue;
+      // A rank that was lost and succeeds nevertheless must not have trained without the others.
+      if (!is_over || (lost_.contains(rank) && !reports_[rank].ok())) continue;
       if (reports_[rank].ok()) {
         survivors.push_back(*reports_[rank]);
       } else {

@@ -23,8 +23,9 @@ namespace evenkeel::internal {
 namespace {
 
 // How long a broken connection or a missed deadline waits for the control plane to say what
-// happened. It usually takes milliseconds.
-constexpr absl::Duration kPatience = absl::Seconds(2);
+// happened. It usually takes milliseconds, and up to 2.5 seconds if the other end is a rank that
+// receives nothing (ControlGroups).
+constexpr absl::Duration kPatience = absl::Seconds(3);
 
 }  // namespace
 

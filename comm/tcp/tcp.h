@@ -26,7 +26,7 @@
 //           message of an unexpected size is an error with both sizes.
 // Errors:   the control plane names a lost rank, while a connection knows only its other end. So
 //           "rank 2 closed its connection to rank 0" is reported only if the control plane reports
-//           no failure within two seconds.
+//           no failure within three seconds.
 // Memory:   plain memory is sent in place. Coalesced operations and inputs that overlap the output
 //           are copied once.
 

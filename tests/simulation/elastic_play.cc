@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/control/exchange_tree.h"
 #include "evenkeel/tests/elastic/elastic_rank.h"
 #include "evenkeel/tests/simulation/loss.h"
 #include "evenkeel/tests/simulation/play.h"
@@ -169,7 +170,9 @@ std::unique_ptr<Play> MakeElasticPlay(uint64_t seed, const PlayOptions& options)
     }
     return std::make_unique<ElasticPlay>(std::move(training), std::move(losses));
   }
-  training.losses.push_back(draw_loss(first, 0, training.inputs[first]));
+  // With a tree of exchanges, a rank may be in its first step while others still make their parts.
+  const int earliest = world_size > internal::kDefaultFanout ? 1 : 0;
+  training.losses.push_back(draw_loss(first, earliest, training.inputs[first]));
   // A second loss must come after the first: at least two steps later, in a step that its rank has.
   const int second = (first + 1 + draws.Below(world_size - 1)) % world_size;
   const int from = training.losses[0].step + 2;

@@ -86,13 +86,14 @@ void Take(intptr_t& word, bool for_reading) {
                      : reinterpret_cast<intptr_t>(World::Current()) | kWriter;  // Aligned: bit 0.
 }
 
-// The ranks are threads of one process, so they share its global locks. A rank that dies while it
-// holds one still runs until it has released the lock.
-void ReviveDeadHolder(const void* lock) {
+// The ranks are threads of one process, so they share its global locks. A rank that dies or is
+// stopped while it holds one still runs until it has released the lock.
+void ReviveHolder(const void* lock) {
   const intptr_t word = WordOf(lock);
   if ((word & kWriter) == 0 || word == kOutside) return;
   Thread* const holder = reinterpret_cast<Thread*>(word & ~kWriter);
-  if (holder->host->is_dead && holder->revivals == 0) World::Get()->Revive(holder);
+  const Host& host = *holder->host;
+  if ((host.is_dead || host.is_stopped) && holder->revivals == 0) World::Get()->Revive(holder);
 }
 
 void Lock(const void* lock, bool for_reading, const char* doing) {
@@ -103,7 +104,7 @@ void Lock(const void* lock, bool for_reading, const char* doing) {
   }
   World::Get()->Point(doing);
   while (!IsFree(word, for_reading)) {
-    ReviveDeadHolder(lock);
+    ReviveHolder(lock);
     WaitIn(lock, nullptr, kNever, doing);
   }
   Take(word, for_reading);

@@ -5,6 +5,7 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/futex.h>
 #include <linux/sockios.h>
 #include <netinet/in.h>
@@ -15,7 +16,9 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/uio.h>
@@ -106,8 +109,17 @@ int sched_yield() {
   return 0;
 }
 
-// Futexes: a thread that waits in one checks it again after a while. Abseil and the C++ library use
-// futexes only where a thread loses the processor during an initialisation.
+int sched_getaffinity(pid_t process, size_t bytes, cpu_set_t* processors) noexcept {
+  EK_ORIGINAL(sched_getaffinity);
+  if (!IsSimulated()) return original(process, bytes, processors);
+  CPU_ZERO_S(bytes, processors);
+  for (int i = 0; i < TheWorld().processors(); ++i) CPU_SET_S(i, bytes, processors);
+  return 0;
+}
+
+// Futexes outside the memory that ranks share: a thread that waits in one checks it again after a
+// while. Abseil and the C++ library use them only where a thread loses the processor during an
+// initialisation.
 long syscall(long number, ...) {
   va_list list;
   va_start(list, number);
@@ -116,9 +128,17 @@ long syscall(long number, ...) {
   va_end(list);
   if (IsSimulated() && number == SYS_futex) {
     const int operation = static_cast<int>(a[1]) & FUTEX_CMD_MASK;
+    const uint32_t* const word = reinterpret_cast<const uint32_t*>(a[0]);
+    if (const auto place = Network::Get()->PlaceOf(word); place.has_value()) {
+      if (operation == FUTEX_WAKE) return Net("wakes").WakeFutex(*place, static_cast<int>(a[2]));
+      const timespec* const timeout = reinterpret_cast<const timespec*>(a[3]);
+      Network& network = Net("waits in a futex");
+      return network.AwaitFutex(
+          *place, word, static_cast<uint32_t>(a[2]),
+          timeout == nullptr ? kNever : TheWorld().now() + FromTimespec(*timeout));
+    }
     if (operation == FUTEX_WAKE) return 0;
-    if (__atomic_load_n(reinterpret_cast<uint32_t*>(a[0]), __ATOMIC_SEQ_CST) !=
-        static_cast<uint32_t>(a[2])) {
+    if (__atomic_load_n(word, __ATOMIC_SEQ_CST) != static_cast<uint32_t>(a[2])) {
       errno = EAGAIN;
       return -1;
     }
@@ -194,12 +214,7 @@ int clock_nanosleep(clockid_t clock, int flags, const timespec* time, timespec* 
 
 int socket(int domain, int type, int protocol) noexcept {
   EK_ORIGINAL(socket);
-  if (!IsSimulated()) return original(domain, type, protocol);
-  if (domain != AF_INET) {
-    errno = EAFNOSUPPORT;
-    return -1;
-  }
-  return Net("makes a socket").Socket(type);
+  return IsSimulated() ? Net("makes a socket").Socket(domain) : original(domain, type, protocol);
 }
 
 int eventfd(unsigned count, int flags) noexcept {
@@ -219,8 +234,7 @@ int close(int fd) {
 
 int bind(int fd, const sockaddr* address, socklen_t size) noexcept {
   EK_ORIGINAL(bind);
-  if (!IsSimulated(fd)) return original(fd, address, size);
-  return Net("binds").Bind(fd, *reinterpret_cast<const sockaddr_in*>(address));
+  return IsSimulated(fd) ? Net("binds").Bind(fd, *address) : original(fd, address, size);
 }
 
 int listen(int fd, int backlog) noexcept {
@@ -235,22 +249,20 @@ int accept4(int fd, sockaddr* address, socklen_t* size, int flags) {
 
 int connect(int fd, const sockaddr* address, socklen_t size) {
   EK_ORIGINAL(connect);
-  if (!IsSimulated(fd)) return original(fd, address, size);
-  return Net("connects").Connect(fd, *reinterpret_cast<const sockaddr_in*>(address));
+  return IsSimulated(fd) ? Net("connects").Connect(fd, *address, size)
+                         : original(fd, address, size);
 }
 
 int getsockname(int fd, sockaddr* address, socklen_t* size) noexcept {
   EK_ORIGINAL(getsockname);
-  if (!IsSimulated(fd)) return original(fd, address, size);
-  *size = sizeof(sockaddr_in);
-  return Network::Get()->GetName(fd, false, *reinterpret_cast<sockaddr_in*>(address));
+  return IsSimulated(fd) ? Network::Get()->GetName(fd, false, *address, *size)
+                         : original(fd, address, size);
 }
 
 int getpeername(int fd, sockaddr* address, socklen_t* size) noexcept {
   EK_ORIGINAL(getpeername);
-  if (!IsSimulated(fd)) return original(fd, address, size);
-  *size = sizeof(sockaddr_in);
-  return Network::Get()->GetName(fd, true, *reinterpret_cast<sockaddr_in*>(address));
+  return IsSimulated(fd) ? Network::Get()->GetName(fd, true, *address, *size)
+                         : original(fd, address, size);
 }
 
 int setsockopt(int fd, int level, int option, const void* value, socklen_t size) noexcept {
@@ -301,8 +313,14 @@ ssize_t readv(int fd, const iovec* parts, int count) {
 ssize_t recv(int fd, void* data, size_t bytes, int flags) {
   EK_ORIGINAL(recv);
   if (!IsSimulated(fd)) return original(fd, data, bytes, flags);
-  const iovec part = {data, bytes};
-  return Net("reads").Read(fd, &part, 1);
+  iovec part = {data, bytes};
+  msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+  return Net("reads").Receive(fd, message);
+}
+
+ssize_t recvmsg(int fd, msghdr* message, int flags) {
+  EK_ORIGINAL(recvmsg);
+  return IsSimulated(fd) ? Net("reads").Receive(fd, *message) : original(fd, message, flags);
 }
 
 ssize_t write(int fd, const void* data, size_t bytes) {
@@ -315,14 +333,13 @@ ssize_t write(int fd, const void* data, size_t bytes) {
 ssize_t send(int fd, const void* data, size_t bytes, int flags) {
   EK_ORIGINAL(send);
   if (!IsSimulated(fd)) return original(fd, data, bytes, flags);
-  const iovec part = {const_cast<void*>(data), bytes};
-  return Net("writes").Write(fd, &part, 1);
+  iovec part = {const_cast<void*>(data), bytes};
+  return Net("writes").Send(fd, {.msg_iov = &part, .msg_iovlen = 1});
 }
 
 ssize_t sendmsg(int fd, const msghdr* message, int flags) {
   EK_ORIGINAL(sendmsg);
-  if (!IsSimulated(fd)) return original(fd, message, flags);
-  return Net("writes").Write(fd, message->msg_iov, static_cast<int>(message->msg_iovlen));
+  return IsSimulated(fd) ? Net("writes").Send(fd, *message) : original(fd, message, flags);
 }
 
 int poll(pollfd* entries, nfds_t count, int timeout) {
@@ -344,6 +361,96 @@ int epoll_wait(int epoll, epoll_event* events, int most, int timeout) {
   Network& network = Net("polls");
   return network.EpollWait(epoll, events, most, DeadlineOfPoll(timeout));
 }
+
+// ---- Memory that ranks share --------------------------------------------------------------------
+
+int memfd_create(const char* name, unsigned flags) noexcept {
+  EK_ORIGINAL(memfd_create);
+  if (!IsSimulated()) return original(name, flags);
+  return Net("makes memory").AddMemory(original(name, flags));
+}
+
+int ftruncate(int fd, off_t bytes) noexcept {
+  EK_ORIGINAL(ftruncate);
+  return original(IsSimulated(fd) ? Network::Get()->RealMemory(fd, "ftruncate") : fd, bytes);
+}
+
+// Pages are allocated when they are used, because most of a simulated rank's are not.
+int fallocate(int fd, int mode, off_t offset, off_t bytes) {
+  EK_ORIGINAL(fallocate);
+  if (!IsSimulated(fd)) return original(fd, mode, offset, bytes);
+  const int real = Network::Get()->RealMemory(fd, "fallocate");
+  return mode == 0 && real >= 0 ? 0 : original(real, mode, offset, bytes);
+}
+
+int madvise(void* address, size_t bytes, int advice) noexcept {
+  EK_ORIGINAL(madvise);
+  if (IsSimulated() && Network::Get()->PlaceOf(address).has_value()) return 0;
+  return original(address, bytes, advice);
+}
+
+int fcntl(int fd, int command, ...) {
+  va_list list;
+  va_start(list, command);
+  const long argument = va_arg(list, long);
+  va_end(list);
+  static const auto original = reinterpret_cast<int (*)(int, int, ...)>(dlsym(RTLD_NEXT, "fcntl"));
+  return original(IsSimulated(fd) ? Network::Get()->RealMemory(fd, "fcntl") : fd, command,
+                  argument);
+}
+
+int fstat(int fd, struct stat* file) noexcept {
+  static const auto original =
+      reinterpret_cast<int (*)(int, struct stat*)>(dlsym(RTLD_NEXT, "fstat"));
+  return original(IsSimulated(fd) ? Network::Get()->RealMemory(fd, "fstat") : fd, file);
+}
+
+void* mmap(void* address, size_t bytes, int protection, int flags, int fd, off_t offset) noexcept {
+  EK_ORIGINAL(mmap);
+  if (!IsSimulated(fd)) return original(address, bytes, protection, flags, fd, offset);
+  Network& network = Net("maps memory");
+  void* const mapped =
+      original(address, bytes, protection, flags, network.RealMemory(fd, "mmap"), offset);
+  if (mapped != MAP_FAILED) network.AddMapping(mapped, bytes, fd, offset);
+  return mapped;
+}
+
+int munmap(void* address, size_t bytes) noexcept {
+  EK_ORIGINAL(munmap);
+  if (IsSimulated()) Network::Get()->RemoveMapping(address);
+  return original(address, bytes);
+}
+
+// ---- The machine --------------------------------------------------------------------------------
+
+// Each machine has a network name space of its own.
+int stat(const char* path, struct stat* file) noexcept {
+  static const auto original =
+      reinterpret_cast<int (*)(const char*, struct stat*)>(dlsym(RTLD_NEXT, "stat"));
+  const int result = original(path, file);
+  if (IsSimulated() && std::strcmp(path, "/proc/self/ns/net") == 0)
+    file->st_ino += static_cast<ino_t>(World::Current()->host->machine);
+  return result;
+}
+
+// The memory that is left, and what limits it, differ from run to run.
+static bool IsOfThisMoment(const char* path) {
+  return IsSimulated() &&
+         (std::strcmp(path, "/proc/meminfo") == 0 || std::strcmp(path, "/proc/self/cgroup") == 0);
+}
+
+int open(const char* path, int flags, ...) {
+  va_list list;
+  va_start(list, flags);
+  const mode_t mode = va_arg(list, mode_t);
+  va_end(list);
+  static const auto original =
+      reinterpret_cast<int (*)(const char*, int, ...)>(dlsym(RTLD_NEXT, "open"));
+  if (!IsOfThisMoment(path)) return original(path, flags, mode);
+  errno = ENOENT;
+  return -1;
+}
+int __open_2(const char* path, int flags) { return open(path, flags); }
 
 // Compilers call the functions above by these names where the buffer's size is a constant.
 ssize_t __read_chk(int fd, void* data, size_t bytes, size_t) { return read(fd, data, bytes); }

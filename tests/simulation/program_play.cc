@@ -157,7 +157,7 @@ class ProgramPlay : public Play {
   }
   int world_size() const override { return static_cast<int>(ends_.size()); }
   bool rank0_hosts() const override { return program_.rank0_hosts; }
-  std::string backend() const override { return world_size() > kMostConnected ? "none" : "tcp"; }
+  bool moves_data() const override { return world_size() <= kMostConnected; }
   CommunicatorOptions options() const override {
     return {.timeout = kTimeout, .watch = {.beat = kBeat, .silence = kSilence}};
   }
@@ -199,10 +199,10 @@ class ProgramPlay : public Play {
   void Prepare(Stage& stage) override {
     if (!program_.loss.has_value()) return;
     stage.world.At(program_.when, [this, &stage] {
-      Host* const host = stage.ranks[program_.victim];
       if (ends_[program_.victim].is_over || !ends_[program_.victim].has_begun) return;
       lost_at_ = stage.world.now();
-      Inflict(*program_.loss, host, stage);
+      lost_ = LostRanks(*program_.loss, program_.victim, stage);
+      Inflict(*program_.loss, program_.victim, stage);
     });
   }
 
@@ -231,7 +231,7 @@ class ProgramPlay : public Play {
       verdict.complaints.push_back("it was not over in time");
     }
     // A rank may be lost while others still make their group.
-    const bool is_explained = lost_at_ > 0 && NamedRanks(stage.crash).contains(program_.victim);
+    const bool is_explained = lost_at_ > 0 && NamesLost(stage.crash);
     if (!stage.crash.empty() && !is_explained) {
       verdict.is_other = true;
       verdict.complaints.push_back(stage.crash);
@@ -246,7 +246,7 @@ class ProgramPlay : public Play {
         complain(verdict.is_other, rank, absl::StrCat("fails, but nothing is wrong: ", text));
         continue;
       }
-      if (rank == program_.victim && program_.loss != LossKind::kStoreStoppedForAWhile)
+      if (lost_.contains(rank) && program_.loss != LossKind::kStoreStoppedForAWhile)
         continue;  // If it is cut off, all others seem lost to it.
       verdict.seconds.push_back(
           static_cast<double>(end.when - std::max(lost_at_, end.awake_since)) * 1e-9);
@@ -268,18 +268,24 @@ class ProgramPlay : public Play {
     std::string wrong;      // The first wrong number.
   };
 
+  bool NamesLost(const std::string& text) const {
+    const std::set<int> named = NamedRanks(text);
+    return std::any_of(lost_.begin(), lost_.end(), [&](int r) { return named.contains(r); });
+  }
+
   bool Names(const std::optional<FailureInfo>& failure, const std::string& text) const {
     if (!failure.has_value()) return false;
     const std::vector<int>& ranks = failure->ranks;
     if (program_.loss == LossKind::kStoreStoppedForAWhile) return ranks.empty();
-    if (ranks == std::vector<int>{program_.victim}) return true;
+    if (!ranks.empty() && std::includes(lost_.begin(), lost_.end(), ranks.begin(), ranks.end()))
+      return true;
     if (failure->kind != FailureKind::kRankLost) return false;
     const bool may_leave =
         std::any_of(program_.loops.begin(), program_.loops.end(),
                     [](const Loop& loop) { return loop.leaves_after != kNever; });
     // A group of the remaining ranks has no number for the lost one.
-    if (ranks.empty() && may_leave && NamedRanks(text).contains(program_.victim)) return true;
-    if (!program_.rank0_hosts || program_.victim != 0) return false;
+    if (ranks.empty() && may_leave && NamesLost(text)) return true;
+    if (!program_.rank0_hosts || !lost_.contains(0)) return false;
     // It has no record of the rank whose process hosts the hub, either. To a hub that is deaf it is
     // the others that are lost.
     return (ranks.empty() && may_leave) || program_.loss == LossKind::kDeaf;
@@ -411,6 +417,7 @@ class ProgramPlay : public Play {
   const Program program_;
   std::vector<End> ends_;  // By rank.
   Nanos lost_at_ = 0;
+  std::set<int> lost_;
 };
 
 }  // namespace

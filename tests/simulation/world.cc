@@ -47,6 +47,7 @@ Thread* World::Current() { return current; }
 Host* World::AddHost(const Host& host) {
   hosts_.push_back(std::make_unique<Host>(host));
   hosts_.back()->id = static_cast<int>(hosts_.size()) - 1;
+  if (host.machine < 0) hosts_.back()->machine = hosts_.back()->id;
   return hosts_.back().get();
 }
 
@@ -209,6 +210,11 @@ void World::Point(const char* doing) {
   }
   MakeReady(current);
   Switch();
+}
+
+Nanos World::Tick() {
+  if (options_.clock_reading > 1) Point("reads a clock");
+  return now_ += options_.clock_reading;
 }
 
 void World::Sleep(Nanos until, const char* doing) {

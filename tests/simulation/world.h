@@ -53,7 +53,7 @@ struct Thread {
   bool is_ready = false, is_over = false;
   bool was_late = false;   // The last Block() ended at its deadline.
   uint64_t waits = 0;      // Counts calls of Block(), so that an old deadline wakes no thread.
-  int revivals = 0;        // On a dead host: the locks that it must still release.
+  int revivals = 0;        // On a dead or stopped host: the locks that it must still release.
   const char* doing = "";  // For reports of hangs.
   pthread_t real = 0;
   std::function<void()> body;
@@ -61,9 +61,13 @@ struct Thread {
   Fiber fiber;
 };
 
+// A process.
 struct Host {
   std::string name;
   int id = 0;
+  // Processes with the same number share a kernel: Unix sockets, memory and its futexes, and a
+  // network that never fails between them. Negative: a machine of its own.
+  int machine = -1;
   // The host's clock is ahead of the world's by `clock_offset`, and is `clock_drift` parts per
   // million fast.
   Nanos clock_offset = 0;
@@ -83,7 +87,11 @@ struct WorldOptions {
   // One of so many of these losses lasts for a while, up to `longest_pause`.
   int pause_one_in = 8;
   Nanos longest_pause = kMillisecond;
-  bool traces = false;  // Prints each event.
+  // The time that a reading of a clock takes. More than a nanosecond only where threads may spin
+  // until a time has passed: then a reading is also a point at which they may lose the processor.
+  Nanos clock_reading = 1;
+  int processors = 1024;  // Of each machine, as reported to its processes.
+  bool traces = false;    // Prints each event.
 };
 
 class World {
@@ -112,6 +120,7 @@ class World {
   Draws& draws() { return draws_; }
   uint64_t trace_hash() const { return trace_hash_; }
   int64_t operations() const { return operations_; }
+  int processors() const { return options_.processors; }
   void Trace(absl::string_view what, int64_t a = 0, int64_t b = 0);
 
   // ---- On threads of the world ----
@@ -125,9 +134,9 @@ class World {
   void Wake(Thread* thread);
   // Calls `event` at `time`, on any thread; `event` must not block.
   void At(Nanos time, std::function<void()> event);
-  // Returns the time for a reading of a clock. A reading takes a nanosecond, so that loops that
-  // wait for a time end.
-  Nanos Tick() { return ++now_; }
+  // Returns the time for a reading of a clock. A reading takes some time, so that loops that wait
+  // for a time end.
+  Nanos Tick();
 
   Thread* StartThread(Host* host, std::function<void()> body);
   void Join(Thread* thread);
@@ -138,8 +147,8 @@ class World {
   void Stop(Host* host);
   void Continue(Host* host);  // After Stop().
   std::function<void(Host*)> on_death;
-  // Lets a thread of a dead host run until it has released a lock that all hosts share because they
-  // are one process. Called once per lock; ReleaseRevived() reverts one call.
+  // Lets a thread of a dead or stopped host run until it has released a lock that all hosts share
+  // because they are one process. Called once per lock; ReleaseRevived() reverts one call.
   void Revive(Thread* thread);
   void ReleaseRevived(Thread* thread);
 

@@ -97,6 +97,7 @@ void ReviveHolder(const void* lock) {
 }
 
 void Lock(const void* lock, bool for_reading, const char* doing) {
+  const Inside inside;
   intptr_t& word = WordOf(lock);
   if (World::Current() == nullptr) {
     if (!IsFree(word, for_reading)) std::abort();  // A second thread outside the world.
@@ -111,6 +112,7 @@ void Lock(const void* lock, bool for_reading, const char* doing) {
 }
 
 bool TryLock(const void* lock, bool for_reading) {
+  const Inside inside;
   if (World::Current() != nullptr) World::Get()->Point("tries a lock");
   if (!IsFree(WordOf(lock), for_reading)) return false;
   Take(WordOf(lock), for_reading);
@@ -129,6 +131,7 @@ void Release(const void* lock) {
 }
 
 void Unlock(const void* lock) {
+  const Inside inside;
   Release(lock);
   Thread* const self = World::Current();
   if (self == nullptr) return;
@@ -138,6 +141,7 @@ void Unlock(const void* lock) {
 
 bool LockWhen(const void* lock, bool for_reading, const absl::Condition& condition,
               Nanos deadline) {
+  const Inside inside;
   constexpr char kDoing[] = "waits for a condition";
   Lock(lock, for_reading, kDoing);
   while (!condition.Eval()) {
@@ -151,6 +155,7 @@ bool LockWhen(const void* lock, bool for_reading, const absl::Condition& conditi
 }
 
 bool Await(const void* lock, const absl::Condition& condition, Nanos deadline) {
+  const Inside inside;
   if (condition.Eval()) return true;
   const bool for_reading = (WordOf(lock) & kWriter) == 0;
   Release(lock);
@@ -158,6 +163,7 @@ bool Await(const void* lock, const absl::Condition& condition, Nanos deadline) {
 }
 
 bool WaitFor(const void* variable, const void* lock, Nanos deadline) {
+  const Inside inside;
   constexpr char kDoing[] = "waits for a signal";
   if (World::Current() == nullptr) std::abort();
   const bool for_reading = (WordOf(lock) & kWriter) == 0;
@@ -233,11 +239,13 @@ bool CondVar::WaitWithDeadline(Mutex* mutex, Time deadline) {
   return sim::WaitFor(this, mutex, sim::WorldTime(deadline));
 }
 void CondVar::SignalAll() {
+  const sim::Inside inside;
   if (sim::World::Current() == nullptr) return;
   sim::WakeAll(this);
   sim::World::Get()->Point("has signalled");
 }
 void CondVar::Signal() {
+  const sim::Inside inside;
   if (sim::World::Current() == nullptr) return;
   if (const auto found = sim::Queues().find(this); found != sim::Queues().end()) {
     const int count = static_cast<int>(found->second.size());

@@ -33,6 +33,7 @@
 #include "evenkeel/tests/simulation/network.h"
 #include "evenkeel/tests/simulation/world.h"
 
+using evenkeel::simulation::Inside;
 using evenkeel::simulation::kMicrosecond;
 using evenkeel::simulation::kMillisecond;
 using evenkeel::simulation::kNever;
@@ -49,11 +50,15 @@ bool IsSimulated() { return World::Current() != nullptr; }
 bool IsSimulated(int fd) { return fd >= Network::kFirstFd && IsSimulated(); }
 
 World& TheWorld() { return *World::Get(); }
-// Returns the network, after a point at which the thread may lose the processor.
-Network& Net(const char* doing) {
-  TheWorld().Point(doing);
-  return *Network::Get();
-}
+// A call of the network, after a point at which the thread may lose the processor.
+class Net {
+ public:
+  explicit Net(const char* doing) { TheWorld().Point(doing); }
+  Network* operator->() const { return Network::Get(); }
+
+ private:
+  const Inside inside_;
+};
 
 timespec ToTimespec(int64_t nanos) {
   return {.tv_sec = nanos / kSecond, .tv_nsec = nanos % kSecond};
@@ -77,6 +82,7 @@ int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*
                    void* argument) {
   EK_ORIGINAL(pthread_create);
   if (!IsSimulated()) return original(thread, attributes, body, argument);
+  const Inside inside;
   // Its address, because the library's handle is used again once the thread has ended.
   *thread = reinterpret_cast<pthread_t>(
       TheWorld().StartThread(World::Current()->host, [body, argument] { (void)body(argument); }));
@@ -88,6 +94,7 @@ int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*
 int pthread_join(pthread_t thread, void** result) {
   EK_ORIGINAL(pthread_join);
   if (!IsSimulated()) return original(thread, result);
+  const Inside inside;
   TheWorld().Join(reinterpret_cast<Thread*>(thread));
   return 0;
 }
@@ -130,10 +137,10 @@ long syscall(long number, ...) {
     const int operation = static_cast<int>(a[1]) & FUTEX_CMD_MASK;
     const uint32_t* const word = reinterpret_cast<const uint32_t*>(a[0]);
     if (const auto place = Network::Get()->PlaceOf(word); place.has_value()) {
-      if (operation == FUTEX_WAKE) return Net("wakes").WakeFutex(*place, static_cast<int>(a[2]));
+      if (operation == FUTEX_WAKE) return Net("wakes")->WakeFutex(*place, static_cast<int>(a[2]));
       const timespec* const timeout = reinterpret_cast<const timespec*>(a[3]);
-      Network& network = Net("waits in a futex");
-      return network.AwaitFutex(
+      const Net network("waits in a futex");
+      return network->AwaitFutex(
           *place, word, static_cast<uint32_t>(a[2]),
           timeout == nullptr ? kNever : TheWorld().now() + FromTimespec(*timeout));
     }
@@ -147,6 +154,14 @@ long syscall(long number, ...) {
   }
   static const auto original = reinterpret_cast<long (*)(long, ...)>(dlsym(RTLD_NEXT, "syscall"));
   return original(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+}
+
+// ---- Points in code -----------------------------------------------------------------------------
+
+// Compilers insert calls of this function between the basic blocks of files that are compiled with
+// -fsanitize-coverage=trace-pc.
+void __sanitizer_cov_trace_pc() {
+  if (IsSimulated() && !World::Current()->is_inside) TheWorld().PointInCode();
 }
 
 // ---- Time ---------------------------------------------------------------------------------------
@@ -214,42 +229,42 @@ int clock_nanosleep(clockid_t clock, int flags, const timespec* time, timespec* 
 
 int socket(int domain, int type, int protocol) noexcept {
   EK_ORIGINAL(socket);
-  return IsSimulated() ? Net("makes a socket").Socket(domain) : original(domain, type, protocol);
+  return IsSimulated() ? Net("makes a socket")->Socket(domain) : original(domain, type, protocol);
 }
 
 int eventfd(unsigned count, int flags) noexcept {
   EK_ORIGINAL(eventfd);
-  return IsSimulated() ? Net("makes an event").EventFd() : original(count, flags);
+  return IsSimulated() ? Net("makes an event")->EventFd() : original(count, flags);
 }
 
 int epoll_create1(int flags) noexcept {
   EK_ORIGINAL(epoll_create1);
-  return IsSimulated() ? Net("makes an epoll").EpollCreate() : original(flags);
+  return IsSimulated() ? Net("makes an epoll")->EpollCreate() : original(flags);
 }
 
 int close(int fd) {
   EK_ORIGINAL(close);
-  return IsSimulated(fd) ? Net("closes").Close(fd) : original(fd);
+  return IsSimulated(fd) ? Net("closes")->Close(fd) : original(fd);
 }
 
 int bind(int fd, const sockaddr* address, socklen_t size) noexcept {
   EK_ORIGINAL(bind);
-  return IsSimulated(fd) ? Net("binds").Bind(fd, *address) : original(fd, address, size);
+  return IsSimulated(fd) ? Net("binds")->Bind(fd, *address) : original(fd, address, size);
 }
 
 int listen(int fd, int backlog) noexcept {
   EK_ORIGINAL(listen);
-  return IsSimulated(fd) ? Net("listens").Listen(fd) : original(fd, backlog);
+  return IsSimulated(fd) ? Net("listens")->Listen(fd) : original(fd, backlog);
 }
 
 int accept4(int fd, sockaddr* address, socklen_t* size, int flags) {
   EK_ORIGINAL(accept4);
-  return IsSimulated(fd) ? Net("accepts").Accept(fd) : original(fd, address, size, flags);
+  return IsSimulated(fd) ? Net("accepts")->Accept(fd) : original(fd, address, size, flags);
 }
 
 int connect(int fd, const sockaddr* address, socklen_t size) {
   EK_ORIGINAL(connect);
-  return IsSimulated(fd) ? Net("connects").Connect(fd, *address, size)
+  return IsSimulated(fd) ? Net("connects")->Connect(fd, *address, size)
                          : original(fd, address, size);
 }
 
@@ -295,19 +310,19 @@ int ioctl(int fd, unsigned long request, ...) noexcept {
 
 int shutdown(int fd, int how) noexcept {
   EK_ORIGINAL(shutdown);
-  return IsSimulated(fd) ? Net("shuts down").Shutdown(fd, how) : original(fd, how);
+  return IsSimulated(fd) ? Net("shuts down")->Shutdown(fd, how) : original(fd, how);
 }
 
 ssize_t read(int fd, void* data, size_t bytes) {
   EK_ORIGINAL(read);
   if (!IsSimulated(fd)) return original(fd, data, bytes);
   const iovec part = {data, bytes};
-  return Net("reads").Read(fd, &part, 1);
+  return Net("reads")->Read(fd, &part, 1);
 }
 
 ssize_t readv(int fd, const iovec* parts, int count) {
   EK_ORIGINAL(readv);
-  return IsSimulated(fd) ? Net("reads").Read(fd, parts, count) : original(fd, parts, count);
+  return IsSimulated(fd) ? Net("reads")->Read(fd, parts, count) : original(fd, parts, count);
 }
 
 ssize_t recv(int fd, void* data, size_t bytes, int flags) {
@@ -315,51 +330,51 @@ ssize_t recv(int fd, void* data, size_t bytes, int flags) {
   if (!IsSimulated(fd)) return original(fd, data, bytes, flags);
   iovec part = {data, bytes};
   msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
-  return Net("reads").Receive(fd, message);
+  return Net("reads")->Receive(fd, message);
 }
 
 ssize_t recvmsg(int fd, msghdr* message, int flags) {
   EK_ORIGINAL(recvmsg);
-  return IsSimulated(fd) ? Net("reads").Receive(fd, *message) : original(fd, message, flags);
+  return IsSimulated(fd) ? Net("reads")->Receive(fd, *message) : original(fd, message, flags);
 }
 
 ssize_t write(int fd, const void* data, size_t bytes) {
   EK_ORIGINAL(write);
   if (!IsSimulated(fd)) return original(fd, data, bytes);
   const iovec part = {const_cast<void*>(data), bytes};
-  return Net("writes").Write(fd, &part, 1);
+  return Net("writes")->Write(fd, &part, 1);
 }
 
 ssize_t send(int fd, const void* data, size_t bytes, int flags) {
   EK_ORIGINAL(send);
   if (!IsSimulated(fd)) return original(fd, data, bytes, flags);
   iovec part = {const_cast<void*>(data), bytes};
-  return Net("writes").Send(fd, {.msg_iov = &part, .msg_iovlen = 1});
+  return Net("writes")->Send(fd, {.msg_iov = &part, .msg_iovlen = 1});
 }
 
 ssize_t sendmsg(int fd, const msghdr* message, int flags) {
   EK_ORIGINAL(sendmsg);
-  return IsSimulated(fd) ? Net("writes").Send(fd, *message) : original(fd, message, flags);
+  return IsSimulated(fd) ? Net("writes")->Send(fd, *message) : original(fd, message, flags);
 }
 
 int poll(pollfd* entries, nfds_t count, int timeout) {
   EK_ORIGINAL(poll);
   if (!IsSimulated()) return original(entries, count, timeout);
-  Network& network = Net("polls");
-  return network.Poll(entries, count, DeadlineOfPoll(timeout));
+  const Net network("polls");
+  return network->Poll(entries, count, DeadlineOfPoll(timeout));
 }
 
 int epoll_ctl(int epoll, int operation, int fd, epoll_event* event) noexcept {
   EK_ORIGINAL(epoll_ctl);
   if (!IsSimulated(epoll)) return original(epoll, operation, fd, event);
-  return Net("watches").EpollControl(epoll, operation, fd, event);
+  return Net("watches")->EpollControl(epoll, operation, fd, event);
 }
 
 int epoll_wait(int epoll, epoll_event* events, int most, int timeout) {
   EK_ORIGINAL(epoll_wait);
   if (!IsSimulated(epoll)) return original(epoll, events, most, timeout);
-  Network& network = Net("polls");
-  return network.EpollWait(epoll, events, most, DeadlineOfPoll(timeout));
+  const Net network("polls");
+  return network->EpollWait(epoll, events, most, DeadlineOfPoll(timeout));
 }
 
 // ---- Memory that ranks share --------------------------------------------------------------------
@@ -367,7 +382,7 @@ int epoll_wait(int epoll, epoll_event* events, int most, int timeout) {
 int memfd_create(const char* name, unsigned flags) noexcept {
   EK_ORIGINAL(memfd_create);
   if (!IsSimulated()) return original(name, flags);
-  return Net("makes memory").AddMemory(original(name, flags));
+  return Net("makes memory")->AddMemory(original(name, flags));
 }
 
 int ftruncate(int fd, off_t bytes) noexcept {
@@ -408,10 +423,10 @@ int fstat(int fd, struct stat* file) noexcept {
 void* mmap(void* address, size_t bytes, int protection, int flags, int fd, off_t offset) noexcept {
   EK_ORIGINAL(mmap);
   if (!IsSimulated(fd)) return original(address, bytes, protection, flags, fd, offset);
-  Network& network = Net("maps memory");
+  const Net network("maps memory");
   void* const mapped =
-      original(address, bytes, protection, flags, network.RealMemory(fd, "mmap"), offset);
-  if (mapped != MAP_FAILED) network.AddMapping(mapped, bytes, fd, offset);
+      original(address, bytes, protection, flags, network->RealMemory(fd, "mmap"), offset);
+  if (mapped != MAP_FAILED) network->AddMapping(mapped, bytes, fd, offset);
   return mapped;
 }
 

@@ -16,6 +16,7 @@ namespace {
 
 // More than any world that makes progress needs.
 constexpr int64_t kMostOperations = 2'000'000'000;
+constexpr int kBlocksPerOperation = 16;
 // Enough for the libraries, and small enough for ten thousand threads.
 constexpr size_t kStackBytes = 512 << 10;
 constexpr int kMostAttempts = 600, kPauseOfAttempts = 100'000;  // In real microseconds.
@@ -95,6 +96,7 @@ void* World::RunThread(void* argument) {
 void World::EndThread(void* argument) {
   Thread* const thread = static_cast<Thread*>(argument);
   World& world = *the_world;
+  thread->is_inside = true;
   thread->is_over = true;
   world.Trace("ends", thread->id);
   for (Thread* const joiner : thread->joiners) world.Wake(joiner);
@@ -203,8 +205,19 @@ void World::Point(const char* doing) {
   }
   if (--points_left_ > 0) return;
   points_left_ = PointsUntilSwitch();
+  LoseProcessor(options_.pause_one_in, doing);
+}
+
+void World::PointInCode() {
+  if (--points_left_in_code_ > 0) return;
+  const Inside inside;
+  points_left_in_code_ = kBlocksPerOperation * PointsUntilSwitch();
+  LoseProcessor(kBlocksPerOperation * options_.pause_one_in, "computes");
+}
+
+void World::LoseProcessor(int pause_one_in, const char* doing) {
   current->doing = doing;
-  if (draws_.OneIn(options_.pause_one_in)) {
+  if (draws_.OneIn(pause_one_in)) {
     const Nanos pause = draws_.Magnitude(kMicrosecond, options_.longest_pause);
     return Sleep(now_ + pause * current->host->slowness, doing);
   }
@@ -213,11 +226,13 @@ void World::Point(const char* doing) {
 }
 
 Nanos World::Tick() {
+  const Inside inside;
   if (options_.clock_reading > 1) Point("reads a clock");
   return now_ += options_.clock_reading;
 }
 
 void World::Sleep(Nanos until, const char* doing) {
+  const Inside inside;
   while (now_ < until) Block(until, doing);
 }
 

@@ -54,6 +54,7 @@ struct Thread {
   bool was_late = false;   // The last Block() ended at its deadline.
   uint64_t waits = 0;      // Counts calls of Block(), so that an old deadline wakes no thread.
   int revivals = 0;        // On a dead or stopped host: the locks that it must still release.
+  bool is_inside = false;  // In an operation of the world.
   const char* doing = "";  // For reports of hangs.
   pthread_t real = 0;
   std::function<void()> body;
@@ -127,6 +128,8 @@ class World {
 
   // Marks a point at which the thread may lose the processor.
   void Point(const char* doing);
+  // The same between two basic blocks of code: less often, since an operation has many.
+  void PointInCode();
   void Sleep(Nanos until, const char* doing);
   // Waits for Wake(). Returns false if the deadline came first. The caller must check its condition
   // again.
@@ -166,6 +169,7 @@ class World {
   bool MayRun(const Thread& thread) const;
   void MakeReady(Thread* thread);
   int PointsUntilSwitch();
+  void LoseProcessor(int pause_one_in, const char* doing);
   Thread* Next();  // Null: the run is over.
   void Switch();   // Runs the next thread, and returns when it is the turn of this one.
   void End(bool is_good);
@@ -173,7 +177,7 @@ class World {
   const WorldOptions options_;
   Draws draws_;
   Nanos now_ = 0, limit_ = kNever;
-  int points_left_ = 0;
+  int points_left_ = 0, points_left_in_code_ = 0;
   int64_t operations_ = 0;
   uint64_t events_made_ = 0;
   uint64_t trace_hash_ = 0xcbf29ce484222325;
@@ -186,6 +190,24 @@ class World {
   std::vector<std::unique_ptr<Thread>> threads_;
   std::vector<Thread*> ready_;
   std::priority_queue<Event> events_;
+};
+
+// While it lives, the calling thread is in an operation of the world: it loses the processor only
+// where that operation waits.
+class Inside {
+ public:
+  Inside() : thread_(World::Current()), was_inside_(thread_ != nullptr && thread_->is_inside) {
+    if (thread_ != nullptr) thread_->is_inside = true;
+  }
+  ~Inside() {
+    if (thread_ != nullptr) thread_->is_inside = was_inside_;
+  }
+  Inside(const Inside&) = delete;
+  Inside& operator=(const Inside&) = delete;
+
+ private:
+  Thread* const thread_;
+  const bool was_inside_;
 };
 
 }  // namespace evenkeel::simulation

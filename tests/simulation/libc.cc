@@ -142,7 +142,7 @@ long syscall(long number, ...) {
       const Net network("waits in a futex");
       return network->AwaitFutex(
           *place, word, static_cast<uint32_t>(a[2]),
-          timeout == nullptr ? kNever : TheWorld().now() + FromTimespec(*timeout));
+          timeout == nullptr ? kNever : TheWorld().now() + 20 * FromTimespec(*timeout));
     }
     if (operation == FUTEX_WAKE) return 0;
     if (__atomic_load_n(word, __ATOMIC_SEQ_CST) != static_cast<uint32_t>(a[2])) {

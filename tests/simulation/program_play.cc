@@ -10,12 +10,14 @@
 #include <set>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "evenkeel/comm/failure_info.h"
+#include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/join.h"
 #include "evenkeel/join/steps/step_control.h"
@@ -33,6 +35,10 @@ constexpr absl::Duration kBeat = absl::Milliseconds(250), kSilence = absl::Milli
 // The limit of the time from the detection of a loss, at the latest after kSilence, to the end of
 // all other ranks.
 constexpr Nanos kSoon = 3 * kSecond;
+
+// Longer than a rank is stopped that continues.
+constexpr absl::Duration kLongStop = absl::Seconds(5);
+constexpr float kGivenBack = -7;
 
 // A collective that all ranks with inputs issue.
 struct Call {
@@ -217,6 +223,7 @@ class ProgramPlay : public Play {
     if (end.status.ok()) end.status = comm->Finalize(comm->timeout());
     end.when = stage.world.now();
     if (!end.status.ok()) comm->Abort(end.status);
+    CheckGivenBack(end);
     end.is_over = true;
   }
 
@@ -266,7 +273,23 @@ class ProgramPlay : public Play {
     Nanos when = 0;
     Nanos awake_since = 0;  // When it was late for the last time.
     std::string wrong;      // The first wrong number.
+    // Of failed calls: filled with kGivenBack, and no other rank writes to it any more.
+    std::vector<Memory> given_back;
   };
+
+  static absl::Span<float> FloatsOf(const Memory& memory) {
+    return absl::MakeSpan(static_cast<float*>(memory.data.get()), memory.bytes / sizeof(float));
+  }
+
+  static void CheckGivenBack(End& end) {
+    if (!end.given_back.empty()) absl::SleepFor(kLongStop);
+    for (const Memory& memory : end.given_back) {
+      const absl::Span<float> data = FloatsOf(memory);
+      if (absl::c_count(data, kGivenBack) != static_cast<int64_t>(data.size()) && end.wrong.empty())
+        end.wrong = "has memory of a failed call that another rank has written to";
+    }
+    end.given_back.clear();
+  }
 
   bool NamesLost(const std::string& text) const {
     const std::set<int> named = NamedRanks(text);
@@ -314,22 +337,33 @@ class ProgramPlay : public Play {
     MayBeLate(end, draws);
     const int rank = scope.communicator().rank();
     const std::vector<int> callers = Callers(loop, step);
-    std::vector<float> data(call->count, static_cast<float>(rank + 1)), all;
+    const int64_t bytes = call->count * static_cast<int64_t>(sizeof(float));
+    EK_ASSIGN_OR_RETURN(const Memory memory, scope.communicator().Allocate(bytes));
+    const absl::Span<float> data = FloatsOf(memory);
+    std::fill(data.begin(), data.end(), static_cast<float>(rank + 1));
+    std::vector<float> all;
     float expected = 0;
+    const auto give_back = [&](absl::Status status) {
+      std::fill(data.begin(), data.end(), kGivenBack);
+      end.given_back.push_back(memory);
+      return status;
+    };
     switch (call->kind) {
       case Call::Kind::kBarrier:
         return scope.Barrier();
       case Call::Kind::kAllReduce:
         for (const int caller : callers) expected += static_cast<float>(caller + 1);
-        EK_RETURN_IF_ERROR(scope.AllReduce(absl::MakeSpan(data), ReduceOp::kSum));
+        if (const absl::Status status = scope.AllReduce(data, ReduceOp::kSum); !status.ok())
+          return give_back(status);
         break;
       case Call::Kind::kBroadcast:
         expected = static_cast<float>(callers.back() + 1);
-        EK_RETURN_IF_ERROR(scope.Broadcast(absl::MakeSpan(data), kHighestActive));
+        if (const absl::Status status = scope.Broadcast(data, kHighestActive); !status.ok())
+          return give_back(status);
         break;
       case Call::Kind::kAllGather: {
         all.assign(data.size() * loop.inputs.size(), -1.0f);
-        EK_RETURN_IF_ERROR(scope.AllGather(absl::MakeSpan(data), absl::MakeSpan(all)));
+        EK_RETURN_IF_ERROR(scope.AllGather(data, absl::MakeSpan(all)));
         for (int from = 0; from < static_cast<int>(loop.inputs.size()); ++from) {
           const bool is_caller = std::count(callers.begin(), callers.end(), from) > 0;
           const float part = is_caller ? static_cast<float>(from + 1) : 0.0f;

@@ -75,7 +75,7 @@ class ElasticPlay : public Play {
 
   void Prepare(Stage& stage) override {
     for (const LossAtTime& loss : losses_) {
-      stage.world.At(loss.when, [this, loss, &stage] {
+      Schedule(stage, loss.rank, loss.when, [this, loss, &stage] {
         if (begun_ < world_size() || has_ended_[loss.rank]) return;
         std::set<int> lost = LostRanks(loss.kind, loss.rank, stage);
         lost.insert(lost_.begin(), lost_.end());

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <utility>
 
 namespace evenkeel::simulation {
 namespace {
@@ -72,6 +73,13 @@ void Inflict(LossKind kind, int rank, Stage& stage) {
       if (kind != LossKind::kMute) cut(there.get(), here.get());
     }
   }
+}
+
+void Schedule(Stage& stage, int rank, Nanos when, std::function<void()> strike) {
+  stage.world.At(when, [&stage, rank, strike = std::move(strike)] {
+    if (stage.points_to_loss == 0) return strike();
+    stage.world.AfterPoints(stage.ranks[rank], stage.points_to_loss, strike);
+  });
 }
 
 }  // namespace evenkeel::simulation

@@ -12,6 +12,7 @@
 #ifndef EVENKEEL_TESTS_SIMULATION_LOSS_H_
 #define EVENKEEL_TESTS_SIMULATION_LOSS_H_
 
+#include <functional>
 #include <set>
 
 #include "absl/strings/string_view.h"
@@ -36,6 +37,8 @@ inline constexpr int kLossKinds = 8;
 absl::string_view TextOf(LossKind kind);
 std::set<int> LostRanks(LossKind kind, int rank, const Stage& stage);
 void Inflict(LossKind kind, int rank, Stage& stage);
+// Calls `strike` at that time, or in the midst of the rank's operations after it.
+void Schedule(Stage& stage, int rank, Nanos when, std::function<void()> strike);
 
 }  // namespace evenkeel::simulation
 

@@ -27,6 +27,7 @@ class Performance {
         world_(weather.world),
         network_(&world_, weather.network),
         stage_{world_, network_, {}} {
+    stage_.points_to_loss = weather.points_to_loss;
     Draws draws(weather.world.seed + 1);
     const int hosts = play.world_size() + (play.rank0_hosts() ? 0 : 1);
     for (int i = 0; i < hosts; ++i) {

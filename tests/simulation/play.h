@@ -32,8 +32,9 @@ struct Stage {
   Network& network;
   std::vector<Host*> ranks;
   Host* store = nullptr;  // Rank 0's host, if rank 0 hosts the store.
-  std::string warnings;   // The warnings of all ranks, one per line.
-  std::string crash;      // The errors of ranks that could not make their group.
+  int points_to_loss = 0;
+  std::string warnings;  // The warnings of all ranks, one per line.
+  std::string crash;     // The errors of ranks that could not make their group.
 };
 
 class Play {

@@ -204,7 +204,7 @@ class ProgramPlay : public Play {
 
   void Prepare(Stage& stage) override {
     if (!program_.loss.has_value()) return;
-    stage.world.At(program_.when, [this, &stage] {
+    Schedule(stage, program_.victim, program_.when, [this, &stage] {
       if (ends_[program_.victim].is_over || !ends_[program_.victim].has_begun) return;
       lost_at_ = stage.world.now();
       lost_ = LostRanks(*program_.loss, program_.victim, stage);
@@ -331,13 +331,24 @@ class ProgramPlay : public Play {
     return callers;
   }
 
+  // Shared memory is moved in chunks of 256 KiB: over it, some calls have several.
+  static int CountOf(const Call& call, int step, const Communicator& comm) {
+    constexpr int kSmall = 1000, kFactor = 45;
+    const bool may_be_large =
+        call.kind == Call::Kind::kAllReduce || call.kind == Call::Kind::kBroadcast;
+    if (comm.backend_name() != "shm" || !may_be_large || call.count < kSmall || step % 2 == 0)
+      return call.count;
+    return call.count * kFactor;
+  }
+
   static absl::Status Issue(const std::optional<Call>& call, const Loop& loop, int step,
                             JoinScope& scope, End& end, Draws& draws) {
     if (!call.has_value()) return absl::OkStatus();
     MayBeLate(end, draws);
     const int rank = scope.communicator().rank();
     const std::vector<int> callers = Callers(loop, step);
-    const int64_t bytes = call->count * static_cast<int64_t>(sizeof(float));
+    const int64_t bytes =
+        CountOf(*call, step, scope.communicator()) * static_cast<int64_t>(sizeof(float));
     EK_ASSIGN_OR_RETURN(const Memory memory, scope.communicator().Allocate(bytes));
     const absl::Span<float> data = FloatsOf(memory);
     std::fill(data.begin(), data.end(), static_cast<float>(rank + 1));

@@ -52,10 +52,11 @@ void DrawBackend(Draws& draws, int ranks, const std::vector<std::string>& backen
   if (draws.OneIn(2)) weather.world.processors = 1;
   if (weather.backend == "hierarchical") {
     weather.machines = DrawMachines(draws, ranks);
-    return;
+  } else {
+    weather.machines.assign(ranks, 0);
+    weather.machine_of_store = 0;
   }
-  weather.machines.assign(ranks, 0);
-  weather.machine_of_store = 0;
+  if (draws.OneIn(2)) weather.points_to_loss = static_cast<int>(draws.Magnitude(1, 3000));
 }
 
 void DrawConditions(uint64_t seed, int ranks, Weather& weather) {
@@ -143,10 +144,14 @@ std::string Describe(const Weather& weather) {
                     blip.is_one_way ? " lose what they send to the others" : " are cut off");
   }
   if (weather.backend == "tcp") return text;
-  return absl::StrCat(text, "; over ", weather.backend, ", ranks on machines ",
-                      absl::StrJoin(weather.machines, ","), ", ",
-                      weather.world.processors == 1 ? "each with one processor, " : "",
-                      "a reading of a clock takes ", Text(weather.world.clock_reading));
+  return absl::StrCat(
+      text, "; over ", weather.backend, ", ranks on machines ",
+      absl::StrJoin(weather.machines, ","), ", ",
+      weather.world.processors == 1 ? "each with one processor, " : "",
+      "a reading of a clock takes ", Text(weather.world.clock_reading),
+      weather.points_to_loss == 0
+          ? ""
+          : absl::StrCat("; losses come ", weather.points_to_loss, " points later"));
 }
 
 std::vector<Weather> Simpler(const Weather& weather) {

@@ -39,6 +39,9 @@ struct Weather {
   // on one; over hierarchical, a machine may have several ranks.
   std::vector<int> machines;
   int machine_of_store = 0;
+  // Losses come when their rank has come to so many more points at which it may lose the processor:
+  // so they come in the midst of operations, most of which take no time.
+  int points_to_loss = 0;
 };
 
 // Returns random conditions for so many ranks, over one of these backends. In a third of the runs

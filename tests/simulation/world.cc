@@ -203,16 +203,30 @@ void World::Point(const char* doing) {
     End(false);
     return Switch();
   }
+  MayBeAmbushed();
   if (--points_left_ > 0) return;
   points_left_ = PointsUntilSwitch();
   LoseProcessor(options_.pause_one_in, doing);
 }
 
 void World::PointInCode() {
+  MayBeAmbushed();
   if (--points_left_in_code_ > 0) return;
   const Inside inside;
   points_left_in_code_ = kBlocksPerOperation * PointsUntilSwitch();
   LoseProcessor(kBlocksPerOperation * options_.pause_one_in, "computes");
+}
+
+void World::AfterPoints(Host* host, int points, std::function<void()> ambush) {
+  host->points_to_ambush = points;
+  host->ambush = std::move(ambush);
+}
+
+void World::MayBeAmbushed() {
+  Host& host = *current->host;
+  if (host.points_to_ambush == 0 || --host.points_to_ambush > 0) return;
+  const Inside inside;
+  std::exchange(host.ambush, nullptr)();
 }
 
 void World::LoseProcessor(int pause_one_in, const char* doing) {

@@ -78,6 +78,8 @@ struct Host {
 
   bool is_dead = false, is_stopped = false;
   std::vector<Thread*> held;  // Ready, but the host runs no thread any more.
+  int points_to_ambush = 0;   // 0: none.
+  std::function<void()> ambush;
   int next_port = 40000;
 };
 
@@ -144,6 +146,10 @@ class World {
   Thread* StartThread(Host* host, std::function<void()> body);
   void Join(Thread* thread);
 
+  // Calls `ambush` when the host's threads have come to so many more points, on the thread that
+  // has.
+  void AfterPoints(Host* host, int points, std::function<void()> ambush);
+
   // The threads of the host no longer run; a call by one of them does not return. `on_death` does
   // the kernel's work after a death.
   void Kill(Host* host);
@@ -169,6 +175,7 @@ class World {
   bool MayRun(const Thread& thread) const;
   void MakeReady(Thread* thread);
   int PointsUntilSwitch();
+  void MayBeAmbushed();
   void LoseProcessor(int pause_one_in, const char* doing);
   Thread* Next();  // Null: the run is over.
   void Switch();   // Runs the next thread, and returns when it is the turn of this one.

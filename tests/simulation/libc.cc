@@ -46,6 +46,10 @@ using evenkeel::simulation::World;
 
 namespace {
 
+// The factor by which futexes of shared memory time out late: a thread that looks again after a
+// while would hide a lost wake-up.
+constexpr Nanos kLateness = 20;
+
 bool IsSimulated() { return World::Current() != nullptr; }
 bool IsSimulated(int fd) { return fd >= Network::kFirstFd && IsSimulated(); }
 
@@ -142,7 +146,7 @@ long syscall(long number, ...) {
       const Net network("waits in a futex");
       return network->AwaitFutex(
           *place, word, static_cast<uint32_t>(a[2]),
-          timeout == nullptr ? kNever : TheWorld().now() + 20 * FromTimespec(*timeout));
+          timeout == nullptr ? kNever : TheWorld().now() + kLateness * FromTimespec(*timeout));
     }
     if (operation == FUTEX_WAKE) return 0;
     if (__atomic_load_n(word, __ATOMIC_SEQ_CST) != static_cast<uint32_t>(a[2])) {

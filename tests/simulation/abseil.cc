@@ -86,16 +86,18 @@ void Take(intptr_t& word, bool for_reading) {
                      : reinterpret_cast<intptr_t>(World::Current()) | kWriter;  // Aligned: bit 0.
 }
 
-// The ranks are threads of one process, so they share its global locks. A rank that dies while it
-// holds one still runs until it has released the lock.
-void ReviveDeadHolder(const void* lock) {
+// The ranks are threads of one process, so they share its global locks. A rank that dies or is
+// stopped while it holds one still runs until it has released the lock.
+void ReviveHolder(const void* lock) {
   const intptr_t word = WordOf(lock);
   if ((word & kWriter) == 0 || word == kOutside) return;
   Thread* const holder = reinterpret_cast<Thread*>(word & ~kWriter);
-  if (holder->host->is_dead && holder->revivals == 0) World::Get()->Revive(holder);
+  const Host& host = *holder->host;
+  if ((host.is_dead || host.is_stopped) && holder->revivals == 0) World::Get()->Revive(holder);
 }
 
 void Lock(const void* lock, bool for_reading, const char* doing) {
+  const Inside inside;
   intptr_t& word = WordOf(lock);
   if (World::Current() == nullptr) {
     if (!IsFree(word, for_reading)) std::abort();  // A second thread outside the world.
@@ -103,13 +105,14 @@ void Lock(const void* lock, bool for_reading, const char* doing) {
   }
   World::Get()->Point(doing);
   while (!IsFree(word, for_reading)) {
-    ReviveDeadHolder(lock);
+    ReviveHolder(lock);
     WaitIn(lock, nullptr, kNever, doing);
   }
   Take(word, for_reading);
 }
 
 bool TryLock(const void* lock, bool for_reading) {
+  const Inside inside;
   if (World::Current() != nullptr) World::Get()->Point("tries a lock");
   if (!IsFree(WordOf(lock), for_reading)) return false;
   Take(WordOf(lock), for_reading);
@@ -128,6 +131,7 @@ void Release(const void* lock) {
 }
 
 void Unlock(const void* lock) {
+  const Inside inside;
   Release(lock);
   Thread* const self = World::Current();
   if (self == nullptr) return;
@@ -137,6 +141,7 @@ void Unlock(const void* lock) {
 
 bool LockWhen(const void* lock, bool for_reading, const absl::Condition& condition,
               Nanos deadline) {
+  const Inside inside;
   constexpr char kDoing[] = "waits for a condition";
   Lock(lock, for_reading, kDoing);
   while (!condition.Eval()) {
@@ -150,6 +155,7 @@ bool LockWhen(const void* lock, bool for_reading, const absl::Condition& conditi
 }
 
 bool Await(const void* lock, const absl::Condition& condition, Nanos deadline) {
+  const Inside inside;
   if (condition.Eval()) return true;
   const bool for_reading = (WordOf(lock) & kWriter) == 0;
   Release(lock);
@@ -157,6 +163,7 @@ bool Await(const void* lock, const absl::Condition& condition, Nanos deadline) {
 }
 
 bool WaitFor(const void* variable, const void* lock, Nanos deadline) {
+  const Inside inside;
   constexpr char kDoing[] = "waits for a signal";
   if (World::Current() == nullptr) std::abort();
   const bool for_reading = (WordOf(lock) & kWriter) == 0;
@@ -232,11 +239,13 @@ bool CondVar::WaitWithDeadline(Mutex* mutex, Time deadline) {
   return sim::WaitFor(this, mutex, sim::WorldTime(deadline));
 }
 void CondVar::SignalAll() {
+  const sim::Inside inside;
   if (sim::World::Current() == nullptr) return;
   sim::WakeAll(this);
   sim::World::Get()->Point("has signalled");
 }
 void CondVar::Signal() {
+  const sim::Inside inside;
   if (sim::World::Current() == nullptr) return;
   if (const auto found = sim::Queues().find(this); found != sim::Queues().end()) {
     const int count = static_cast<int>(found->second.size());

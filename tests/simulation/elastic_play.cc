@@ -76,10 +76,13 @@ class ElasticPlay : public Play {
 
   void Prepare(Stage& stage) override {
     for (const LossAtTime& loss : losses_) {
-      stage.world.At(loss.when, [this, loss, &stage] {
+      Schedule(stage, loss.rank, loss.when, [this, loss, &stage] {
         if (begun_ < world_size() || has_ended_[loss.rank]) return;
-        lost_.insert(loss.rank);
-        Inflict(loss.kind, stage.ranks[loss.rank], stage);
+        std::set<int> lost = LostRanks(loss.kind, loss.rank, stage);
+        lost.insert(lost_.begin(), lost_.end());
+        if (static_cast<int>(lost.size()) == world_size()) return;  // One must survive.
+        lost_ = std::move(lost);
+        Inflict(loss.kind, loss.rank, stage);
       });
     }
   }

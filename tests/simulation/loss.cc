@@ -1,6 +1,8 @@
 #include "evenkeel/tests/simulation/loss.h"
 
+#include <algorithm>
 #include <memory>
+#include <utility>
 
 namespace evenkeel::simulation {
 namespace {
@@ -10,6 +12,20 @@ constexpr Nanos kWhile = 4 * kSecond;
 void StopForAWhile(Host* host, World& world) {
   world.Stop(host);
   world.At(world.now() + kWhile, [&world, host] { world.Continue(host); });
+}
+
+bool IsOfNetwork(LossKind kind) {
+  return kind == LossKind::kIsolated || kind == LossKind::kDeaf || kind == LossKind::kMute ||
+         kind == LossKind::kIsolatedForAWhile;
+}
+
+// Returns the kind of loss that a rank can have on its machine.
+LossKind Possible(LossKind kind, const Host& host, const World& world) {
+  const bool has_network = std::any_of(world.hosts().begin(), world.hosts().end(),
+                                       [&](const auto& h) { return h->machine != host.machine; });
+  if (!IsOfNetwork(kind) || has_network) return kind;
+  if (kind == LossKind::kMute) return LossKind::kKilled;
+  return kind == LossKind::kIsolatedForAWhile ? LossKind::kStoppedForAWhile : LossKind::kStopped;
 }
 
 }  // namespace
@@ -26,9 +42,21 @@ absl::string_view TextOf(LossKind kind) {
   return kTexts[static_cast<int>(kind)];
 }
 
-void Inflict(LossKind kind, Host* host, Stage& stage) {
+std::set<int> LostRanks(LossKind kind, int rank, const Stage& stage) {
+  const Host& host = *stage.ranks[rank];
+  if (!IsOfNetwork(Possible(kind, host, stage.world))) return {rank};
+  std::set<int> lost;
+  for (int other = 0; other < static_cast<int>(stage.ranks.size()); ++other) {
+    if (stage.ranks[other]->machine == host.machine) lost.insert(other);
+  }
+  return lost;
+}
+
+void Inflict(LossKind kind, int rank, Stage& stage) {
   World& world = stage.world;
   Network& network = stage.network;
+  Host* const host = stage.ranks[rank];
+  kind = Possible(kind, *host, world);
   if (kind == LossKind::kKilled) return world.Kill(host);
   if (kind == LossKind::kStopped) return world.Stop(host);
   if (kind == LossKind::kStoppedForAWhile) return StopForAWhile(host, world);
@@ -38,11 +66,20 @@ void Inflict(LossKind kind, Host* host, Stage& stage) {
     if (kind != LossKind::kIsolatedForAWhile) return;
     world.At(world.now() + kWhile, [&network, from, to] { network.HealOneWay(from, to); });
   };
-  for (const std::unique_ptr<Host>& each : world.hosts()) {
-    if (each.get() == host) continue;
-    if (kind != LossKind::kDeaf) cut(host, each.get());
-    if (kind != LossKind::kMute) cut(each.get(), host);
+  for (const std::unique_ptr<Host>& here : world.hosts()) {
+    for (const std::unique_ptr<Host>& there : world.hosts()) {
+      if (here->machine != host->machine || there->machine == host->machine) continue;
+      if (kind != LossKind::kDeaf) cut(here.get(), there.get());
+      if (kind != LossKind::kMute) cut(there.get(), here.get());
+    }
   }
+}
+
+void Schedule(Stage& stage, int rank, Nanos when, std::function<void()> strike) {
+  stage.world.At(when, [&stage, rank, strike = std::move(strike)] {
+    if (stage.points_to_loss == 0) return strike();
+    stage.world.AfterPoints(stage.ranks[rank], stage.points_to_loss, strike);
+  });
 }
 
 }  // namespace evenkeel::simulation

@@ -1,19 +1,26 @@
 // The ways in which a group loses a rank.
 //
-//   Inflict(LossKind::kDeaf, stage.ranks[2], stage);
-//   absl::string_view text = TextOf(LossKind::kDeaf);  // "is deaf"
+//   std::set<int> lost = LostRanks(LossKind::kDeaf, 2, stage);  // {2}, if it is alone on its
+//   machine Inflict(LossKind::kDeaf, 2, stage); absl::string_view text = TextOf(LossKind::kDeaf);
+//   // "is deaf"
+//
+// The network fails for a machine: all of its ranks are lost. If there is no other machine, the
+// rank is stopped instead, or killed instead of mute.
 //
 // Threads: Inflict() is called in an event of the world, or on one of its threads.
 
 #ifndef EVENKEEL_TESTS_SIMULATION_LOSS_H_
 #define EVENKEEL_TESTS_SIMULATION_LOSS_H_
 
+#include <functional>
+#include <set>
+
 #include "absl/strings/string_view.h"
 #include "evenkeel/tests/simulation/play.h"
 
 namespace evenkeel::simulation {
 
-// A deaf rank receives nothing from the other hosts, and nothing is received from a mute one. The
+// A deaf rank receives nothing from other machines, and they receive nothing from a mute one. The
 // last three take four seconds, which is longer than a rank or the store may be silent.
 enum class LossKind {
   kKilled,
@@ -28,7 +35,10 @@ enum class LossKind {
 inline constexpr int kLossKinds = 8;
 
 absl::string_view TextOf(LossKind kind);
-void Inflict(LossKind kind, Host* host, Stage& stage);
+std::set<int> LostRanks(LossKind kind, int rank, const Stage& stage);
+void Inflict(LossKind kind, int rank, Stage& stage);
+// Calls `strike` at that time, or in the midst of the rank's operations after it.
+void Schedule(Stage& stage, int rank, Nanos when, std::function<void()> strike);
 
 }  // namespace evenkeel::simulation
 

@@ -3,6 +3,7 @@
 //   bazel run //tests/simulation -- --seeds=1000                  # seeds 0 to 999
 //   bazel run //tests/simulation -- --seeds=1 --first=4711 --trace
 //   bazel run //tests/simulation -- --seeds=10000 --worlds=8,16,64 --jobs=8
+//   bazel run //tests/simulation -- --seeds=1000 --backends=tcp,shm,hierarchical
 //
 // A seed determines the ranks, the fault, the network, the clocks and the order in which threads
 // run. Each failure is printed with its seed. The exit code is 1 if a seed failed.
@@ -37,6 +38,9 @@
 DEFINE_uint64(first, 0, "The first seed.");
 DEFINE_uint64(seeds, 100, "The number of seeds.");
 DEFINE_string(worlds, "2,3,4,5,8", "The numbers of ranks to choose from.");
+DEFINE_string(backends, "tcp",
+              "The backends to choose from: tcp, shm (all ranks on one machine), hierarchical "
+              "(several ranks on each machine).");
 DEFINE_string(play, "", "Runs only plays of this kind: fault, program or elastic.");
 DEFINE_int32(jobs, 2, "The number of worlds that run at a time, one on each processor.");
 DEFINE_bool(list, false, "Only lists the runs.");
@@ -76,6 +80,17 @@ std::vector<int> WorldSizes() {
   return sizes;
 }
 
+std::vector<std::string> Backends() {
+  std::vector<std::string> backends = absl::StrSplit(FLAGS_backends, ',');
+  for (const std::string& backend : backends) {
+    if (backend == "tcp" || backend == "shm" || backend == "hierarchical") continue;
+    std::cerr << "simulation: --backends=" << FLAGS_backends
+              << ": give tcp, shm or hierarchical, separated by commas\n";
+    std::exit(2);
+  }
+  return backends;
+}
+
 std::unique_ptr<Play> PlayOf(uint64_t seed) {
   static const PlayOptions options{.world_sizes = WorldSizes()};
   if (FLAGS_play == "fault") return MakeFaultPlay(seed, options);
@@ -85,7 +100,8 @@ std::unique_ptr<Play> PlayOf(uint64_t seed) {
 }
 
 Weather WeatherOf(uint64_t seed) {
-  Weather weather = DrawWeather(seed, PlayOf(seed)->world_size());
+  static const std::vector<std::string> backends = Backends();
+  Weather weather = DrawWeather(seed, PlayOf(seed)->world_size(), backends);
   weather.world.traces = FLAGS_trace;
   return weather;
 }
@@ -216,9 +232,9 @@ class Tally {
     failed_seeds_.push_back(result.seed);
     ++failed_;
     std::cout << "FAILED --first=" << result.seed << " --seeds=1 --worlds=" << FLAGS_worlds
-              << (FLAGS_play.empty() ? "" : " --play=") << FLAGS_play << "  "
-              << PlayOf(result.seed)->Describe() << "\n    " << Describe(WeatherOf(result.seed))
-              << "\n";
+              << " --backends=" << FLAGS_backends << (FLAGS_play.empty() ? "" : " --play=")
+              << FLAGS_play << "  " << PlayOf(result.seed)->Describe() << "\n    "
+              << Describe(WeatherOf(result.seed)) << "\n";
     for (const absl::string_view line : absl::StrSplit(result.text, '\n', absl::SkipEmpty()))
       std::cout << "    " << line << "\n";
     std::cout << std::flush;

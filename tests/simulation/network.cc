@@ -103,8 +103,7 @@ std::string Network::AddressOf(const Host& host) {
                       number & 255);
 }
 
-template <typename Kind>
-Kind* Network::Find(int fd, const char* use) {
+File* Network::FindFile(int fd, const char* use) {
   const auto found = files_.find(fd);
   Host* const host = World::Current()->host;
   if (found == files_.end() || (found->second->host != host && !host->is_dead)) {
@@ -116,9 +115,7 @@ Kind* Network::Find(int fd, const char* use) {
     errno = EBADF;
     return nullptr;
   }
-  Kind* const file = dynamic_cast<Kind*>(found->second.get());
-  if (file == nullptr) errno = EINVAL;
-  return file;
+  return found->second.get();
 }
 
 int Network::Add(std::shared_ptr<File> file) {
@@ -137,7 +134,11 @@ void Network::Changed(File& file) {
   }
 }
 
-Nanos Network::Delay(size_t bytes) {
+Nanos Network::Delay(size_t bytes, const Host* from, const Host* to) {
+  if (from != to && to != nullptr && from->machine == to->machine) {
+    return kLocalLatency +
+           static_cast<Nanos>(world_.draws().Next() % static_cast<uint64_t>(kLocalJitter));
+  }
   Nanos delay = options_.latency + static_cast<Nanos>(bytes) * kSecond / options_.bytes_per_second;
   if (options_.jitter > 0)
     delay += static_cast<Nanos>(world_.draws().Next() % static_cast<uint64_t>(options_.jitter));
@@ -148,7 +149,8 @@ Nanos Network::Delay(size_t bytes) {
 
 void Network::Carry(const std::shared_ptr<Stream>& from, size_t bytes,
                     std::function<void(Stream&)> arrive) {
-  from->last_arrival = std::max(from->last_arrival, world_.now() + Delay(bytes));
+  from->last_arrival =
+      std::max(from->last_arrival, world_.now() + Delay(bytes, from->host, from->other->host));
   world_.At(from->last_arrival, [this, from, arrive = std::move(arrive)] { Arrive(from, arrive); });
 }
 
@@ -235,6 +237,7 @@ void Network::OnDeath(Host* host) {
 // Closes a file as the kernel does: the peer of a connection with unread bytes receives a reset.
 void Network::Release(const std::shared_ptr<File>& file) {
   files_.erase(file->fd);
+  ReleaseUnix(*file);
   for (Epoll* const watcher : file->watchers) watcher->watched.erase(file->fd);
   file->watchers.clear();
   file->waiters.clear();
@@ -265,18 +268,20 @@ int Network::OpenFiles() const {
   }));
 }
 
-int Network::Socket(int type) {
-  (void)type;
-  return Add(std::make_shared<Unconnected>());
+int Network::Socket(int domain) {
+  if (domain == AF_UNIX) return MakeUnix();
+  return domain == AF_INET ? Add(std::make_shared<Unconnected>()) : Fail(EAFNOSUPPORT);
 }
 
 int Network::EventFd() { return Add(std::make_shared<EventCounter>()); }
 
 int Network::EpollCreate() { return Add(std::make_shared<Epoll>()); }
 
-int Network::Bind(int fd, const sockaddr_in& address) {
+int Network::Bind(int fd, const sockaddr& to) {
+  if (UnixSocket* const socket = FindUnix(fd)) return BindUnix(*socket);
   Unconnected* const socket = Find<Unconnected>(fd, "bind");
   if (socket == nullptr) return -1;
+  const sockaddr_in& address = reinterpret_cast<const sockaddr_in&>(to);
   const uint32_t number = ntohl(address.sin_addr.s_addr);
   if (number != INADDR_ANY && number != kLoopback && number != NumberOf(*socket->host))
     return Fail(EADDRNOTAVAIL);
@@ -288,6 +293,7 @@ int Network::Bind(int fd, const sockaddr_in& address) {
 }
 
 int Network::Listen(int fd) {
+  if (UnixSocket* const socket = FindUnix(fd)) return ListenUnix(*socket);
   Unconnected* const socket = Find<Unconnected>(fd, "listen");
   if (socket == nullptr) return -1;
   auto listener = std::make_shared<Listener>();
@@ -300,6 +306,7 @@ int Network::Listen(int fd) {
 }
 
 int Network::Accept(int fd) {
+  if (UnixSocket* const socket = FindUnix(fd)) return AcceptUnix(*socket);
   Listener* const listener = Find<Listener>(fd, "accept");
   if (listener == nullptr) return -1;
   if (listener->waiting.empty()) return Fail(EAGAIN);
@@ -310,9 +317,11 @@ int Network::Accept(int fd) {
   return accepted;
 }
 
-int Network::Connect(int fd, const sockaddr_in& address) {
+int Network::Connect(int fd, const sockaddr& to, socklen_t size) {
+  if (UnixSocket* const socket = FindUnix(fd)) return ConnectUnix(*socket, to, size);
   Unconnected* const socket = Find<Unconnected>(fd, "connect");
   if (socket == nullptr) return -1;
+  const sockaddr_in& address = reinterpret_cast<const sockaddr_in&>(to);
   uint32_t number = ntohl(address.sin_addr.s_addr);
   socket->peer = {number, ntohs(address.sin_port)};
   socket->local = {number == kLoopback ? kLoopback : NumberOf(*socket->host),
@@ -329,10 +338,11 @@ int Network::Connect(int fd, const sockaddr_in& address) {
 }
 
 void Network::TryToConnect(const std::shared_ptr<Stream>& stream, const Address& to, Nanos pause) {
-  world_.At(world_.now() + Delay(0), [this, stream, to, pause] {
+  const size_t index = to.first - 0x0a000001u;
+  Host* const host = index < world_.hosts().size() ? world_.hosts()[index].get() : nullptr;
+  const Nanos delay = Delay(0, stream->host, host);
+  world_.At(world_.now() + delay, [this, stream, to, host, pause] {
     if (stream->is_closed || stream->is_broken) return;
-    const size_t index = to.first - 0x0a000001u;
-    Host* const host = index < world_.hosts().size() ? world_.hosts()[index].get() : nullptr;
     if (host == nullptr || IsCutAnyWay(stream->host, host)) {
       if (pause > kConnectPatience / 2) return Break(*stream, ETIMEDOUT);
       world_.At(world_.now() + pause,
@@ -343,7 +353,8 @@ void Network::TryToConnect(const std::shared_ptr<Stream>& stream, const Address&
     const std::shared_ptr<Listener> listener =
         found == listeners_.end() ? nullptr : found->second.lock();
     if (listener == nullptr || host->is_dead) {
-      world_.At(world_.now() + Delay(0), [this, stream] { Break(*stream, ECONNREFUSED); });
+      world_.At(world_.now() + Delay(0, host, stream->host),
+                [this, stream] { Break(*stream, ECONNREFUSED); });
       return;
     }
     auto end = std::make_shared<Stream>();
@@ -364,11 +375,14 @@ void Network::TryToConnect(const std::shared_ptr<Stream>& stream, const Address&
   });
 }
 
-int Network::GetName(int fd, bool of_peer, sockaddr_in& address) {
+int Network::GetName(int fd, bool of_peer, sockaddr& name, socklen_t& size) {
+  if (UnixSocket* const socket = FindUnix(fd)) return NameOfUnix(*socket, name, size);
   const Unconnected* const socket = Find<Unconnected>(fd, of_peer ? "getpeername" : "getsockname");
   if (socket == nullptr) return -1;
   const auto& [number, port] = of_peer ? socket->peer : socket->local;
   if (of_peer && port == 0) return Fail(ENOTCONN);
+  size = sizeof(sockaddr_in);
+  sockaddr_in& address = reinterpret_cast<sockaddr_in&>(name);
   address = {};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(port));
@@ -377,6 +391,7 @@ int Network::GetName(int fd, bool of_peer, sockaddr_in& address) {
 }
 
 int Network::GetOption(int fd, int level, int option, void* value, socklen_t* size) {
+  if (FindUnix(fd) != nullptr) return OptionOfUnix(option, value, *size);
   Stream* const stream = Find<Stream>(fd, "getsockopt");
   if (stream == nullptr) return -1;
   if (level == SOL_SOCKET && option == SO_ERROR) {
@@ -423,6 +438,16 @@ int Network::Close(int fd) {
   return 0;
 }
 
+ssize_t Network::Send(int fd, const msghdr& message) {
+  if (UnixSocket* const socket = FindUnix(fd)) return SendUnix(*socket, message);
+  return Write(fd, message.msg_iov, static_cast<int>(message.msg_iovlen));
+}
+
+ssize_t Network::Receive(int fd, msghdr& message) {
+  if (UnixSocket* const socket = FindUnix(fd)) return ReceiveUnix(*socket, message);
+  return Read(fd, message.msg_iov, static_cast<int>(message.msg_iovlen));
+}
+
 ssize_t Network::Write(int fd, const iovec* parts, int count) {
   File* const file = Find<File>(fd, "write");
   if (file == nullptr) return -1;
@@ -457,7 +482,8 @@ ssize_t Network::Write(int fd, const iovec* parts, int count) {
         sender.acknowledged += size;
       });
       if (end.is_closed || end.is_broken || end.host->is_dead) {
-        world_.At(world_.now() + Delay(0), [this, owner] { Break(*owner, ECONNRESET); });
+        world_.At(world_.now() + Delay(0, end.host, owner->host),
+                  [this, owner] { Break(*owner, ECONNRESET); });
         return;
       }
       end.inbox += packet;

@@ -1,5 +1,5 @@
 // The network of a simulated world: files, TCP connections between hosts, and what can happen to
-// them.
+// them; and between hosts of one machine Unix sockets, memory, and futexes in it (same_machine.cc).
 //
 //   Network network(&world, {.latency = 20 * kMicrosecond});
 //   network.Cut(a, b);             // no data between them arrives any more, until HealOneWay()
@@ -19,12 +19,15 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/epoll.h>
+#include <sys/socket.h>
 #include <sys/uio.h>
 
+#include <cerrno>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -47,7 +50,6 @@ struct NetworkOptions {
 struct File {
   virtual ~File() = default;
   virtual short Ready() const = 0;  // The events that poll() reports.
-  virtual void Close() {}
 
   Host* host = nullptr;
   int fd = -1;
@@ -58,6 +60,8 @@ struct File {
 class Network {
  public:
   static constexpr int kFirstFd = 1 << 20;
+  // The delays between two hosts of one machine.
+  static constexpr Nanos kLocalLatency = 5 * kMicrosecond, kLocalJitter = 20 * kMicrosecond;
   // The times after which a kernel ends a new or an idle connection without a reply.
   static constexpr Nanos kConnectPatience = 127 * kSecond, kIdlePatience = 30 * kSecond;
 
@@ -81,30 +85,49 @@ class Network {
   bool loses_packets() const { return options_.lost_one_in > 0; }
 
   // ---- Functions of the C library, on threads of the world ----
-  int Socket(int type);
+  int Socket(int domain);
   int EventFd();
   int EpollCreate();
-  int Bind(int fd, const sockaddr_in& address);
+  int Bind(int fd, const sockaddr& address);
   int Listen(int fd);
   int Accept(int fd);
-  int Connect(int fd, const sockaddr_in& address);
-  int GetName(int fd, bool of_peer, sockaddr_in& address);
+  int Connect(int fd, const sockaddr& address, socklen_t size);
+  int GetName(int fd, bool of_peer, sockaddr& address, socklen_t& size);
   int GetOption(int fd, int level, int option, void* value, socklen_t* size);
   int BytesWaiting(int fd);  // Sent and not acknowledged.
   int Shutdown(int fd, int how);
   int Close(int fd);
   ssize_t Write(int fd, const iovec* parts, int count);
   ssize_t Read(int fd, const iovec* parts, int count);
+  ssize_t Send(int fd, const msghdr& message);
+  ssize_t Receive(int fd, msghdr& message);
   int Poll(pollfd* entries, size_t count, Nanos deadline);
   int EpollControl(int epoll, int operation, int fd, const epoll_event* event);
   int EpollWait(int epoll, epoll_event* events, int most, Nanos deadline);
+
+  // Takes a real file in memory, and returns the descriptor by which the calling host knows it.
+  int AddMemory(int real_fd);
+  int RealMemory(int fd, const char* use);
+  void AddMapping(void* address, size_t bytes, int fd, int64_t offset);
+  void RemoveMapping(void* address);
+  // A file in memory, by number, and an offset: the same for all mappings.
+  using Place = std::pair<uint64_t, int64_t>;
+  std::optional<Place> PlaceOf(const void* address) const;
+  int AwaitFutex(const Place& place, const uint32_t* word, uint32_t value, Nanos deadline);
+  int WakeFutex(const Place& place, int most);
 
  private:
   friend struct Stream;
   using Address = std::pair<uint32_t, int>;  // IP address in the host's byte order, port.
 
+  File* FindFile(int fd, const char* use);
   template <typename Kind>
-  Kind* Find(int fd, const char* use);
+  Kind* Find(int fd, const char* use) {
+    File* const file = FindFile(fd, use);
+    Kind* const found = dynamic_cast<Kind*>(file);
+    if (file != nullptr && found == nullptr) errno = EINVAL;
+    return found;
+  }
   int Add(std::shared_ptr<File> file);
   void Changed(File& file);
   bool IsCut(const Host* from, const Host* to) const { return cuts_.contains({from->id, to->id}); }
@@ -120,7 +143,19 @@ class Network {
   void TryToConnect(const std::shared_ptr<Stream>& stream, const Address& to, Nanos pause);
   void OnDeath(Host* host);
   void Release(const std::shared_ptr<File>& file);
-  Nanos Delay(size_t bytes);
+  Nanos Delay(size_t bytes, const Host* from, const Host* to);
+
+  struct UnixSocket* FindUnix(int fd);  // Null: it is another file, or none.
+  int MakeUnix();
+  int BindUnix(UnixSocket& socket);
+  int ListenUnix(UnixSocket& socket);
+  int AcceptUnix(UnixSocket& listener);
+  int ConnectUnix(UnixSocket& socket, const sockaddr& address, socklen_t size);
+  static int NameOfUnix(const UnixSocket& socket, sockaddr& address, socklen_t& size);
+  static int OptionOfUnix(int option, void* value, socklen_t& size);
+  ssize_t SendUnix(UnixSocket& socket, const msghdr& message);
+  ssize_t ReceiveUnix(UnixSocket& socket, msghdr& message);
+  void ReleaseUnix(File& file);
 
   World& world_;
   const NetworkOptions options_;
@@ -132,6 +167,16 @@ class Network {
     int count = 0;
   };
   std::map<std::pair<int, int>, Cuts> cuts_;  // By the numbers of sender and receiver.
+  std::map<std::pair<int, std::string>, std::weak_ptr<UnixSocket>> unix_listeners_;  // By machine.
+  int unix_names_ = 0;
+  struct Mapping {
+    uintptr_t end = 0;
+    uint64_t file = 0;
+    int64_t offset = 0;
+  };
+  std::map<uintptr_t, Mapping> mappings_;  // By address.
+  uint64_t memory_files_ = 0;
+  std::map<Place, std::vector<Thread*>> futexes_;  // The threads that wait.
   int next_fd_ = kFirstFd;
   std::string misuse_;
 };

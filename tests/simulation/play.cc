@@ -27,16 +27,23 @@ class Performance {
         world_(weather.world),
         network_(&world_, weather.network),
         stage_{world_, network_, {}} {
+    stage_.points_to_loss = weather.points_to_loss;
     Draws draws(weather.world.seed + 1);
     const int hosts = play.world_size() + (play.rank0_hosts() ? 0 : 1);
     for (int i = 0; i < hosts; ++i) {
       const bool is_rank = i < play.world_size();
       Host host{.name = is_rank ? absl::StrCat("rank ", i) : "store",
+                .machine = is_rank ? weather.machines[i] : weather.machine_of_store,
                 .slowness = i == weather.slow_host ? weather.slowness : 1};
       if (weather.clock_spread > 0) {
         host.clock_offset =
             static_cast<Nanos>(draws.Fraction() * static_cast<double>(weather.clock_spread));
         host.clock_drift = weather.clock_drift * (2 * draws.Fraction() - 1);
+      }
+      for (const std::unique_ptr<Host>& earlier : world_.hosts()) {
+        if (earlier->machine != host.machine) continue;
+        host.clock_offset = earlier->clock_offset;
+        host.clock_drift = earlier->clock_drift;
       }
       Host* const added = world_.AddHost(host);
       if (is_rank) stage_.ranks.push_back(added);
@@ -110,7 +117,8 @@ class Performance {
     environment.is_one_host = false;
     environment.rank_zero_hosts = play_.rank0_hosts();
     environment.hosts_store = play_.rank0_hosts() && rank == 0;
-    FactoryOptions options{.backend = play_.backend(), .communicator = play_.options()};
+    FactoryOptions options{.backend = play_.moves_data() ? weather_.backend : "none",
+                           .communicator = play_.options()};
     options.communicator.watch.warn = [this, rank](const std::string& text) {
       absl::StrAppend(&stage_.warnings, "[", rank, "] ", text, "\n");
     };

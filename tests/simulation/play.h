@@ -1,11 +1,11 @@
 // The ranks of one simulated run: their program, their faults, and the judgement of their ends.
 //
 //   std::unique_ptr<Play> play = MakePlay(seed, {.world_sizes = {2, 3, 8}});
-//   PlayedRun run = Perform(*play, DrawWeather(seed, play->world_size()), 90 * kSecond);
+//   PlayedRun run = Perform(*play, DrawWeather(seed, play->world_size(), {"tcp"}), 90 * kSecond);
 //
-// Each rank is a process on a host of its own and uses the backend tcp; groups of more than
-// kMostConnected ranks have a control plane only, because tcp connects every pair of ranks. The
-// store has a host of its own, as with a launcher, unless rank 0 hosts it.
+// Each rank is a process; groups of more than kMostConnected ranks have a control plane only,
+// because tcp connects every pair of ranks. The store has a process of its own, as with a launcher,
+// unless rank 0 hosts it.
 //
 // Threads: Perform() runs once in a process, which must end by _exit(): threads of lost ranks never
 // end.
@@ -32,8 +32,9 @@ struct Stage {
   Network& network;
   std::vector<Host*> ranks;
   Host* store = nullptr;  // Rank 0's host, if rank 0 hosts the store.
-  std::string warnings;   // The warnings of all ranks, one per line.
-  std::string crash;      // The errors of ranks that could not make their group.
+  int points_to_loss = 0;
+  std::string warnings;  // The warnings of all ranks, one per line.
+  std::string crash;     // The errors of ranks that could not make their group.
 };
 
 class Play {
@@ -43,7 +44,7 @@ class Play {
   virtual std::string Describe() const = 0;
   virtual int world_size() const = 0;
   virtual bool rank0_hosts() const = 0;
-  virtual std::string backend() const { return "tcp"; }
+  virtual bool moves_data() const { return true; }
   virtual CommunicatorOptions options() const = 0;
   // Called before the ranks run.
   virtual void Prepare(Stage&) {}

@@ -10,12 +10,14 @@
 #include <set>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "evenkeel/comm/failure_info.h"
+#include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/join.h"
 #include "evenkeel/join/steps/step_control.h"
@@ -35,6 +37,10 @@ constexpr absl::Duration kBeat = absl::Milliseconds(250), kSilence = absl::Milli
 // The limit of the time from the detection of a loss, at the latest after kSilence, to the end of
 // all other ranks.
 constexpr Nanos kSoon = 3 * kSecond;
+
+// Longer than a rank is stopped that continues.
+constexpr absl::Duration kLongStop = absl::Seconds(5);
+constexpr float kGivenBack = -7;
 
 // A collective that all ranks with inputs issue.
 struct Call {
@@ -159,7 +165,7 @@ class ProgramPlay : public Play {
   }
   int world_size() const override { return static_cast<int>(ends_.size()); }
   bool rank0_hosts() const override { return program_.rank0_hosts; }
-  std::string backend() const override { return world_size() > kMostConnected ? "none" : "tcp"; }
+  bool moves_data() const override { return world_size() <= kMostConnected; }
   CommunicatorOptions options() const override {
     return {.timeout = kTimeout, .watch = {.beat = kBeat, .silence = kSilence}};
   }
@@ -200,11 +206,11 @@ class ProgramPlay : public Play {
 
   void Prepare(Stage& stage) override {
     if (!program_.loss.has_value()) return;
-    stage.world.At(program_.when, [this, &stage] {
-      Host* const host = stage.ranks[program_.victim];
+    Schedule(stage, program_.victim, program_.when, [this, &stage] {
       if (ends_[program_.victim].is_over || !ends_[program_.victim].has_begun) return;
       lost_at_ = stage.world.now();
-      Inflict(*program_.loss, host, stage);
+      lost_ = LostRanks(*program_.loss, program_.victim, stage);
+      Inflict(*program_.loss, program_.victim, stage);
     });
   }
 
@@ -219,6 +225,7 @@ class ProgramPlay : public Play {
     if (end.status.ok()) end.status = comm->Finalize(comm->timeout());
     end.when = stage.world.now();
     if (!end.status.ok()) comm->Abort(end.status);
+    CheckGivenBack(end);
     end.is_over = true;
   }
 
@@ -233,7 +240,7 @@ class ProgramPlay : public Play {
       verdict.complaints.push_back("it was not over in time");
     }
     // A rank may be lost while others still make their group.
-    const bool is_explained = lost_at_ > 0 && NamedRanks(stage.crash).contains(program_.victim);
+    const bool is_explained = lost_at_ > 0 && NamesLost(stage.crash);
     if (!stage.crash.empty() && !is_explained) {
       verdict.is_other = true;
       verdict.complaints.push_back(stage.crash);
@@ -248,7 +255,7 @@ class ProgramPlay : public Play {
         complain(verdict.is_other, rank, absl::StrCat("fails, but nothing is wrong: ", text));
         continue;
       }
-      if (rank == program_.victim && program_.loss != LossKind::kStoreStoppedForAWhile)
+      if (lost_.contains(rank) && program_.loss != LossKind::kStoreStoppedForAWhile)
         continue;  // If it is cut off, all others seem lost to it.
       verdict.seconds.push_back(
           static_cast<double>(end.when - std::max(lost_at_, end.awake_since)) * 1e-9);
@@ -268,20 +275,42 @@ class ProgramPlay : public Play {
     Nanos when = 0;
     Nanos awake_since = 0;  // When it was late for the last time.
     std::string wrong;      // The first wrong number.
+    // Of failed calls: filled with kGivenBack, and no other rank writes to it any more.
+    std::vector<Memory> given_back;
   };
+
+  static absl::Span<float> FloatsOf(const Memory& memory) {
+    return absl::MakeSpan(static_cast<float*>(memory.data.get()), memory.bytes / sizeof(float));
+  }
+
+  static void CheckGivenBack(End& end) {
+    if (!end.given_back.empty()) absl::SleepFor(kLongStop);
+    for (const Memory& memory : end.given_back) {
+      const absl::Span<float> data = FloatsOf(memory);
+      if (absl::c_count(data, kGivenBack) != static_cast<int64_t>(data.size()) && end.wrong.empty())
+        end.wrong = "has memory of a failed call that another rank has written to";
+    }
+    end.given_back.clear();
+  }
+
+  bool NamesLost(const std::string& text) const {
+    const std::set<int> named = NamedRanks(text);
+    return std::any_of(lost_.begin(), lost_.end(), [&](int r) { return named.contains(r); });
+  }
 
   bool Names(const std::optional<FailureInfo>& failure, const std::string& text) const {
     if (!failure.has_value()) return false;
     const std::vector<int>& ranks = failure->ranks;
     if (program_.loss == LossKind::kStoreStoppedForAWhile) return ranks.empty();
-    if (ranks == std::vector<int>{program_.victim}) return true;
+    if (!ranks.empty() && std::includes(lost_.begin(), lost_.end(), ranks.begin(), ranks.end()))
+      return true;
     if (failure->kind != FailureKind::kRankLost) return false;
     const bool may_leave =
         std::any_of(program_.loops.begin(), program_.loops.end(),
                     [](const Loop& loop) { return loop.leaves_after != kNever; });
     // A group of the remaining ranks has no number for the lost one.
-    if (ranks.empty() && may_leave && NamedRanks(text).contains(program_.victim)) return true;
-    if (!program_.rank0_hosts || program_.victim != 0) return false;
+    if (ranks.empty() && may_leave && NamesLost(text)) return true;
+    if (!program_.rank0_hosts || !lost_.contains(0)) return false;
     // It has no record of the rank whose process hosts the hub, either. To a hub that is deaf it is
     // the others that are lost.
     return (ranks.empty() && may_leave) || program_.loss == LossKind::kDeaf;
@@ -304,28 +333,50 @@ class ProgramPlay : public Play {
     return callers;
   }
 
+  // Shared memory is moved in chunks of 256 KiB: over it, some calls have several.
+  static int CountOf(const Call& call, int step, const Communicator& comm) {
+    constexpr int kSmall = 1000, kFactor = 45;
+    const bool may_be_large =
+        call.kind == Call::Kind::kAllReduce || call.kind == Call::Kind::kBroadcast;
+    if (comm.backend_name() != "shm" || !may_be_large || call.count < kSmall || step % 2 == 0)
+      return call.count;
+    return call.count * kFactor;
+  }
+
   static absl::Status Issue(const std::optional<Call>& call, const Loop& loop, int step,
                             JoinScope& scope, End& end, Draws& draws) {
     if (!call.has_value()) return absl::OkStatus();
     MayBeLate(end, draws);
     const int rank = scope.communicator().rank();
     const std::vector<int> callers = Callers(loop, step);
-    std::vector<float> data(call->count, static_cast<float>(rank + 1)), all;
+    const int64_t bytes =
+        CountOf(*call, step, scope.communicator()) * static_cast<int64_t>(sizeof(float));
+    EK_ASSIGN_OR_RETURN(const Memory memory, scope.communicator().Allocate(bytes));
+    const absl::Span<float> data = FloatsOf(memory);
+    std::fill(data.begin(), data.end(), static_cast<float>(rank + 1));
+    std::vector<float> all;
     float expected = 0;
+    const auto give_back = [&](absl::Status status) {
+      std::fill(data.begin(), data.end(), kGivenBack);
+      end.given_back.push_back(memory);
+      return status;
+    };
     switch (call->kind) {
       case Call::Kind::kBarrier:
         return scope.Barrier();
       case Call::Kind::kAllReduce:
         for (const int caller : callers) expected += static_cast<float>(caller + 1);
-        EK_RETURN_IF_ERROR(scope.AllReduce(absl::MakeSpan(data), ReduceOp::kSum));
+        if (const absl::Status status = scope.AllReduce(data, ReduceOp::kSum); !status.ok())
+          return give_back(status);
         break;
       case Call::Kind::kBroadcast:
         expected = static_cast<float>(callers.back() + 1);
-        EK_RETURN_IF_ERROR(scope.Broadcast(absl::MakeSpan(data), kHighestActive));
+        if (const absl::Status status = scope.Broadcast(data, kHighestActive); !status.ok())
+          return give_back(status);
         break;
       case Call::Kind::kAllGather: {
         all.assign(data.size() * loop.inputs.size(), -1.0f);
-        EK_RETURN_IF_ERROR(scope.AllGather(absl::MakeSpan(data), absl::MakeSpan(all)));
+        EK_RETURN_IF_ERROR(scope.AllGather(data, absl::MakeSpan(all)));
         for (int from = 0; from < static_cast<int>(loop.inputs.size()); ++from) {
           const bool is_caller = std::count(callers.begin(), callers.end(), from) > 0;
           const float part = is_caller ? static_cast<float>(from + 1) : 0.0f;
@@ -413,6 +464,7 @@ class ProgramPlay : public Play {
   const Program program_;
   std::vector<End> ends_;  // By rank.
   Nanos lost_at_ = 0;
+  std::set<int> lost_;
 };
 
 }  // namespace

@@ -42,13 +42,17 @@ Output Simulate(const std::vector<std::string>& flags) {
 }
 
 TEST(SimulationTest, EverySeedEndsAsItMust) {
-  const Output output = Simulate({"--seeds=3000", "--most_failures=3"});
+  Output output = Simulate({"--seeds=2000", "--most_failures=3"});
   EXPECT_EQ(output.exit_code, 0) << output.text();
-  EXPECT_THAT(output.text(), HasSubstr("3000 seeds: 0 failed"));
+  EXPECT_THAT(output.text(), HasSubstr("2000 seeds: 0 failed"));
+  output = Simulate({"--seeds=1000", "--backends=shm,hierarchical", "--most_failures=3"});
+  EXPECT_EQ(output.exit_code, 0) << output.text();
+  EXPECT_THAT(output.text(), HasSubstr("1000 seeds: 0 failed"));
 }
 
 TEST(SimulationTest, TrainingsGoOnAfterLosses) {
-  const Output output = Simulate({"--seeds=400", "--play=elastic", "--most_failures=3"});
+  const Output output = Simulate(
+      {"--seeds=400", "--play=elastic", "--most_failures=3", "--backends=tcp,shm,hierarchical"});
   EXPECT_EQ(output.exit_code, 0) << output.text();
 }
 
@@ -68,18 +72,23 @@ TEST(SimulationTest, ASeedIsTheSameRunEachTime) {
     }
     return hashes;
   };
-  const std::vector<std::string> flags = {"--seeds=100", "--hashes"};
+  const std::vector<std::string> flags = {"--seeds=100", "--hashes",
+                                          "--backends=tcp,shm,hierarchical"};
   const std::set<std::string> first = hashes(Simulate(flags));
   EXPECT_EQ(first.size(), 100u);
   EXPECT_EQ(hashes(Simulate(flags)), first);
 }
 
 TEST(SimulationTest, AWrongFlagIsASentence) {
-  const Output output = Simulate({"--worlds=1,x"});
+  Output output = Simulate({"--worlds=1,x"});
   EXPECT_EQ(output.exit_code, 2);
   EXPECT_EQ(output.errors,
             "simulation: --worlds=1,x: give numbers of ranks from 2 to 4096, separated by "
             "commas\n");
+  output = Simulate({"--backends=tcp,x"});
+  EXPECT_EQ(output.exit_code, 2);
+  EXPECT_EQ(output.errors,
+            "simulation: --backends=tcp,x: give tcp, shm or hierarchical, separated by commas\n");
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -15,24 +16,57 @@ constexpr int kUsualRanks = 16;
 // With the time of retransmission, a quarter less than the silence after which ranks are lost.
 constexpr Nanos kLongestBlip = 400 * kMillisecond;
 
+// A look of a thread that spins takes as long as a reading of the clock.
+constexpr Nanos kShortestReading = 200, kLongestReading = 10 * kMicrosecond;
+
 bool Contains(const std::vector<int>& list, int element) {
   return std::find(list.begin(), list.end(), element) != list.end();
 }
 
 std::string Text(Nanos nanos) { return absl::FormatDuration(absl::Nanoseconds(nanos)); }
 
-}  // namespace
+// In turn, in blocks, or any.
+std::vector<int> DrawMachines(Draws& draws, int ranks) {
+  const int count = static_cast<int>(draws.Magnitude(2, std::max(2, ranks)));
+  const int order = draws.Below(3);
+  std::vector<int> machines;
+  for (int rank = 0; rank < ranks; ++rank) {
+    machines.push_back(order == 0   ? rank % count
+                       : order == 1 ? rank * count / ranks
+                                    : draws.Below(count));
+  }
+  return machines;
+}
 
-Weather DrawWeather(uint64_t seed, int ranks) {
+void DrawBackend(Draws& draws, int ranks, const std::vector<std::string>& backends,
+                 Weather& weather) {
+  weather.backend = backends[draws.Below(static_cast<int>(backends.size()))];
+  weather.machine_of_store = ranks;
+  if (weather.backend == "tcp") {
+    weather.machines.resize(ranks);
+    std::iota(weather.machines.begin(), weather.machines.end(), 0);
+    return;
+  }
+  weather.world.clock_reading =
+      draws.Magnitude(kShortestReading, kLongestReading / std::max(1, ranks / kUsualRanks));
+  if (draws.OneIn(2)) weather.world.processors = 1;
+  if (weather.backend == "hierarchical") {
+    weather.machines = DrawMachines(draws, ranks);
+  } else {
+    weather.machines.assign(ranks, 0);
+    weather.machine_of_store = 0;
+  }
+  if (draws.OneIn(2)) weather.points_to_loss = static_cast<int>(draws.Magnitude(1, 3000));
+}
+
+void DrawConditions(uint64_t seed, int ranks, Weather& weather) {
   Draws draws(seed ^ 0x77ea7be2);
-  Weather weather;
-  weather.world.seed = seed;
   weather.world.switch_one_in = 1 << draws.Below(7);
   // The thread of the hub reads a message of each rank: in a large group, equal pauses would be an
   // overload that no promise covers.
   weather.world.pause_one_in = (1 << draws.Below(6)) * std::max(1, ranks / kUsualRanks);
   weather.world.longest_pause = draws.Magnitude(2 * kMicrosecond, 20 * kMillisecond);
-  if (draws.OneIn(3)) return weather;
+  if (draws.OneIn(3)) return;
   weather.network.latency = draws.Magnitude(5 * kMicrosecond, 5 * kMillisecond);
   weather.network.jitter = draws.Magnitude(kMicrosecond, 5 * kMillisecond);
   weather.network.bytes_per_second = draws.Magnitude(10'000'000, 10'000'000'000);
@@ -45,7 +79,7 @@ Weather DrawWeather(uint64_t seed, int ranks) {
     weather.slow_host = draws.Below(ranks);
     weather.slowness = static_cast<int>(draws.Magnitude(2, 10));
   }
-  if (!draws.OneIn(3)) return weather;
+  if (!draws.OneIn(3)) return;
   weather.blips.resize(1 + draws.Below(2));
   for (Blip& blip : weather.blips) {
     blip = {.when = draws.Magnitude(kMillisecond, 3 * kSecond),
@@ -57,6 +91,16 @@ Weather DrawWeather(uint64_t seed, int ranks) {
       if (is_one_host ? host == one : draws.OneIn(2)) blip.here.push_back(host);
     }
   }
+}
+
+}  // namespace
+
+Weather DrawWeather(uint64_t seed, int ranks, const std::vector<std::string>& backends) {
+  Weather weather;
+  weather.world.seed = seed;
+  DrawConditions(seed, ranks, weather);
+  Draws draws(seed ^ 0xbacce4d);
+  DrawBackend(draws, ranks, backends, weather);
   return weather;
 }
 
@@ -66,7 +110,7 @@ void Schedule(const Weather& weather, World& world, Network& network) {
                          blip](void (Network::*change)(const Host*, const Host*)) {
       for (const std::unique_ptr<Host>& here : world.hosts()) {
         for (const std::unique_ptr<Host>& there : world.hosts()) {
-          if (!Contains(blip.here, here->id) || Contains(blip.here, there->id)) continue;
+          if (!Contains(blip.here, here->machine) || Contains(blip.here, there->machine)) continue;
           (network.*change)(here.get(), there.get());
           if (!blip.is_one_way) (network.*change)(there.get(), here.get());
         }
@@ -95,11 +139,19 @@ std::string Describe(const Weather& weather) {
                     " times as long");
   }
   for (const Blip& blip : weather.blips) {
-    absl::StrAppend(&text, "; from ", Text(blip.when), " for ", Text(blip.lasts), " hosts ",
+    absl::StrAppend(&text, "; from ", Text(blip.when), " for ", Text(blip.lasts), " machines ",
                     absl::StrJoin(blip.here, ","),
                     blip.is_one_way ? " lose what they send to the others" : " are cut off");
   }
-  return text;
+  if (weather.backend == "tcp") return text;
+  return absl::StrCat(
+      text, "; over ", weather.backend, ", ranks on machines ",
+      absl::StrJoin(weather.machines, ","), ", ",
+      weather.world.processors == 1 ? "each with one processor, " : "",
+      "a reading of a clock takes ", Text(weather.world.clock_reading),
+      weather.points_to_loss == 0
+          ? ""
+          : absl::StrCat("; losses come ", weather.points_to_loss, " points later"));
 }
 
 std::vector<Weather> Simpler(const Weather& weather) {
@@ -120,6 +172,11 @@ std::vector<Weather> Simpler(const Weather& weather) {
   if (weather.slow_host >= 0) {
     Weather next = weather;
     next.slow_host = -1;
+    add(next);
+  }
+  if (weather.world.processors == 1) {
+    Weather next = weather;
+    next.world.processors = WorldOptions().processors;
     add(next);
   }
   if (weather.network.lost_one_in != 0) {

@@ -1,6 +1,7 @@
-// The conditions of one simulated run: how threads are scheduled, the network, the clocks.
+// The conditions of one simulated run: how threads are scheduled, the network, the clocks, and the
+// machines of the ranks.
 //
-//   Weather weather = DrawWeather(seed, /*hosts=*/4);
+//   Weather weather = DrawWeather(seed, /*ranks=*/4, {"tcp", "shm"});
 //   std::string text = Describe(weather);  // "a switch at 1 in 8 operations, ..."
 //
 // Threads: pure functions of values.
@@ -17,7 +18,7 @@
 
 namespace evenkeel::simulation {
 
-// A partition that heals before a rank may be declared lost. The hosts in `here` lose what they
+// A partition that heals before a rank may be declared lost. The machines in `here` lose what they
 // send to the others, and what the others send to them unless it is one-way.
 struct Blip {
   Nanos when = 0, lasts = 0;
@@ -33,11 +34,20 @@ struct Weather {
   int slow_host = -1;      // The host whose threads pause longer; -1: none.
   int slowness = 1;        // The factor of its pauses.
   std::vector<Blip> blips;
+  std::string backend = "tcp";
+  // By rank. Over tcp, each rank has a machine of its own, and so has the store; over shm, all are
+  // on one; over hierarchical, a machine may have several ranks.
+  std::vector<int> machines;
+  int machine_of_store = 0;
+  // Losses come when their rank has come to so many more points at which it may lose the processor:
+  // so they come in the midst of operations, most of which take no time.
+  int points_to_loss = 0;
 };
 
-// Returns random conditions for so many ranks; the store may have another host. In a third of the
-// runs only the scheduling is random.
-Weather DrawWeather(uint64_t seed, int ranks);
+// Returns random conditions for so many ranks, over one of these backends. In a third of the runs
+// only the scheduling is random. Other conditions of a seed do not depend on `backends` as long as
+// "tcp" is drawn.
+Weather DrawWeather(uint64_t seed, int ranks, const std::vector<std::string>& backends);
 std::string Describe(const Weather& weather);
 // Makes the blips happen.
 void Schedule(const Weather& weather, World& world, Network& network);

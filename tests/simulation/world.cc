@@ -16,6 +16,7 @@ namespace {
 
 // More than any world that makes progress needs.
 constexpr int64_t kMostOperations = 2'000'000'000;
+constexpr int kBlocksPerOperation = 16;
 // Enough for the libraries, and small enough for ten thousand threads.
 constexpr size_t kStackBytes = 512 << 10;
 constexpr int kMostAttempts = 600, kPauseOfAttempts = 100'000;  // In real microseconds.
@@ -47,6 +48,7 @@ Thread* World::Current() { return current; }
 Host* World::AddHost(const Host& host) {
   hosts_.push_back(std::make_unique<Host>(host));
   hosts_.back()->id = static_cast<int>(hosts_.size()) - 1;
+  if (host.machine < 0) hosts_.back()->machine = hosts_.back()->id;
   return hosts_.back().get();
 }
 
@@ -94,6 +96,7 @@ void* World::RunThread(void* argument) {
 void World::EndThread(void* argument) {
   Thread* const thread = static_cast<Thread*>(argument);
   World& world = *the_world;
+  thread->is_inside = true;
   thread->is_over = true;
   world.Trace("ends", thread->id);
   for (Thread* const joiner : thread->joiners) world.Wake(joiner);
@@ -200,10 +203,35 @@ void World::Point(const char* doing) {
     End(false);
     return Switch();
   }
+  MayBeAmbushed();
   if (--points_left_ > 0) return;
   points_left_ = PointsUntilSwitch();
+  LoseProcessor(options_.pause_one_in, doing);
+}
+
+void World::PointInCode() {
+  MayBeAmbushed();
+  if (--points_left_in_code_ > 0) return;
+  const Inside inside;
+  points_left_in_code_ = kBlocksPerOperation * PointsUntilSwitch();
+  LoseProcessor(kBlocksPerOperation * options_.pause_one_in, "computes");
+}
+
+void World::AfterPoints(Host* host, int points, std::function<void()> ambush) {
+  host->points_to_ambush = points;
+  host->ambush = std::move(ambush);
+}
+
+void World::MayBeAmbushed() {
+  Host& host = *current->host;
+  if (host.points_to_ambush == 0 || --host.points_to_ambush > 0) return;
+  const Inside inside;
+  std::exchange(host.ambush, nullptr)();
+}
+
+void World::LoseProcessor(int pause_one_in, const char* doing) {
   current->doing = doing;
-  if (draws_.OneIn(options_.pause_one_in)) {
+  if (draws_.OneIn(pause_one_in)) {
     const Nanos pause = draws_.Magnitude(kMicrosecond, options_.longest_pause);
     return Sleep(now_ + pause * current->host->slowness, doing);
   }
@@ -211,7 +239,14 @@ void World::Point(const char* doing) {
   Switch();
 }
 
+Nanos World::Tick() {
+  const Inside inside;
+  if (options_.clock_reading > 1) Point("reads a clock");
+  return now_ += options_.clock_reading;
+}
+
 void World::Sleep(Nanos until, const char* doing) {
+  const Inside inside;
   while (now_ < until) Block(until, doing);
 }
 

@@ -53,7 +53,8 @@ struct Thread {
   bool is_ready = false, is_over = false;
   bool was_late = false;   // The last Block() ended at its deadline.
   uint64_t waits = 0;      // Counts calls of Block(), so that an old deadline wakes no thread.
-  int revivals = 0;        // On a dead host: the locks that it must still release.
+  int revivals = 0;        // On a dead or stopped host: the locks that it must still release.
+  bool is_inside = false;  // In an operation of the world.
   const char* doing = "";  // For reports of hangs.
   pthread_t real = 0;
   std::function<void()> body;
@@ -61,9 +62,13 @@ struct Thread {
   Fiber fiber;
 };
 
+// A process.
 struct Host {
   std::string name;
   int id = 0;
+  // Processes with the same number share a kernel: Unix sockets, memory and its futexes, and a
+  // network that never fails between them. Negative: a machine of its own.
+  int machine = -1;
   // The host's clock is ahead of the world's by `clock_offset`, and is `clock_drift` parts per
   // million fast.
   Nanos clock_offset = 0;
@@ -73,6 +78,8 @@ struct Host {
 
   bool is_dead = false, is_stopped = false;
   std::vector<Thread*> held;  // Ready, but the host runs no thread any more.
+  int points_to_ambush = 0;   // 0: none.
+  std::function<void()> ambush;
   int next_port = 40000;
 };
 
@@ -83,7 +90,11 @@ struct WorldOptions {
   // One of so many of these losses lasts for a while, up to `longest_pause`.
   int pause_one_in = 8;
   Nanos longest_pause = kMillisecond;
-  bool traces = false;  // Prints each event.
+  // The time that a reading of a clock takes. More than a nanosecond only where threads may spin
+  // until a time has passed: then a reading is also a point at which they may lose the processor.
+  Nanos clock_reading = 1;
+  int processors = 1024;  // Of each machine, as reported to its processes.
+  bool traces = false;    // Prints each event.
 };
 
 class World {
@@ -112,12 +123,15 @@ class World {
   Draws& draws() { return draws_; }
   uint64_t trace_hash() const { return trace_hash_; }
   int64_t operations() const { return operations_; }
+  int processors() const { return options_.processors; }
   void Trace(absl::string_view what, int64_t a = 0, int64_t b = 0);
 
   // ---- On threads of the world ----
 
   // Marks a point at which the thread may lose the processor.
   void Point(const char* doing);
+  // The same between two basic blocks of code: less often, since an operation has many.
+  void PointInCode();
   void Sleep(Nanos until, const char* doing);
   // Waits for Wake(). Returns false if the deadline came first. The caller must check its condition
   // again.
@@ -125,12 +139,16 @@ class World {
   void Wake(Thread* thread);
   // Calls `event` at `time`, on any thread; `event` must not block.
   void At(Nanos time, std::function<void()> event);
-  // Returns the time for a reading of a clock. A reading takes a nanosecond, so that loops that
-  // wait for a time end.
-  Nanos Tick() { return ++now_; }
+  // Returns the time for a reading of a clock. A reading takes some time, so that loops that wait
+  // for a time end.
+  Nanos Tick();
 
   Thread* StartThread(Host* host, std::function<void()> body);
   void Join(Thread* thread);
+
+  // Calls `ambush` when the host's threads have come to so many more points, on the thread that
+  // has.
+  void AfterPoints(Host* host, int points, std::function<void()> ambush);
 
   // The threads of the host no longer run; a call by one of them does not return. `on_death` does
   // the kernel's work after a death.
@@ -138,8 +156,8 @@ class World {
   void Stop(Host* host);
   void Continue(Host* host);  // After Stop().
   std::function<void(Host*)> on_death;
-  // Lets a thread of a dead host run until it has released a lock that all hosts share because they
-  // are one process. Called once per lock; ReleaseRevived() reverts one call.
+  // Lets a thread of a dead or stopped host run until it has released a lock that all hosts share
+  // because they are one process. Called once per lock; ReleaseRevived() reverts one call.
   void Revive(Thread* thread);
   void ReleaseRevived(Thread* thread);
 
@@ -157,6 +175,8 @@ class World {
   bool MayRun(const Thread& thread) const;
   void MakeReady(Thread* thread);
   int PointsUntilSwitch();
+  void MayBeAmbushed();
+  void LoseProcessor(int pause_one_in, const char* doing);
   Thread* Next();  // Null: the run is over.
   void Switch();   // Runs the next thread, and returns when it is the turn of this one.
   void End(bool is_good);
@@ -164,7 +184,7 @@ class World {
   const WorldOptions options_;
   Draws draws_;
   Nanos now_ = 0, limit_ = kNever;
-  int points_left_ = 0;
+  int points_left_ = 0, points_left_in_code_ = 0;
   int64_t operations_ = 0;
   uint64_t events_made_ = 0;
   uint64_t trace_hash_ = 0xcbf29ce484222325;
@@ -177,6 +197,24 @@ class World {
   std::vector<std::unique_ptr<Thread>> threads_;
   std::vector<Thread*> ready_;
   std::priority_queue<Event> events_;
+};
+
+// While it lives, the calling thread is in an operation of the world: it loses the processor only
+// where that operation waits.
+class Inside {
+ public:
+  Inside() : thread_(World::Current()), was_inside_(thread_ != nullptr && thread_->is_inside) {
+    if (thread_ != nullptr) thread_->is_inside = true;
+  }
+  ~Inside() {
+    if (thread_ != nullptr) thread_->is_inside = was_inside_;
+  }
+  Inside(const Inside&) = delete;
+  Inside& operator=(const Inside&) = delete;
+
+ private:
+  Thread* const thread_;
+  const bool was_inside_;
 };
 
 }  // namespace evenkeel::simulation

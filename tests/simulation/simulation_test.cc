@@ -45,7 +45,8 @@ TEST(SimulationTest, EverySeedEndsAsItMust) {
   Output output = Simulate({"--seeds=2000", "--most_failures=3"});
   EXPECT_EQ(output.exit_code, 0) << output.text();
   EXPECT_THAT(output.text(), HasSubstr("2000 seeds: 0 failed"));
-  output = Simulate({"--seeds=1000", "--backends=shm,hierarchical", "--most_failures=3"});
+  output = Simulate(
+      {"--first=2000", "--seeds=1000", "--backends=shm,hierarchical", "--most_failures=3"});
   EXPECT_EQ(output.exit_code, 0) << output.text();
   EXPECT_THAT(output.text(), HasSubstr("1000 seeds: 0 failed"));
 }

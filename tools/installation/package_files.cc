@@ -21,8 +21,21 @@ constexpr char kConfig[] = R"cmake(# evenkeel @BUILD@, for CMake:
 
 include(CMakeFindDependencyMacro)
 find_dependency(Threads)
-# Programs and evenkeel pass each other Abseil's types, so it must be the same Abseil.
-find_dependency(absl @ABSEIL@ EXACT CONFIG)
+# Programs and evenkeel pass each other Abseil's types, so it must be the same Abseil. Only libtorch's header has none
+# of them: a project that made targets of its own Abseil before keeps them, and evenkeel is linked with the archives of
+# its Abseil. Both fit into one program, because each version of Abseil has a namespace of its own.
+if("${evenkeel_FIND_COMPONENTS}" STREQUAL "libtorch" AND TARGET absl::strings AND NOT "${absl_VERSION}" VERSION_EQUAL @ABSEIL@)
+  set(_evenkeel_abseil "")
+  foreach(_evenkeel_library IN ITEMS @ABSEIL_LIBRARIES@)
+    unset(_evenkeel_file)
+    find_library(_evenkeel_file NAMES libabsl_${_evenkeel_library}.a NO_CACHE NO_CMAKE_PATH NO_CMAKE_ENVIRONMENT_PATH REQUIRED)
+    list(APPEND _evenkeel_abseil "${_evenkeel_file}")
+  endforeach()
+else()
+  find_dependency(absl @ABSEIL@ EXACT CONFIG)
+  set(_evenkeel_abseil @ABSEIL_LIBRARIES@)
+  list(TRANSFORM _evenkeel_abseil PREPEND absl::)
+endif()
 
 set(evenkeel_HAS_NCCL @HAS_NCCL@)
 foreach(_evenkeel_library IN ITEMS @SHARED@)
@@ -158,7 +171,7 @@ std::string SharedFiles(const std::vector<std::string>& link_flags) {
 std::string CMakeTargets(const Package& package) {
   std::string targets;
   std::vector<std::string> needed;
-  for (const std::string& library : package.abseil) needed.push_back("absl::" + library);
+  needed.push_back("${_evenkeel_abseil}");
   needed.push_back("Threads::Threads");
   needed.push_back(AsNeeded(package.link_flags));
   for (auto part = package.parts.rbegin(); part != package.parts.rend(); ++part) {
@@ -192,6 +205,7 @@ std::string CMakeConfig(const Package& package) {
   return absl::StrReplaceAll(kConfig, {{"@BUILD@", package.version},
                                        {"@PARTS@", absl::StrJoin(package.parts, ", ")},
                                        {"@ABSEIL@", package.abseil_version},
+                                       {"@ABSEIL_LIBRARIES@", absl::StrJoin(package.abseil, " ")},
                                        {"@HAS_NCCL@", package.has_nccl ? "TRUE" : "FALSE"},
                                        {"@SHARED@", SharedFiles(package.link_flags)},
                                        {"@DEBIAN@", kDebianPackages},

@@ -31,8 +31,7 @@ TEST(PackageFilesTest, NoMarkIsLeftInAFile) {
 TEST(PackageFilesTest, ATargetNeedsThePartsAfterItAndTheLastOneWhatIsNotOurs) {
   EXPECT_THAT(CMakeConfig(Small()), HasSubstr(R"(
 _evenkeel_add(comm
-  absl::status
-  absl::strings
+  ${_evenkeel_abseil}
   Threads::Threads
   -Wl,--push-state,--as-needed,-l:libssl.so,--no-undefined,-lrt,--pop-state)
 _evenkeel_add(join
@@ -51,7 +50,8 @@ TEST(PackageFilesTest, LibrariesAreInTheOrderOfLinking) {
 }
 
 TEST(PackageFilesTest, AbseilIsThatOfTheBuild) {
-  EXPECT_THAT(CMakeConfig(Small()), HasSubstr("find_dependency(absl 20220623 EXACT CONFIG)"));
+  EXPECT_THAT(CMakeConfig(Small()), HasSubstr("find_dependency(absl 20220623 EXACT CONFIG)\n"
+                                              "  set(_evenkeel_abseil status strings)\n"));
   EXPECT_THAT(PkgConfig(Small()),
               HasSubstr("Requires: absl_status = 20220623, absl_strings = 20220623\n"));
 }

@@ -275,7 +275,7 @@ class ProgramPlay : public Play {
     Nanos when = 0;
     Nanos awake_since = 0;  // When it was late for the last time.
     std::string wrong;      // The first wrong number.
-    // Of failed calls: filled with kGivenBack, and no other rank writes to it any more.
+    // The memory of failed calls: filled with kGivenBack, and no other rank writes to it.
     std::vector<Memory> given_back;
   };
 

@@ -1,5 +1,5 @@
-// What the processes of one machine share: Unix sockets, the files in memory that they pass over
-// these, and futexes in that memory.
+// The objects that processes of one machine share: Unix sockets, the files in memory that they pass
+// over these, and futexes in that memory.
 //
 // A message arrives at once, and whole. Files in memory are real ones, so each rank has a mapping
 // of its own; what a rank wrote before it died remains. Their pages are allocated when they are

@@ -30,9 +30,11 @@
 namespace evenkeel::simulation {
 namespace {
 
+constexpr absl::Duration kTimeout = absl::Seconds(12);
 // In each step of a large group some rank is late by seconds, and a rank that waits for no step may
 // be a loop ahead of those that wait for each.
-constexpr absl::Duration kTimeout = absl::Seconds(40);
+constexpr int kLargeGroup = 16;
+constexpr absl::Duration kTimeoutInLargeGroup = absl::Seconds(40);
 constexpr absl::Duration kBeat = absl::Milliseconds(250), kSilence = absl::Milliseconds(1500);
 // The limit of the time from the detection of a loss, at the latest after kSilence, to the end of
 // all other ranks.
@@ -167,7 +169,8 @@ class ProgramPlay : public Play {
   bool rank0_hosts() const override { return program_.rank0_hosts; }
   bool moves_data() const override { return world_size() <= kMostConnected; }
   CommunicatorOptions options() const override {
-    return {.timeout = kTimeout, .watch = {.beat = kBeat, .silence = kSilence}};
+    return {.timeout = world_size() < kLargeGroup ? kTimeout : kTimeoutInLargeGroup,
+            .watch = {.beat = kBeat, .silence = kSilence}};
   }
 
   std::vector<std::unique_ptr<Play>> Simpler() const override {

@@ -56,6 +56,14 @@ const Case kCases[] = {
     {"OptimizerOfOnesOwn", {{2, 8, 5}}, 1, DivideBy::kInitialWorldSize, 1, false},
 };
 
+absl::Status TakeStep(ToyModel& model, DataParallel& ddp, int rank, int step) {
+  model.params().ClearGradients();
+  EK_RETURN_IF_ERROR(ddp.BeginStep());
+  EK_RETURN_IF_ERROR(
+      model.Backward(rank, step, [&](int param) { return ddp.GradientReady(param); }));
+  return ddp.FinishStep();
+}
+
 struct Outcome {
   std::vector<std::vector<float>> weights;
   std::vector<float> buffer;
@@ -186,11 +194,7 @@ TEST(LeaveErrorTest, AnErrorOfTheLoopReachesThoseWhoHaveLeft) {
         RunJoined({ddp.get()}, {.leave_after_shadow_steps = 1}, [&](JoinScope&) -> absl::Status {
           for (int step = 0; step < 5 * comm.rank(); ++step) {
             if (step == 4) return absl::DataLossError("the disk is on fire");
-            model.params().ClearGradients();
-            EK_RETURN_IF_ERROR(ddp->BeginStep());
-            EK_RETURN_IF_ERROR(model.Backward(
-                comm.rank(), step, [&](int param) { return ddp->GradientReady(param); }));
-            EK_RETURN_IF_ERROR(ddp->FinishStep());
+            EK_RETURN_IF_ERROR(TakeStep(model, *ddp, comm.rank(), step));
           }
           return absl::OkStatus();
         });
@@ -215,11 +219,7 @@ TEST(LeaveErrorTest, TheCauseIsARankOfTheGroupThatTheLoopBeganIn) {
                  for (int step = 0; step < (comm.rank() == 0 ? 0 : 9); ++step) {
                    if (step == 4 && comm.rank() == 2)
                      return absl::DataLossError("the disk is on fire");
-                   model.params().ClearGradients();
-                   EK_RETURN_IF_ERROR(ddp->BeginStep());
-                   EK_RETURN_IF_ERROR(model.Backward(
-                       comm.rank(), step, [&](int param) { return ddp->GradientReady(param); }));
-                   EK_RETURN_IF_ERROR(ddp->FinishStep());
+                   EK_RETURN_IF_ERROR(TakeStep(model, *ddp, comm.rank(), step));
                  }
                  return absl::OkStatus();
                });
@@ -243,11 +243,7 @@ TEST(LeaveErrorTest, AnErrorOfTheFirstGroupThatTheLoopReturnsKeepsItsCause) {
                {ddp.get()}, {.leave_after_shadow_steps = 1}, [&](JoinScope&) -> absl::Status {
                  if (comm.rank() == 0) return absl::OkStatus();
                  for (int step = 0; step < 4; ++step) {
-                   model.params().ClearGradients();
-                   EK_RETURN_IF_ERROR(ddp->BeginStep());
-                   EK_RETURN_IF_ERROR(model.Backward(
-                       comm.rank(), step, [&](int param) { return ddp->GradientReady(param); }));
-                   EK_RETURN_IF_ERROR(ddp->FinishStep());
+                   EK_RETURN_IF_ERROR(TakeStep(model, *ddp, comm.rank(), step));
                  }
                  if (comm.rank() == 2) comm.Abort(absl::DataLossError("the disk is on fire"));
                  const absl::Time deadline = absl::Now() + absl::Seconds(30);
@@ -291,11 +287,7 @@ TEST(ReplicasTest, ARankWhoseWeightsHaveDriftedIsNamedAfterAnUnevenLoop) {
     const absl::Status ended =
         RunJoined({ddp.get(), optimizer.get()}, options, [&](JoinScope&) -> absl::Status {
           for (int step = 0; step < (comm.rank() == 1 ? 1 : 3); ++step) {
-            model.params().ClearGradients();
-            EK_RETURN_IF_ERROR(ddp->BeginStep());
-            EK_RETURN_IF_ERROR(model.Backward(
-                comm.rank(), step, [&](int param) { return ddp->GradientReady(param); }));
-            EK_RETURN_IF_ERROR(ddp->FinishStep());
+            EK_RETURN_IF_ERROR(TakeStep(model, *ddp, comm.rank(), step));
             EK_RETURN_IF_ERROR(optimizer->Step());
           }
           return absl::OkStatus();
@@ -324,11 +316,7 @@ TEST(LeaveCostTest, ARankThatHasLeftIssuesAndIsSentNothing) {
                       if (step == 10) messages = sent();
                       if (step == 10)
                         collectives = (*comm.OpenChannel(ddp->join_name()))->position();
-                      model.params().ClearGradients();
-                      EK_RETURN_IF_ERROR(ddp->BeginStep());
-                      EK_RETURN_IF_ERROR(model.Backward(
-                          comm.rank(), step, [&](int param) { return ddp->GradientReady(param); }));
-                      EK_RETURN_IF_ERROR(ddp->FinishStep());
+                      EK_RETURN_IF_ERROR(TakeStep(model, *ddp, comm.rank(), step));
                       EK_RETURN_IF_ERROR(optimizer->Step());
                     }
                     if (comm.rank() > 0) {

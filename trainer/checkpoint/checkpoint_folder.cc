@@ -68,6 +68,15 @@ absl::Status Rename(const std::string& from, const std::string& to) {
              : ErrnoStatus(absl::StrCat("cannot rename ", from, " to"), to);
 }
 
+// A process that still writes the folder `path` can neither add a file nor publish it after the
+// rename. Another process may have removed it first.
+absl::Status RenameAndRemove(const std::string& path, const std::string& removing) {
+  const absl::Status renamed = Rename(path, removing);
+  if (absl::IsNotFound(renamed)) return absl::OkStatus();
+  EK_RETURN_IF_ERROR(renamed);
+  return Remove(removing);
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<FoundCheckpoint>> FindCheckpoints(const std::string& folder) {
@@ -133,13 +142,8 @@ absl::Status CheckpointFolder::RemoveLeftovers() {
     const bool is_leftover = absl::StartsWith(name, kSaving) || absl::StartsWith(name, kRemoving) ||
                              absl::StartsWith(name, FolderLock::kTemporary);
     if (!is_leftover) continue;
-    // A process that was given up may still write it. After the rename it can neither add a file to
-    // the folder nor publish it.
-    const std::string removing = absl::StrCat(path_, "/", kRemoving, own_, "-", count++);
-    const absl::Status renamed = Rename(absl::StrCat(path_, "/", name), removing);
-    if (absl::IsNotFound(renamed)) continue;  // That process was faster.
-    EK_RETURN_IF_ERROR(renamed);
-    EK_RETURN_IF_ERROR(Remove(removing));
+    EK_RETURN_IF_ERROR(RenameAndRemove(absl::StrCat(path_, "/", name),
+                                       absl::StrCat(path_, "/", kRemoving, own_, "-", count++)));
   }
   return absl::OkStatus();
 }
@@ -170,9 +174,7 @@ absl::Status CheckpointFolder::Prune(int keep) {
   const size_t surplus =
       keep == 0 || found.size() <= static_cast<size_t>(keep) ? 0 : found.size() - keep;
   for (size_t i = 0; i < surplus; ++i) {
-    const std::string removing = Below(path_, kRemoving, found[i].step);
-    EK_RETURN_IF_ERROR(Rename(found[i].path, removing));
-    EK_RETURN_IF_ERROR(Remove(removing));
+    EK_RETURN_IF_ERROR(RenameAndRemove(found[i].path, Below(path_, kRemoving, found[i].step)));
   }
   return absl::OkStatus();
 }
@@ -185,7 +187,8 @@ absl::StatusOr<std::string> CheckpointFolder::SetAside(int64_t step) {
 }
 
 void CheckpointFolder::Discard() {
-  if (!saving_.empty()) Remove(saving_).IgnoreError();
+  if (saving_.empty()) return;
+  RenameAndRemove(saving_, absl::StrCat(Below(path_, kRemoving, step_), ".", own_)).IgnoreError();
 }
 
 }  // namespace evenkeel

@@ -4,10 +4,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -129,6 +131,25 @@ TEST(CheckpointFolderTest, WhatIsUnfinishedIsNoCheckpointAndGoes) {
   (*folder)->Discard();
   Save(**folder, 9, 3);
   EXPECT_THAT(StepsIn(path), ElementsAre(7, 9));
+}
+
+// Another rank learns later that the save has failed.
+TEST(CheckpointFolderTest, ASaveIsDiscardedWhileAnotherRankStillWrites) {
+  const std::string path = Folder("discarded");
+  auto folder = CheckpointFolder::Open(path);
+  ASSERT_TRUE(folder.ok()) << folder.status();
+  for (int round = 0; round < 20; ++round) {
+    const auto begun = (*folder)->Begin(round);
+    ASSERT_TRUE(begun.ok()) << begun.status();
+    std::atomic<int> files = 0;
+    std::thread other([&] {
+      while (files < 5000 && std::ofstream(absl::StrCat(*begun, "/", files.load())).good()) ++files;
+    });
+    while (files < 100) std::this_thread::yield();
+    (*folder)->Discard();
+    other.join();
+    ASSERT_THAT(NamesIn(path), ElementsAre(".lock"));
+  }
 }
 
 TEST(CheckpointFolderTest, IsOneJobsAtATimeHoweverThatEnds) {

@@ -273,6 +273,10 @@ class Save {
     absl::Status status = Receive(parts);
     if (status.ok()) status = LowestError(comm_, parts);
     if (status.ok()) status = Guarded([&] { return Finish(opening, parts); });
+    // A rank keeps its file if it has handed in its part and the group fails: it does not know
+    // whether the checkpoint is complete.
+    for (int rank = 1; !status.ok() && rank < comm_.world_size(); ++rank)
+      unlink(PathOf(opening.folder, FileOf(opening, rank)).c_str());
     SendToAll("end", ByteWriter().Status(status).Take());
     return status;
   }
@@ -282,6 +286,8 @@ class Save {
     EK_ASSIGN_OR_RETURN(const Opening opening, Opening::Parse(begin));
     EK_RETURN_IF_ERROR(opening.status);
     const Part mine = WriteOwn(opening);
+    const absl::Status group = comm_.status();
+    if (!group.ok()) return mine.status.ok() ? group : mine.status;
     comm_.control().Send(0, Topic(absl::StrCat("part/", comm_.rank())), mine.Serialize());
     may_be_complete_ = mine.status.ok();
     // Rank 0 waits for the slowest rank first.

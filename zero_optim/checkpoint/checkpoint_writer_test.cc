@@ -7,10 +7,12 @@
 #include <iterator>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/notification.h"
@@ -202,6 +204,44 @@ TEST(CheckpointWriterTest, AnErrorOnOneRankIsThatOfAllAndTheGroupGoesOn) {
     EXPECT_EQ(newer.manifest().steps_finished, 3);
     return comm.Barrier();
   });
+}
+
+// One rank has handed its part in, another is lost before that, a third still writes. None of them
+// receives the result of rank 0.
+TEST(CheckpointWriterTest, NoFileStaysOfASaveThatFailsWithTheGroup) {
+  const std::string folder = Folder("no_file");
+  absl::Notification is_lost;
+  const auto files = [&] {
+    std::filesystem::create_directory(folder);
+    return std::vector<std::filesystem::path>(std::filesystem::directory_iterator(folder), {});
+  };
+  const auto has_file_of = [&](int rank) {
+    return std::ranges::any_of(files(), [&](const std::filesystem::path& path) {
+      return absl::StrContains(path.filename().string(), absl::StrCat(".", rank, "-of-")) &&
+             path.extension() == ".safetensors";
+    });
+  };
+  const absl::Status status = RunTestRanks(4, [&](Communicator& comm) -> absl::Status {
+    EK_ASSIGN_OR_RETURN(auto trainer, Trainer::Create(comm, Mode::kZeroAlone, AdamW{}));
+    EK_RETURN_IF_ERROR(trainer->Step(0));
+    if (comm.rank() == 2) {
+      while (!has_file_of(0) || !has_file_of(1) || !has_file_of(3))
+        absl::SleepFor(absl::Milliseconds(1));
+      comm.Abort(absl::UnavailableError("this rank is lost"));
+      is_lost.Notify();
+      return comm.status();
+    }
+    CheckpointToWrite checkpoint{
+        .name = "no_file", .state = trainer->zero->Pieces(), .steps_finished = 1};
+    checkpoint.hooks = {.begin = [&]() -> absl::StatusOr<std::string> { return folder; },
+                        .write = [&](const std::string&) -> absl::StatusOr<std::string> {
+                          if (comm.rank() == 3) is_lost.WaitForNotification();
+                          return "";
+                        }};
+    return WriteCheckpoint(comm, trainer->model.params(), std::move(checkpoint));
+  });
+  EXPECT_THAT(std::string(status.message()), HasSubstr("this rank is lost"));
+  EXPECT_THAT(files(), testing::IsEmpty());
 }
 
 TEST(CheckpointWriterTest, IsStartedInsideALoopWithExhaustedRanks) {

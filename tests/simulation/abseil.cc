@@ -93,7 +93,7 @@ void ReviveHolder(const void* lock) {
   if ((word & kWriter) == 0 || word == kOutside) return;
   Thread* const holder = reinterpret_cast<Thread*>(word & ~kWriter);
   const Host& host = *holder->host;
-  if ((host.is_dead || host.is_stopped) && holder->revivals == 0) World::Get()->Revive(holder);
+  if (host.is_dead || host.is_stopped) World::Get()->Revive(holder, lock);
 }
 
 void Lock(const void* lock, bool for_reading, const char* doing) {
@@ -135,7 +135,7 @@ void Unlock(const void* lock) {
   Release(lock);
   Thread* const self = World::Current();
   if (self == nullptr) return;
-  World::Get()->ReleaseRevived(self);
+  World::Get()->HasReleased(self, lock);
   World::Get()->Point("has released a lock");
 }
 

@@ -167,10 +167,11 @@ ssize_t Network::SendUnix(UnixSocket& socket, const msghdr& message) {
 }
 
 ssize_t Network::ReceiveUnix(UnixSocket& socket, msghdr& message) {
+  if (socket.error != 0) return Fail(std::exchange(socket.error, 0));
+  if (socket.unread.empty() && !socket.has_peer_closed) return Fail(EAGAIN);
   message.msg_flags = 0;
   const size_t room = std::exchange(message.msg_controllen, 0);
-  if (socket.error != 0) return Fail(std::exchange(socket.error, 0));
-  if (socket.unread.empty()) return socket.has_peer_closed ? 0 : Fail(EAGAIN);
+  if (socket.unread.empty()) return 0;
   const UnixSocket::Message received = std::move(socket.unread.front());
   socket.unread.pop_front();
   size_t done = 0;

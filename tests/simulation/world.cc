@@ -139,7 +139,7 @@ void World::End(bool is_good) {
 }
 
 bool World::MayRun(const Thread& thread) const {
-  return thread.revivals > 0 || (!thread.host->is_dead && !thread.host->is_stopped);
+  return !thread.revived_for.empty() || (!thread.host->is_dead && !thread.host->is_stopped);
 }
 
 void World::MakeReady(Thread* thread) {
@@ -311,8 +311,8 @@ void World::Continue(Host* host) {
   host->held.clear();
 }
 
-void World::Revive(Thread* thread) {
-  ++thread->revivals;
+void World::Revive(Thread* thread, const void* lock) {
+  thread->revived_for.insert(lock);
   std::vector<Thread*>& held = thread->host->held;
   const auto found = std::find(held.begin(), held.end(), thread);
   if (found == held.end()) return;
@@ -320,8 +320,8 @@ void World::Revive(Thread* thread) {
   ready_.push_back(thread);
 }
 
-void World::ReleaseRevived(Thread* thread) {
-  if (thread->revivals == 0 || --thread->revivals > 0 || MayRun(*thread)) return;
+void World::HasReleased(Thread* thread, const void* lock) {
+  if (thread->revived_for.erase(lock) == 0 || MayRun(*thread)) return;
   MakeReady(thread);
   Switch();
 }

@@ -30,6 +30,7 @@
 #include <limits>
 #include <memory>
 #include <queue>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -51,9 +52,10 @@ struct Thread {
   int id = 0;
   bool is_root = false;  // Started by World::Start().
   bool is_ready = false, is_over = false;
-  bool was_late = false;   // The last Block() ended at its deadline.
-  uint64_t waits = 0;      // Counts calls of Block(), so that an old deadline wakes no thread.
-  int revivals = 0;        // On a dead or stopped host: the locks that it must still release.
+  bool was_late = false;  // The last Block() ended at its deadline.
+  uint64_t waits = 0;     // Counts calls of Block(), so that an old deadline wakes no thread.
+  // On a dead or stopped host: locks that it must still release.
+  std::set<const void*> revived_for;
   bool is_inside = false;  // In an operation of the world.
   const char* doing = "";  // For reports of hangs.
   pthread_t real = 0;
@@ -157,9 +159,9 @@ class World {
   void Continue(Host* host);  // After Stop().
   std::function<void(Host*)> on_death;
   // Lets a thread of a dead or stopped host run until it has released a lock that all hosts share
-  // because they are one process. Called once per lock; ReleaseRevived() reverts one call.
-  void Revive(Thread* thread);
-  void ReleaseRevived(Thread* thread);
+  // because they are one process.
+  void Revive(Thread* thread, const void* lock);
+  void HasReleased(Thread* thread, const void* lock);
 
  private:
   struct Event {

@@ -86,14 +86,11 @@ void Take(intptr_t& word, bool for_reading) {
                      : reinterpret_cast<intptr_t>(World::Current()) | kWriter;  // Aligned: bit 0.
 }
 
-// The ranks are threads of one process, so they share its global locks. A rank that dies or is
-// stopped while it holds one still runs until it has released the lock.
-void ReviveHolder(const void* lock) {
+// Returns null if the lock is free, or not held for writing by a simulated thread.
+Thread* HolderOf(const void* lock) {
   const intptr_t word = WordOf(lock);
-  if ((word & kWriter) == 0 || word == kOutside) return;
-  Thread* const holder = reinterpret_cast<Thread*>(word & ~kWriter);
-  const Host& host = *holder->host;
-  if (host.is_dead || host.is_stopped) World::Get()->Revive(holder, lock);
+  if ((word & kWriter) == 0 || word == kOutside) return nullptr;
+  return reinterpret_cast<Thread*>(word & ~kWriter);
 }
 
 void Lock(const void* lock, bool for_reading, const char* doing) {
@@ -105,9 +102,10 @@ void Lock(const void* lock, bool for_reading, const char* doing) {
   }
   World::Get()->Point(doing);
   while (!IsFree(word, for_reading)) {
-    ReviveHolder(lock);
+    World::Get()->WaitsFor(HolderOf(lock), lock);
     WaitIn(lock, nullptr, kNever, doing);
   }
+  World::Current()->holder = nullptr;
   Take(word, for_reading);
 }
 

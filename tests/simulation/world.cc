@@ -276,22 +276,21 @@ void World::Kill(Host* host) {
   Trace("dies", host->id);
   host->is_dead = true;
   if (on_death) on_death(host);
-  for (const std::unique_ptr<Thread>& thread : threads_) {
-    if (thread->host == host && thread->is_root && !thread->is_over && !host->is_stopped) --roots_;
-  }
-  if (roots_ == 0) End(true);
-  if (current != nullptr && current->host == host) {
-    MakeReady(current);
-    Switch();
-  }
+  Halt(host, /*was_running=*/!host->is_stopped);
 }
 
 void World::Stop(Host* host) {
   if (host->is_dead || host->is_stopped) return;
   Trace("stops", host->id);
   host->is_stopped = true;
+  Halt(host, /*was_running=*/true);
+}
+
+void World::Halt(Host* host, bool was_running) {
   for (const std::unique_ptr<Thread>& thread : threads_) {
-    if (thread->host == host && thread->is_root && !thread->is_over) --roots_;
+    if (thread->host == host && thread->is_root && !thread->is_over && was_running) --roots_;
+    if (thread->holder != nullptr && thread->holder->host == host)
+      Revive(thread->holder, thread->wanted);
   }
   if (roots_ == 0) End(true);
   if (current != nullptr && current->host == host) {
@@ -309,6 +308,13 @@ void World::Continue(Host* host) {
   }
   ready_.insert(ready_.end(), host->held.begin(), host->held.end());
   host->held.clear();
+}
+
+void World::WaitsFor(Thread* holder, const void* lock) {
+  current->wanted = lock;
+  current->holder = holder;
+  if (holder != nullptr && (holder->host->is_dead || holder->host->is_stopped))
+    Revive(holder, lock);
 }
 
 void World::Revive(Thread* thread, const void* lock) {

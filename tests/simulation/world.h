@@ -54,10 +54,11 @@ struct Thread {
   bool is_ready = false, is_over = false;
   bool was_late = false;  // The last Block() ended at its deadline.
   uint64_t waits = 0;     // Counts calls of Block(), so that an old deadline wakes no thread.
-  // On a dead or stopped host: locks that it must still release.
-  std::set<const void*> revived_for;
-  bool is_inside = false;  // In an operation of the world.
-  const char* doing = "";  // For reports of hangs.
+  const void* wanted = nullptr;  // The lock that it waits for, and the thread that holds it.
+  Thread* holder = nullptr;
+  std::set<const void*> revived_for;  // On a dead or stopped host: locks that it must release.
+  bool is_inside = false;             // In an operation of the world.
+  const char* doing = "";             // For reports of hangs.
   pthread_t real = 0;
   std::function<void()> body;
   std::vector<Thread*> joiners;
@@ -158,9 +159,9 @@ class World {
   void Stop(Host* host);
   void Continue(Host* host);  // After Stop().
   std::function<void(Host*)> on_death;
-  // Lets a thread of a dead or stopped host run until it has released a lock that all hosts share
-  // because they are one process.
-  void Revive(Thread* thread, const void* lock);
+  // The ranks are threads of one process, so they share its global locks. A thread that another one
+  // waits for runs until it has released the lock, also on a dead or stopped host.
+  void WaitsFor(Thread* holder, const void* lock);
   void HasReleased(Thread* thread, const void* lock);
 
  private:
@@ -176,6 +177,8 @@ class World {
   static void EndThread(void* thread);
   bool MayRun(const Thread& thread) const;
   void MakeReady(Thread* thread);
+  void Revive(Thread* thread, const void* lock);
+  void Halt(Host* host, bool was_running);
   int PointsUntilSwitch();
   void MayBeAmbushed();
   void LoseProcessor(int pause_one_in, const char* doing);

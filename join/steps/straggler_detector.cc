@@ -170,7 +170,7 @@ StragglerReport StragglerDetector::All() const {
   return ReportOf(sums);
 }
 
-StragglerReport StragglerDetector::Recent() const {
+StragglerReport StragglerDetector::ReportOfRecent() const {
   Sums sums(static_cast<int>(now_.ranks.size()));
   for (const Sums& block : recent_) sums.Add(block);
   StragglerReport report = ReportOf(sums);
@@ -195,7 +195,8 @@ StragglerReport StragglerDetector::Recent() const {
 }
 
 void StragglerDetector::LookForNews() {
-  const StragglerReport report = Recent();
+  recent_report_ = ReportOfRecent();
+  const StragglerReport& report = recent_report_;
   reported_.resize(report.ranks.size());
   for (size_t rank = 0; rank < report.ranks.size(); ++rank) {
     const StragglerReport::Rank& one = report.ranks[rank];

@@ -44,11 +44,13 @@ class StragglerDetector {
     bool is_exhausted = false;  // In the next step.
   };
 
-  explicit StragglerDetector(int world_size) : now_(world_size), all_(world_size) {}
+  explicit StragglerDetector(int world_size)
+      : now_(world_size), all_(world_size), recent_report_(ReportOf(now_)) {}
 
   void Add(absl::Span<const RankTimes> ranks);
 
-  StragglerReport Recent() const;
+  // Of the last kBlocks blocks.
+  const StragglerReport& Recent() const { return recent_report_; }
   StragglerReport All() const;
   // Returns whether a rank has become a straggler, or one in another phase, since the last call.
   bool TakeNews() { return std::exchange(has_news_, false); }
@@ -69,11 +71,13 @@ class StragglerDetector {
     std::vector<RankSums> ranks;
   };
   static StragglerReport ReportOf(const Sums& sums);
+  StragglerReport ReportOfRecent() const;
   void LookForNews();
 
   Sums now_;                          // The current block.
   Sums all_;                          // All steps before it.
   std::deque<Sums> recent_;           // Full blocks.
+  StragglerReport recent_report_;     // Of `recent_`: each heartbeat of a rank reads it.
   std::vector<bool> were_exhausted_;  // In the step of the times to come.
   bool has_news_ = false;
   // By rank: the phases in which it was a straggler, as bits. A delay that two phases share is news

@@ -9,6 +9,7 @@ the exit code is 1 if one fails.
 
 import argparse
 import os
+import pathlib
 import subprocess
 import sys
 import tempfile
@@ -107,7 +108,7 @@ def bytes_of(net):
     return b"".join(tensor.numpy().tobytes() for tensor in tensors_of(net))
 
 
-def distributed(rank, world, model, steps, folder):
+def distributed(rank, world, model, steps, folder, all_have_trained):
     """PyTorch's DistributedDataParallel, in one of its ranks."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
@@ -126,8 +127,23 @@ def distributed(rank, world, model, steps, folder):
     if rank == 0:
         with open(f"{folder}/theirs", "wb") as file:
             file.write(bytes_of(net))
-    dist.barrier()
-    dist.destroy_process_group()
+    # Without destructors and other ranks that leave, which are no part of the comparison.
+    all_have_trained.wait(DEADLINE_S)
+    os._exit(0)
+
+
+def train_theirs(world, model, steps, folder):
+    """Trains again if a process of PyTorch is ended by a signal, which is no result of ours."""
+    for may_repeat in (True, True, False):
+        all_have_trained = multiprocessing.get_context("spawn").Barrier(world)
+        arguments = world, model, steps, folder, all_have_trained
+        try:
+            return multiprocessing.spawn(distributed, arguments, nprocs=world)
+        except multiprocessing.ProcessExitedException as error:
+            if error.signal_name is None or not may_repeat:
+                raise
+            print(f"{model}: PyTorch's DistributedDataParallel: {error}; again", flush=True)
+            pathlib.Path(folder, "store").unlink(missing_ok=True)
 
 
 def exact(world, model, steps):
@@ -164,7 +180,7 @@ def ours(program, world, model, steps, folder):
 def results(program, world, model, steps):
     with tempfile.TemporaryDirectory() as folder:
         ours(program, world, model, steps, folder)
-        multiprocessing.spawn(distributed, (world, model, steps, folder), nprocs=world)
+        train_theirs(world, model, steps, folder)
         with open(f"{folder}/ours", "rb") as mine, open(f"{folder}/theirs", "rb") as theirs:
             return mine.read(), theirs.read()
 

@@ -42,8 +42,13 @@ def die(rank, victim):
     """Lets the rank `victim` kill itself after some operations; the others go on."""
     for _ in range(20):
         dist.all_reduce(torch.ones(1000))
-    if rank == victim:
-        os.kill(os.getpid(), signal.SIGKILL)
+    # The loss of a faster rank may overtake the end of an operation.
+    store = dist.distributed_c10d._get_default_store()
+    if rank != victim:
+        store.set(f"past/{rank}", "")
+        return
+    store.wait([f"past/{other}" for other in range(dist.get_world_size()) if other != rank])
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def killed_in_wait(rank, world):
@@ -150,13 +155,18 @@ def left(rank, world, store):
 def exits(rank, world, store):
     """A rank ends as one of torch.multiprocessing.spawn does whose function has failed."""
     dist.init_process_group("evenkeel", store=store, rank=rank, world_size=world)
-    dist.barrier()
     if rank == world - 1:
+        dist.barrier()
         try:
             sys.exit(1)
         finally:
             multiprocessing.util._exit_function()
-    return failure_of(dist.barrier)
+
+    def work():
+        dist.barrier()  # The end of a faster rank may overtake its own.
+        dist.barrier()
+
+    return failure_of(work)
 
 
 def aborts(rank, world):

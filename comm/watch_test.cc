@@ -357,8 +357,8 @@ class FakeLink : public ControlLink {
     if (failures_ != nullptr && message.type == ControlMessage::Type::kFailed) ++*failures_;
     if (!*is_silent_) link_->Send(std::move(message));
   }
-  absl::StatusOr<std::unique_ptr<ControlLink>> Open(absl::string_view, int, int,
-                                                    absl::Duration) override {
+  absl::StatusOr<std::unique_ptr<ControlLink>> Open(absl::string_view, int, int, absl::Duration,
+                                                    const Origin&) override {
     return absl::UnimplementedError("a fake");
   }
   std::string Key(absl::string_view purpose) const override { return link_->Key(purpose); }

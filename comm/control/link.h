@@ -118,21 +118,22 @@ class ControlLink {
                      std::function<void(absl::Status)> lost) = 0;
   // Never waits for a peer. A lost link drops the message.
   virtual void Send(ControlMessage message) = 0;
+  // Returns the status of the group from which another one is made; null: it may fail meanwhile.
+  using Origin = std::function<absl::Status()>;
   // Opens this process's link to another group of the same job. The first link to a group creates
-  // it.
+  // it. An error of `origin` ends the wait for the hub.
   virtual absl::StatusOr<std::unique_ptr<ControlLink>> Open(absl::string_view group, int rank,
-                                                            int world_size,
-                                                            absl::Duration timeout) = 0;
+                                                            int world_size, absl::Duration timeout,
+                                                            const Origin& origin) = 0;
   // Returns 32 bytes that only processes of this job can compute: different for each purpose, equal
   // on all ranks.
   virtual std::string Key(absl::string_view purpose) const = 0;
   // Returns for how long the hub has owed a reply to a heartbeat and sent nothing else; zero if it
   // cannot fall silent by itself. Time in which this process did not run does not count.
   virtual absl::Duration Silence() const { return absl::ZeroDuration(); }
-  // Sets the function that returns the status of the group from which this one is made. Split()
-  // calls this before Start(), and clears the function when all ranks have arrived: if the old
+  // Split() sets the origin before Start(), and clears it when all ranks have arrived: if the old
   // group fails meanwhile, some ranks may never arrive in this one.
-  void SetOrigin(std::function<absl::Status()> status) { origin_ = std::move(status); }
+  void SetOrigin(Origin origin) { origin_ = std::move(origin); }
   absl::Status OriginStatus() const { return origin_ ? origin_() : absl::OkStatus(); }
   // Returns the hub's name for messages: "the store at 10.0.0.7:29400, hosted by rank 0".
   virtual std::string HubName() const { return "the hub"; }
@@ -145,7 +146,7 @@ class ControlLink {
   virtual void Stop() = 0;
 
  private:
-  std::function<absl::Status()> origin_;
+  Origin origin_;
 };
 
 }  // namespace evenkeel

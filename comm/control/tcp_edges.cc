@@ -139,11 +139,12 @@ void TcpEdges::AttachParent(const std::string& address) {
 }
 
 void TcpEdges::ConnectToParent(const std::string& address) {
+  const auto cancelled = [&] {
+    absl::MutexLock lock(&mutex_);
+    return is_stopping_ ? absl::CancelledError("the link is stopped") : absl::OkStatus();
+  };
   const auto find = [&]() -> absl::StatusOr<std::vector<HostPort>> {
-    {
-      absl::MutexLock lock(&mutex_);
-      if (is_stopping_) return absl::CancelledError("the link is stopped");
-    }
+    EK_RETURN_IF_ERROR(cancelled());
     EK_ASSIGN_OR_RETURN(HostPort place, HostPort::Parse(address));
     return std::vector<HostPort>{std::move(place)};
   };
@@ -152,7 +153,7 @@ void TcpEdges::ConnectToParent(const std::string& address) {
                                            .group = options_.group,
                                            .rank = options_.rank,
                                            .world_size = options_.shape.world_size},
-                                          options_.job, absl::Now() + options_.timeout);
+                                          options_.job, absl::Now() + options_.timeout, cancelled);
   if (!greeted.ok()) return OnParentLost(greeted.status());
   absl::StatusOr<std::unique_ptr<Connection>> connection = Connection::Create(*std::move(greeted));
   if (!connection.ok()) return OnParentLost(connection.status());

@@ -76,9 +76,9 @@ class TreeLink : public ControlLink {
              std::function<void(absl::Status)> lost) override;
   void Send(ControlMessage message) override;
   absl::StatusOr<std::unique_ptr<ControlLink>> Open(absl::string_view group, int rank,
-                                                    int world_size,
-                                                    absl::Duration timeout) override {
-    return direct_->Open(group, rank, world_size, timeout);
+                                                    int world_size, absl::Duration timeout,
+                                                    const Origin& origin) override {
+    return direct_->Open(group, rank, world_size, timeout, origin);
   }
   std::string Key(absl::string_view purpose) const override { return direct_->Key(purpose); }
   absl::Duration Silence() const override { return direct_->Silence(); }

@@ -205,7 +205,8 @@ class LocalLink : public ControlLink {
   }
   ControlCounters Counters() const override { return reader_.meter().Read(); }
   absl::StatusOr<std::unique_ptr<ControlLink>> Open(absl::string_view group, int rank,
-                                                    int world_size, absl::Duration) override {
+                                                    int world_size, absl::Duration,
+                                                    const Origin&) override {
     EK_ASSIGN_OR_RETURN(std::shared_ptr<Star> star, job_->Sit(group, rank, world_size));
     return MakeLink(job_, std::move(star), rank, world_size);
   }

@@ -29,17 +29,29 @@ constexpr absl::Duration kLongestPause = absl::Milliseconds(250);
 constexpr absl::Duration kFirstPatience = absl::Seconds(1);
 constexpr absl::Duration kLongestPatience = absl::Seconds(10);
 
+constexpr absl::Duration kGlance = absl::Milliseconds(100);  // Between looks at `cancelled`.
+
 struct Attempt {
   absl::StatusOr<Greeted> result;
   bool is_final = false;  // The job's own store has refused.
 };
 
+absl::Status AwaitBytes(const UniqueFd& fd, absl::Time deadline, const Cancelled& cancelled) {
+  if (cancelled == nullptr) return WaitFor(fd, POLLIN, deadline);
+  while (true) {
+    EK_RETURN_IF_ERROR(cancelled());
+    const absl::Time glance = absl::Now() + kGlance;
+    const absl::Status ready = WaitFor(fd, POLLIN, std::min(deadline, glance));
+    if (!absl::IsDeadlineExceeded(ready) || glance >= deadline) return ready;
+  }
+}
+
 absl::StatusOr<std::string> ReceiveFrame(const UniqueFd& fd, FrameParser& parser,
-                                         absl::Time deadline) {
+                                         absl::Time deadline, const Cancelled& cancelled) {
   while (true) {
     EK_ASSIGN_OR_RETURN(std::optional<std::string> frame, parser.Next());
     if (frame) return *std::move(frame);
-    EK_RETURN_IF_ERROR(WaitFor(fd, POLLIN, deadline));
+    EK_RETURN_IF_ERROR(AwaitBytes(fd, deadline, cancelled));
     std::string bytes;
     if (ReceiveSome(fd, bytes).is_over) return absl::UnavailableError("the connection was closed");
     parser.Append(bytes);
@@ -47,12 +59,14 @@ absl::StatusOr<std::string> ReceiveFrame(const UniqueFd& fd, FrameParser& parser
 }
 
 // A server that has sent a challenge is a store. After a reply the client must not leave it, since
-// the store counts this rank as connected. So from then on only the deadline ends the wait.
+// the store counts this rank as connected. So from then on only the deadline ends the wait, and
+// `cancelled`, after which this rank does not come back.
 absl::Status Exchange(Greeted& greeted, Hello hello, const JobSecret& job, absl::Time challenge_by,
-                      absl::Time deadline, bool& is_final) {
+                      absl::Time deadline, const Cancelled& cancelled, bool& is_final) {
   FrameParser& parser = greeted.received;
   parser.set_max_payload(kMaxGreetingFrame);
-  EK_ASSIGN_OR_RETURN(const std::string first, ReceiveFrame(greeted.fd, parser, challenge_by));
+  EK_ASSIGN_OR_RETURN(const std::string first,
+                      ReceiveFrame(greeted.fd, parser, challenge_by, cancelled));
   EK_ASSIGN_OR_RETURN(const Challenge challenge, Challenge::Parse(first));
   if (!job.job.empty() && !challenge.job.empty() && job.job != challenge.job) {
     return absl::UnavailableError(
@@ -66,7 +80,8 @@ absl::Status Exchange(Greeted& greeted, Hello hello, const JobSecret& job, absl:
   hello.proof = ProofOf(job.secret, challenge, hello);
   EK_RETURN_IF_ERROR(SendAll(greeted.fd, Frame(hello.Serialize()), deadline));
 
-  EK_ASSIGN_OR_RETURN(const std::string answer, ReceiveFrame(greeted.fd, parser, deadline));
+  EK_ASSIGN_OR_RETURN(const std::string answer,
+                      ReceiveFrame(greeted.fd, parser, deadline, cancelled));
   EK_ASSIGN_OR_RETURN(const Verdict verdict, Verdict::Parse(answer));
   is_final = true;
   EK_RETURN_IF_ERROR(verdict.status);
@@ -79,7 +94,7 @@ absl::Status Exchange(Greeted& greeted, Hello hello, const JobSecret& job, absl:
 }
 
 Attempt GreetOnce(const HostPort& server, const Hello& hello, const JobSecret& job,
-                  absl::Time challenge_by, absl::Time deadline) {
+                  absl::Time challenge_by, absl::Time deadline, const Cancelled& cancelled) {
   challenge_by = std::min(challenge_by, deadline);
   absl::StatusOr<UniqueFd> fd = ConnectTo(server, challenge_by);
   if (!fd.ok()) return {Annotate(fd.status(), server.ToString())};
@@ -89,7 +104,7 @@ Attempt GreetOnce(const HostPort& server, const Hello& hello, const JobSecret& j
   greeted.local = *local;
   Attempt attempt{absl::UnknownError("")};
   const absl::Status status =
-      Exchange(greeted, hello, job, challenge_by, deadline, attempt.is_final);
+      Exchange(greeted, hello, job, challenge_by, deadline, cancelled, attempt.is_final);
   if (status.ok()) {
     attempt.result = std::move(greeted);
   } else if (attempt.is_final) {
@@ -113,7 +128,7 @@ std::string Places(const std::vector<HostPort>& servers) {
 }  // namespace
 
 absl::StatusOr<Greeted> Greet(const FindServer& find, const Hello& hello, const JobSecret& job,
-                              absl::Time deadline) {
+                              absl::Time deadline, const Cancelled& cancelled) {
   const absl::Time start = absl::Now();
   absl::Time warn_at = start + kSilentWait;
   absl::Duration pause = kFirstPause, patience = kFirstPatience;
@@ -125,9 +140,10 @@ absl::StatusOr<Greeted> Greet(const FindServer& find, const Hello& hello, const 
       const absl::Time begin = absl::Now();
       const absl::Time challenge_by =
           begin < warn_at ? std::min(warn_at, begin + patience) : begin + patience;
-      Attempt attempt = GreetOnce(server, hello, job, challenge_by, deadline);
+      Attempt attempt = GreetOnce(server, hello, job, challenge_by, deadline, cancelled);
       if (attempt.result.ok() || attempt.is_final) return std::move(attempt.result);
       last = attempt.result.status();
+      if (cancelled != nullptr) EK_RETURN_IF_ERROR(cancelled());
     }
     const absl::Time now = absl::Now();
     const auto text = [&] {

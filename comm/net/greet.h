@@ -26,6 +26,9 @@ namespace evenkeel::internal {
 // attempt; an error is final.
 using FindServer = std::function<absl::StatusOr<std::vector<HostPort>>()>;
 
+// Called at intervals during a wait; an error ends it, and is final.
+using Cancelled = std::function<absl::Status()>;
+
 // Known to both sides.
 struct JobSecret {
   std::string job;  // Empty: any job.
@@ -47,7 +50,7 @@ struct Greeted {
 // PermissionDenied for a wrong secret, InvalidArgument for a wrong rank or world size,
 // FailedPrecondition for another version or build.
 absl::StatusOr<Greeted> Greet(const FindServer& find, const Hello& hello, const JobSecret& job,
-                              absl::Time deadline);
+                              absl::Time deadline, const Cancelled& cancelled = nullptr);
 
 }  // namespace evenkeel::internal
 

@@ -51,7 +51,8 @@ absl::StatusOr<std::vector<HostPort>> FindServer(const TcpStoreOptions& options)
 
 absl::StatusOr<std::unique_ptr<Connection>> ConnectAs(
     const TcpStoreOptions& options, const Hello& hello,
-    absl::Duration timeout = absl::InfiniteDuration()) {
+    absl::Duration timeout = absl::InfiniteDuration(),
+    const internal::Cancelled& cancelled = nullptr) {
   if (options.secret.empty())
     return absl::InvalidArgumentError("a client of the job's store needs the job's secret");
   if (hello.group.size() > internal::kMaxName) {
@@ -62,7 +63,7 @@ absl::StatusOr<std::unique_ptr<Connection>> ConnectAs(
   EK_ASSIGN_OR_RETURN(internal::Greeted greeted,
                       Greet([&options] { return FindServer(options); }, hello,
                             {options.job, options.secret, options.host},
-                            absl::Now() + std::min(options.timeout, timeout)));
+                            absl::Now() + std::min(options.timeout, timeout), cancelled));
   return Connection::Create(std::move(greeted));
 }
 
@@ -249,12 +250,15 @@ class DirectLink : public ControlLink {
     if (message.type == ControlMessage::Type::kBeat) connection_->ExpectAnswer();
   }
   absl::StatusOr<std::unique_ptr<ControlLink>> Open(absl::string_view group, int rank,
-                                                    int world_size,
-                                                    absl::Duration timeout) override {
-    return TcpControlLink::Connect(
-        options_,
-        {.name = std::string(group), .rank = rank, .world_size = world_size, .timeout = timeout},
-        keep_);
+                                                    int world_size, absl::Duration timeout,
+                                                    const Origin& origin) override {
+    return TcpControlLink::Connect(options_,
+                                   {.name = std::string(group),
+                                    .rank = rank,
+                                    .world_size = world_size,
+                                    .timeout = timeout,
+                                    .origin = origin},
+                                   keep_);
   }
   std::string Key(absl::string_view purpose) const override {
     // The handshake's proofs are hashes under the same secret, of text with another beginning.
@@ -291,7 +295,7 @@ absl::StatusOr<std::unique_ptr<TcpControlLink>> TcpControlLink::Connect(
                                  .group = seat.name,
                                  .rank = rank,
                                  .world_size = shape.world_size},
-                                seat.timeout));
+                                seat.timeout, seat.origin));
   const std::string local_host = connection->local_address().host;
   // A group of some ranks has numbers of its own for them.
   const int host_rank = seat.world_size < 0 ? options.host_rank : -1;

@@ -129,6 +129,7 @@ struct GroupSeat {
   int rank = -1;                                      // -1: the rank in the job.
   int world_size = -1;                                // -1: that of the job.
   absl::Duration timeout = absl::InfiniteDuration();  // Of connecting, if less than the options'.
+  ControlLink::Origin origin = nullptr;               // An error ends connecting.
 };
 
 class TcpControlLink : public ControlLink {
@@ -145,9 +146,9 @@ class TcpControlLink : public ControlLink {
   }
   void Send(ControlMessage message) override { link_->Send(std::move(message)); }
   absl::StatusOr<std::unique_ptr<ControlLink>> Open(absl::string_view group, int rank,
-                                                    int world_size,
-                                                    absl::Duration timeout) override {
-    return link_->Open(group, rank, world_size, timeout);
+                                                    int world_size, absl::Duration timeout,
+                                                    const Origin& origin) override {
+    return link_->Open(group, rank, world_size, timeout, origin);
   }
   std::string Key(absl::string_view purpose) const override { return link_->Key(purpose); }
   absl::Duration Silence() const override { return link_->Silence(); }

@@ -371,6 +371,36 @@ TEST(TcpControlLinkTest, WhoGivesASignOfLifeIsNotSilent) {
   EXPECT_EQ(member->Get("still", kSoon).value(), "here");
 }
 
+// A host that is stopped between the challenge and the verdict: the group from which another one is
+// made fails meanwhile.
+TEST(TcpControlLinkTest, AnErrorOfTheOriginEndsTheWaitForASilentHub) {
+  absl::StatusOr<internal::UniqueFd> listener = internal::ListenOn({"127.0.0.1", 0});
+  ASSERT_TRUE(listener.ok());
+  const internal::HostPort address = internal::LocalAddress(*listener).value();
+  internal::UniqueFd accepted;
+  std::thread hub([&] {
+    ASSERT_TRUE(internal::WaitFor(*listener, POLLIN, absl::Now() + kSoon).ok());
+    accepted = internal::AcceptFrom(*listener).value();
+    const internal::Challenge challenge{.nonce = std::string(internal::kNonceSize, 'n')};
+    ASSERT_TRUE(
+        internal::SendAll(accepted, internal::Frame(challenge.Serialize()), absl::Now() + kSoon)
+            .ok());
+  });
+  const absl::Time start = absl::Now();
+  const auto origin = [&] {
+    return absl::Now() < start + absl::Seconds(1) ? absl::OkStatus()
+                                                  : absl::UnavailableError("rank 0 is lost");
+  };
+  const absl::Status status =
+      TcpControlLink::Connect(
+          {.addresses = {address.ToString()}, .secret = "secret", .timeout = absl::Minutes(1)},
+          {.rank = 1, .world_size = 2, .origin = origin})
+          .status();
+  hub.join();
+  EXPECT_EQ(status, absl::UnavailableError("rank 0 is lost"));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(20));
+}
+
 // A hub that can't answer: it is what a hub does that is stopped.
 TEST(TcpControlLinkTest, NoticesThatTheHubIsSilent) {
   absl::StatusOr<internal::UniqueFd> listener = internal::ListenOn({"127.0.0.1", 0});
@@ -600,7 +630,7 @@ TEST(TcpTreeTest, ANewGroupOfThoseThatAreLeftHasATreeToo) {
     ASSERT_TRUE(survivors.ok()) << survivors.status();
     EXPECT_THAT(survivors->ranks, testing::ElementsAre(0, 2, 3, 4, 5, 6, 7));
     const int seat = rank == 0 ? 0 : rank - 1;
-    auto link = channel->link().Open("next", seat, 7, kSoon);
+    auto link = channel->link().Open("next", seat, 7, kSoon, nullptr);
     ASSERT_TRUE(link.ok()) << link.status();
     ControlChannel next(seat, 7, *std::move(link));
     EXPECT_EQ(next.Exchange("x", absl::StrCat(seat), kSoon).value().size(), 7u);

@@ -474,8 +474,19 @@ void Communicator::Fail(const absl::Status& why, End end) {
   watchdog_->Wake();
 }
 
+void Communicator::Report(const absl::Status& why) {
+  const absl::Duration silence = options_.watch.silence;
+  const std::optional<FailureInfo> info = FailureInfoOf(why);
+  const bool is_hubs = info.has_value() && info->kind == FailureKind::kRankLost &&
+                       (info->ranks.empty() || info->ranks == control_->HubLost().ranks);
+  // Another group of this process, whose error this is, has reached its limit a little earlier.
+  const bool is_unheard =
+      silence > absl::ZeroDuration() && control_->link().Silence() > silence / 2;
+  control_->Fail(why, is_hubs && is_unheard ? silence : absl::ZeroDuration());
+}
+
 void Communicator::FailWithAll(const absl::Status& why) {
-  control_->Fail(Informed(why, KindAndNoRanks(why)));
+  Report(Informed(why, KindAndNoRanks(why)));
   Fail(why);
 }
 
@@ -487,7 +498,7 @@ void Communicator::Abort(const absl::Status& why, absl::string_view did) {
     const std::string code = why.code() == absl::StatusCode::kUnknown
                                  ? ""
                                  : absl::StrCat(absl::StatusCodeToString(why.code()), ": ");
-    control_->Fail(WithFailureInfo(
+    Report(WithFailureInfo(
         absl::UnavailableError(absl::StrCat("rank ", rank_, " ", did, ": ", code, why.message())),
         *FailureInfoOf(informed)));
   }
@@ -515,7 +526,7 @@ void Communicator::OnBackendFailure(const absl::Status& why) {
   // The hub sends it back to this rank, too, and Fail() then runs on the control thread: the caller
   // of this function may hold locks that the callbacks of ended operations need.
   const bool names_ranks = absl::IsFailedPrecondition(why) || FailureInfoOf(why).has_value();
-  control_->Fail(names_ranks ? informed : Annotate(informed, absl::StrCat("rank ", rank_)));
+  Report(names_ranks ? informed : Annotate(informed, absl::StrCat("rank ", rank_)));
 }
 
 absl::Status Communicator::Informed(const absl::Status& why, const FailureInfo& otherwise) const {

@@ -173,7 +173,7 @@ void Communicator::CheckHub() {
                        "network is down")),
       control_->HubLost());
   // A hub that recovers, or whose messages get lost on their way here, informs the other ranks.
-  control_->Fail(why, options_.watch.silence);
+  Report(why);
   Fail(why);
 }
 

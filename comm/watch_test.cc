@@ -339,11 +339,16 @@ TEST_P(WatchTest, GroupsMayEndAtAnyMoment) {
   }
 }
 
+struct Failures {
+  std::atomic<int> reported = 0;
+  std::atomic<int> hub_must_judge = 0;  // Of these.
+};
+
 // A link whose hub can fall silent, and that counts the failures that this rank reports to it.
 class FakeLink : public ControlLink {
  public:
   FakeLink(std::unique_ptr<ControlLink> link, const std::atomic<bool>* is_silent,
-           std::atomic<int>* failures)
+           Failures* failures)
       : link_(std::move(link)), is_silent_(is_silent), failures_(failures) {}
   void Start(std::function<void(ControlMessage)> receive,
              std::function<void(absl::Status)> lost) override {
@@ -354,7 +359,10 @@ class FakeLink : public ControlLink {
         std::move(lost));
   }
   void Send(ControlMessage message) override {
-    if (failures_ != nullptr && message.type == ControlMessage::Type::kFailed) ++*failures_;
+    if (failures_ != nullptr && message.type == ControlMessage::Type::kFailed) {
+      ++failures_->reported;
+      if (message.request > 0) ++failures_->hub_must_judge;
+    }
     if (!*is_silent_) link_->Send(std::move(message));
   }
   absl::StatusOr<std::unique_ptr<ControlLink>> Open(absl::string_view, int, int, absl::Duration,
@@ -372,13 +380,13 @@ class FakeLink : public ControlLink {
  private:
   const std::unique_ptr<ControlLink> link_;
   const std::atomic<bool>* const is_silent_;
-  std::atomic<int>* const failures_;
+  Failures* const failures_;
 };
 
 // Two ranks; whether the hub is silent for each, and how many failures they report.
 std::vector<std::unique_ptr<Communicator>> GroupWithHub(const std::atomic<bool>* silent0,
                                                         const std::atomic<bool>* silent1,
-                                                        std::atomic<int>* failures = nullptr) {
+                                                        Failures* failures = nullptr) {
   std::vector<std::unique_ptr<Backend>> backends = internal::CreateLocalBackends(2);
   std::vector<std::unique_ptr<ControlLink>> links = internal::CreateLocalLinks(2);
   std::vector<std::unique_ptr<Communicator>> group;
@@ -425,11 +433,26 @@ TEST(SilenceTest, AHubThatIsSilentForOneRankEndsTheGroupForTheOther) {
   survivor.join();
 }
 
+// A rank that receives nothing is in two groups, and the error of the first ends the second.
+TEST(SilenceTest, TheHubJudgesAnErrorOfAnotherGroupThatTakesItForLost) {
+  for (const bool is_hubs : {true, false}) {
+    std::atomic<bool> is_silent = false, is_not = false;
+    Failures failures;
+    const auto group = GroupWithHub(&is_silent, &is_not, &failures);
+    is_silent = true;
+    group[0]->Abort(is_hubs ? WithFailureInfo(absl::UnavailableError("it has received nothing"),
+                                              {.kind = FailureKind::kRankLost})
+                            : absl::DataLossError("the disk is gone"));
+    EXPECT_EQ(failures.reported, 1);
+    EXPECT_EQ(failures.hub_must_judge, is_hubs ? 1 : 0);
+  }
+}
+
 // Each rank finds the disagreement by itself. The first rank to end its process would count as
 // lost if it had not reported the reason to the hub before.
 TEST(FinalizeTest, EachRankReportsADisagreementBeforeItIsGone) {
   std::atomic<bool> is_silent = false;
-  std::atomic<int> failures = 0;
+  Failures failures;
   const auto group = GroupWithHub(&is_silent, &is_silent, &failures);
   group[0]->ledger().Finish("optimizer", 1, "");
   std::vector<absl::Status> ends(2);
@@ -438,7 +461,7 @@ TEST(FinalizeTest, EachRankReportsADisagreementBeforeItIsGone) {
   other.join();
   for (const absl::Status& end : ends) EXPECT_TRUE(absl::IsFailedPrecondition(end)) << end;
   EXPECT_EQ(ends[0].message(), ends[1].message());
-  EXPECT_EQ(failures, 2);
+  EXPECT_EQ(failures.reported, 2);
 }
 
 INSTANTIATE_TEST_SUITE_P(Over, WatchTest, testing::Values(Transport::kLocal, Transport::kTcp),

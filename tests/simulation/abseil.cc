@@ -105,7 +105,6 @@ void Lock(const void* lock, bool for_reading, const char* doing) {
     World::Get()->WaitsFor(HolderOf(lock), lock);
     WaitIn(lock, nullptr, kNever, doing);
   }
-  World::Current()->holder = nullptr;
   Take(word, for_reading);
 }
 

@@ -149,6 +149,7 @@ void World::MakeReady(Thread* thread) {
 }
 
 void World::Wake(Thread* thread) {
+  thread->holder = nullptr;  // It looks again.
   if (thread->is_ready) return;
   thread->was_late = false;
   MakeReady(thread);

@@ -475,13 +475,15 @@ void Communicator::Fail(const absl::Status& why, End end) {
 }
 
 void Communicator::Report(const absl::Status& why) {
-  const absl::Duration silence = options_.watch.silence;
   const std::optional<FailureInfo> info = FailureInfoOf(why);
   const bool is_hubs = info.has_value() && info->kind == FailureKind::kRankLost &&
                        (info->ranks.empty() || info->ranks == control_->HubLost().ranks);
-  // Another group of this process, whose error this is, has reached its limit a little earlier.
-  const bool is_unheard =
-      silence > absl::ZeroDuration() && control_->link().Silence() > silence / 2;
+  // The error of another group of this process comes before this group has been without messages
+  // for as long: their heartbeats are not sent at the same time.
+  const WatchOptions& watch = options_.watch;
+  const absl::Duration limit = std::max(watch.silence / 2, watch.silence - 2 * watch.beat);
+  const absl::Duration silence = absl::Trunc(control_->link().Silence(), absl::Milliseconds(1));
+  const bool is_unheard = watch.silence > absl::ZeroDuration() && silence > limit;
   control_->Fail(why, is_hubs && is_unheard ? silence : absl::ZeroDuration());
 }
 

@@ -344,8 +344,8 @@ class Communicator {
   // Ends the group on this rank only: the peers have been notified.
   enum class End { kFailure, kClean };
   void Fail(const absl::Status& why, End end = End::kFailure);
-  // Informs the other ranks through the hub. If this rank takes the hub for lost, the hub judges
-  // whether the rank is.
+  // Informs the other ranks through the hub. If this rank receives nothing and takes the hub for
+  // lost, the hub judges which of the two is at fault.
   void Report(const absl::Status& why);
   // Ends the group with an error that every rank detects by itself. The hub is notified
   // nevertheless: otherwise a rank that ends its process early would be lost for ranks that have

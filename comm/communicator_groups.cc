@@ -99,16 +99,18 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::MakeGroup(const std:
   const int rank = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin());
   const int world_size = static_cast<int>(ranks.size());
   ControlLink::Origin origin;
+  const auto hub = std::ranges::find(ranks, control_->link().HubRank());
+  if (hub != ranks.end()) origin.hub_rank = static_cast<int>(hub - ranks.begin());
   if (ends_with_this) {
     // In the numbers of the new group, whose ranks may get this error from each other.
     std::vector<int> all(world_size_);
     std::iota(all.begin(), all.end(), 0);
-    origin = [this, all, ranks] { return internal::Renumber(status(), all, ranks); };
+    origin.status = [this, all, ranks] { return internal::Renumber(status(), all, ranks); };
   }
   EK_ASSIGN_OR_RETURN(
       std::unique_ptr<ControlLink> link,
       control_->link().Open(name, rank, world_size, deadline - absl::Now(), origin));
-  link->SetOrigin(std::move(origin));
+  link->SetOrigin(std::move(origin.status));
   EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> next,
                       make_group_(name, rank, world_size, std::move(link), deadline - absl::Now()));
   // All ranks or none: otherwise a rank that continues would wait for others that begin again. From

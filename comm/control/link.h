@@ -118,10 +118,13 @@ class ControlLink {
                      std::function<void(absl::Status)> lost) = 0;
   // Never waits for a peer. A lost link drops the message.
   virtual void Send(ControlMessage message) = 0;
-  // Returns the status of the group from which another one is made; null: it may fail meanwhile.
-  using Origin = std::function<absl::Status()>;
+  // The group from which another one is made.
+  struct Origin {
+    std::function<absl::Status()> status = nullptr;  // Null: it may fail meanwhile.
+    int hub_rank = -1;                               // HubRank() in the other group.
+  };
   // Opens this process's link to another group of the same job. The first link to a group creates
-  // it. An error of `origin` ends the wait for the hub.
+  // it. An error of the origin ends the wait for the hub.
   virtual absl::StatusOr<std::unique_ptr<ControlLink>> Open(absl::string_view group, int rank,
                                                             int world_size, absl::Duration timeout,
                                                             const Origin& origin) = 0;
@@ -131,9 +134,9 @@ class ControlLink {
   // Returns for how long the hub has owed a reply to a heartbeat and sent nothing else; zero if it
   // cannot fall silent by itself. Time in which this process did not run does not count.
   virtual absl::Duration Silence() const { return absl::ZeroDuration(); }
-  // Split() sets the origin before Start(), and clears it when all ranks have arrived: if the old
-  // group fails meanwhile, some ranks may never arrive in this one.
-  void SetOrigin(Origin origin) { origin_ = std::move(origin); }
+  // Split() sets the status of the origin before Start(), and clears it when all ranks have
+  // arrived: if the old group fails meanwhile, some ranks may never arrive in this one.
+  void SetOrigin(std::function<absl::Status()> status) { origin_ = std::move(status); }
   absl::Status OriginStatus() const { return origin_ ? origin_() : absl::OkStatus(); }
   // Returns the hub's name for messages: "the store at 10.0.0.7:29400, hosted by rank 0".
   virtual std::string HubName() const { return "the hub"; }
@@ -146,7 +149,7 @@ class ControlLink {
   virtual void Stop() = 0;
 
  private:
-  Origin origin_;
+  std::function<absl::Status()> origin_;
 };
 
 }  // namespace evenkeel

@@ -309,7 +309,7 @@ TEST(TreeLinkTest, ANewGroupOfThoseThatAreLeftHasATreeToo) {
     ASSERT_TRUE(survivors.ok()) << survivors.status();
     EXPECT_THAT(survivors->ranks, ElementsAre(0, 2, 3, 4, 5, 6, 7));
     const int seat = rank == 0 ? 0 : rank - 1;
-    auto link = channel.link().Open("next", seat, 7, kSoon, nullptr);
+    auto link = channel.link().Open("next", seat, 7, kSoon, {});
     ASSERT_TRUE(link.ok()) << link.status();
     next[rank] = std::make_unique<ControlChannel>(seat, 7, *std::move(link));
     EXPECT_EQ(next[rank]->Exchange("x", absl::StrCat(seat), kSoon).value().size(), 7u);

@@ -39,10 +39,10 @@ struct Attempt {
 absl::Status AwaitBytes(const UniqueFd& fd, absl::Time deadline, const Cancelled& cancelled) {
   if (cancelled == nullptr) return WaitFor(fd, POLLIN, deadline);
   while (true) {
-    EK_RETURN_IF_ERROR(cancelled());
     const absl::Time glance = absl::Now() + kGlance;
     const absl::Status ready = WaitFor(fd, POLLIN, std::min(deadline, glance));
     if (!absl::IsDeadlineExceeded(ready) || glance >= deadline) return ready;
+    EK_RETURN_IF_ERROR(cancelled());
   }
 }
 

@@ -295,10 +295,10 @@ absl::StatusOr<std::unique_ptr<TcpControlLink>> TcpControlLink::Connect(
                                  .group = seat.name,
                                  .rank = rank,
                                  .world_size = shape.world_size},
-                                seat.timeout, seat.origin));
+                                seat.timeout, seat.origin.status));
   const std::string local_host = connection->local_address().host;
   // A group of some ranks has numbers of its own for them.
-  const int host_rank = seat.world_size < 0 ? options.host_rank : -1;
+  const int host_rank = seat.world_size < 0 ? options.host_rank : seat.origin.hub_rank;
   std::unique_ptr<ControlLink> link =
       std::make_unique<DirectLink>(options, host_rank, std::move(connection), std::move(keep));
   if (!shape.is_star()) {

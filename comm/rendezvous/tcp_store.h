@@ -129,7 +129,7 @@ struct GroupSeat {
   int rank = -1;                                      // -1: the rank in the job.
   int world_size = -1;                                // -1: that of the job.
   absl::Duration timeout = absl::InfiniteDuration();  // Of connecting, if less than the options'.
-  ControlLink::Origin origin = nullptr;               // An error ends connecting.
+  ControlLink::Origin origin = {};                    // An error of its status ends connecting.
 };
 
 class TcpControlLink : public ControlLink {

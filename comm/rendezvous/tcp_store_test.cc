@@ -394,7 +394,7 @@ TEST(TcpControlLinkTest, AnErrorOfTheOriginEndsTheWaitForASilentHub) {
   const absl::Status status =
       TcpControlLink::Connect(
           {.addresses = {address.ToString()}, .secret = "secret", .timeout = absl::Minutes(1)},
-          {.rank = 1, .world_size = 2, .origin = origin})
+          {.rank = 1, .world_size = 2, .origin = {.status = origin}})
           .status();
   hub.join();
   EXPECT_EQ(status, absl::UnavailableError("rank 0 is lost"));
@@ -630,7 +630,7 @@ TEST(TcpTreeTest, ANewGroupOfThoseThatAreLeftHasATreeToo) {
     ASSERT_TRUE(survivors.ok()) << survivors.status();
     EXPECT_THAT(survivors->ranks, testing::ElementsAre(0, 2, 3, 4, 5, 6, 7));
     const int seat = rank == 0 ? 0 : rank - 1;
-    auto link = channel->link().Open("next", seat, 7, kSoon, nullptr);
+    auto link = channel->link().Open("next", seat, 7, kSoon, {});
     ASSERT_TRUE(link.ok()) << link.status();
     ControlChannel next(seat, 7, *std::move(link));
     EXPECT_EQ(next.Exchange("x", absl::StrCat(seat), kSoon).value().size(), 7u);

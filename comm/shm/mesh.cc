@@ -119,10 +119,10 @@ std::optional<Received> Receive(const UniqueFd& from) {
   header.msg_iov = &part;
   header.msg_iovlen = 1;
   header.msg_control = control.bytes;
+  header.msg_controllen =
+      CMSG_LEN(sizeof(int));  // Without the padding, where a second one would fit in.
   bool was_reset = false;
   while (true) {
-    // Without the padding, where a second one would fit in.
-    header.msg_controllen = CMSG_LEN(sizeof(int));
     const ssize_t got = recvmsg(from.get(), &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (got < 0 && errno == EINTR) continue;
     // A peer that has left without reading all: said once, and then comes what it had given before.

@@ -19,8 +19,8 @@ constexpr Nanos kLongestBlip = 400 * kMillisecond;
 // A look of a thread that spins takes as long as a reading of the clock.
 constexpr Nanos kShortestReading = 200, kLongestReading = 10 * kMicrosecond;
 
-// A heartbeat takes some ten operations of both hosts. A host that pauses longer in each of them is
-// silent for as long as one that is lost.
+// A heartbeat takes some ten operations of both hosts. A host that pauses for longer in each of
+// them (half of this on average) is silent for as long as one that is lost.
 constexpr Nanos kLongestPauses = 40 * kMillisecond;
 
 bool Contains(const std::vector<int>& list, int element) {
@@ -82,7 +82,7 @@ void DrawConditions(uint64_t seed, int ranks, Weather& weather) {
   if (draws.OneIn(3)) {
     weather.slow_host = draws.Below(ranks);
     const Nanos pauses = weather.world.longest_pause / weather.world.switch_one_in /
-                         weather.world.pause_one_in;  // At most, for each operation.
+                         weather.world.pause_one_in;  // The longest, divided among operations.
     weather.slowness = static_cast<int>(
         std::min(draws.Magnitude(2, 10), std::max<Nanos>(kLongestPauses / (pauses + 1), 1)));
   }

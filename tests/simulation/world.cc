@@ -290,7 +290,7 @@ void World::Stop(Host* host) {
 void World::Halt(Host* host, bool was_running) {
   for (const std::unique_ptr<Thread>& thread : threads_) {
     if (thread->host == host && thread->is_root && !thread->is_over && was_running) --roots_;
-    if (thread->holder != nullptr && thread->holder->host == host)
+    if (thread->holder != nullptr && thread->holder->host == host && MayRun(*thread))
       Revive(thread->holder, thread->wanted);
   }
   if (roots_ == 0) End(true);
@@ -319,7 +319,9 @@ void World::WaitsFor(Thread* holder, const void* lock) {
 }
 
 void World::Revive(Thread* thread, const void* lock) {
-  thread->revived_for.insert(lock);
+  if (!thread->revived_for.insert(lock).second) return;
+  // It may wait itself for a lock that a thread of its own host holds.
+  if (thread->holder != nullptr && !MayRun(*thread->holder)) Revive(thread->holder, thread->wanted);
   std::vector<Thread*>& held = thread->host->held;
   const auto found = std::find(held.begin(), held.end(), thread);
   if (found == held.end()) return;

@@ -137,13 +137,12 @@ CheckpointFolder::CheckpointFolder(std::string path, std::string job,
 
 absl::Status CheckpointFolder::RemoveLeftovers() {
   EK_ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(path_));
-  int count = 0;
   for (const std::string& name : names) {
     const bool is_leftover = absl::StartsWith(name, kSaving) || absl::StartsWith(name, kRemoving) ||
                              absl::StartsWith(name, FolderLock::kTemporary);
     if (!is_leftover) continue;
     EK_RETURN_IF_ERROR(RenameAndRemove(absl::StrCat(path_, "/", name),
-                                       absl::StrCat(path_, "/", kRemoving, own_, "-", count++)));
+                                       absl::StrCat(path_, "/", kRemoving, own_, "-", removed_++)));
   }
   return absl::OkStatus();
 }
@@ -188,7 +187,8 @@ absl::StatusOr<std::string> CheckpointFolder::SetAside(int64_t step) {
 
 void CheckpointFolder::Discard() {
   if (saving_.empty()) return;
-  RenameAndRemove(saving_, absl::StrCat(Below(path_, kRemoving, step_), ".", own_)).IgnoreError();
+  RenameAndRemove(saving_, absl::StrCat(path_, "/", kRemoving, own_, "-", removed_++))
+      .IgnoreError();
 }
 
 }  // namespace evenkeel

@@ -112,6 +112,7 @@ class CheckpointFolder {
   const std::unique_ptr<FolderLock> lock_;
   int64_t step_ = -1;   // The step of the last Begin().
   std::string saving_;  // Its folder; empty: Begin() was not called.
+  int removed_ = 0;     // Numbers the folders that are being removed.
 };
 
 }  // namespace evenkeel

@@ -145,7 +145,7 @@ TEST(CheckpointFolderTest, ASaveIsDiscardedWhileAnotherRankStillWrites) {
     std::thread other([&] {
       while (files < 5000 && std::ofstream(absl::StrCat(*begun, "/", files.load())).good()) ++files;
     });
-    while (files < 100) std::this_thread::yield();
+    for (int look = 0; look < 1000 && files < 100; ++look) absl::SleepFor(absl::Milliseconds(1));
     (*folder)->Discard();
     other.join();
     ASSERT_THAT(NamesIn(path), ElementsAre(".lock"));

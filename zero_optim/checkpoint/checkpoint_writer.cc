@@ -187,8 +187,8 @@ absl::StatusOr<CheckpointManifest> ManifestOf(const std::vector<std::string>& fi
   return CheckpointManifest::Parse(manifest.Serialize());
 }
 
-// Returns the files of an older checkpoint in this folder.
-std::vector<std::string> FilesBefore(const std::string& folder) {
+// Returns the files of the checkpoint in this folder.
+std::vector<std::string> FilesOf(const std::string& folder) {
   const absl::StatusOr<std::string> json = ReadFile(PathOf(folder, CheckpointManifest::kFile));
   if (!json.ok()) return {};
   const absl::StatusOr<CheckpointManifest> manifest = CheckpointManifest::Parse(*json);
@@ -199,10 +199,13 @@ std::vector<std::string> FilesBefore(const std::string& folder) {
 }
 
 absl::Status WriteManifest(const std::string& folder, const CheckpointManifest& manifest) {
-  const std::vector<std::string> old = FilesBefore(folder);
+  const std::vector<std::string> old = FilesOf(folder);
   const std::string json = manifest.Serialize();
   const absl::string_view pieces[] = {json};
-  EK_RETURN_IF_ERROR(WriteFileAtomically(PathOf(folder, CheckpointManifest::kFile), pieces));
+  const absl::Status written =
+      WriteFileAtomically(PathOf(folder, CheckpointManifest::kFile), pieces);
+  // From the renaming on the checkpoint is complete: an error of the flush does not change that.
+  if (!written.ok() && FilesOf(folder) == old) return written;
   for (const std::string& file : old) unlink(PathOf(folder, file).c_str());
   return absl::OkStatus();
 }
@@ -273,8 +276,8 @@ class Save {
     absl::Status status = Receive(parts);
     if (status.ok()) status = LowestError(comm_, parts);
     if (status.ok()) status = Guarded([&] { return Finish(opening, parts); });
-    // A rank keeps its file if it has handed in its part and the group fails: it does not know
-    // whether the checkpoint is complete.
+    // Without this result, a rank that has handed in its part keeps its file: the checkpoint may be
+    // complete.
     for (int rank = 1; !status.ok() && rank < comm_.world_size(); ++rank)
       unlink(PathOf(opening.folder, FileOf(opening, rank)).c_str());
     SendToAll("end", ByteWriter().Status(status).Take());
@@ -287,7 +290,8 @@ class Save {
     EK_RETURN_IF_ERROR(opening.status);
     const Part mine = WriteOwn(opening);
     const absl::Status group = comm_.status();
-    if (!group.ok()) return mine.status.ok() ? group : mine.status;
+    // Rank 0 may have removed the folder.
+    if (!group.ok()) return mine.status.ok() || absl::IsNotFound(mine.status) ? group : mine.status;
     comm_.control().Send(0, Topic(absl::StrCat("part/", comm_.rank())), mine.Serialize());
     may_be_complete_ = mine.status.ok();
     // Rank 0 waits for the slowest rank first.

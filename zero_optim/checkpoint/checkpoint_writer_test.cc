@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <iterator>
 #include <memory>
 #include <string>
@@ -210,34 +211,41 @@ TEST(CheckpointWriterTest, AnErrorOnOneRankIsThatOfAllAndTheGroupGoesOn) {
 // receives the result of rank 0.
 TEST(CheckpointWriterTest, NoFileStaysOfASaveThatFailsWithTheGroup) {
   const std::string folder = Folder("no_file");
-  absl::Notification is_lost;
+  absl::Notification has_ended;  // On rank 0.
   const auto files = [&] {
     std::filesystem::create_directory(folder);
     return std::vector<std::filesystem::path>(std::filesystem::directory_iterator(folder), {});
   };
-  const auto has_file_of = [&](int rank) {
-    return std::ranges::any_of(files(), [&](const std::filesystem::path& path) {
-      return absl::StrContains(path.filename().string(), absl::StrCat(".", rank, "-of-")) &&
-             path.extension() == ".safetensors";
-    });
+  const auto file_of = [&](int rank) {
+    for (const std::filesystem::path& path : files()) {
+      if (absl::EndsWith(path.string(), absl::StrCat(".", rank, "-of-4.safetensors"))) return path;
+    }
+    return std::filesystem::path();
   };
   const absl::Status status = RunTestRanks(4, [&](Communicator& comm) -> absl::Status {
     EK_ASSIGN_OR_RETURN(auto trainer, Trainer::Create(comm, Mode::kZeroAlone, AdamW{}));
     EK_RETURN_IF_ERROR(trainer->Step(0));
     if (comm.rank() == 2) {
-      while (!has_file_of(0) || !has_file_of(1) || !has_file_of(3))
+      while (file_of(0).empty() || file_of(1).empty() || file_of(3).empty())
         absl::SleepFor(absl::Milliseconds(1));
       comm.Abort(absl::UnavailableError("this rank is lost"));
-      is_lost.Notify();
       return comm.status();
     }
     CheckpointToWrite checkpoint{
         .name = "no_file", .state = trainer->zero->Pieces(), .steps_finished = 1};
     checkpoint.hooks = {.begin = [&]() -> absl::StatusOr<std::string> { return folder; },
                         .write = [&](const std::string&) -> absl::StatusOr<std::string> {
-                          if (comm.rank() == 3) is_lost.WaitForNotification();
+                          if (comm.rank() != 3) return "";
+                          const std::filesystem::path own = file_of(3);
+                          has_ended.WaitForNotification();
+                          while (comm.status().ok()) absl::SleepFor(absl::Milliseconds(1));
+                          std::ofstream(own) << "written late";
                           return "";
-                        }};
+                        },
+                        .end =
+                            [&](const absl::Status&) {
+                              if (comm.rank() == 0) has_ended.Notify();
+                            }};
     return WriteCheckpoint(comm, trainer->model.params(), std::move(checkpoint));
   });
   EXPECT_THAT(std::string(status.message()), HasSubstr("this rank is lost"));

@@ -1,5 +1,6 @@
 #include "evenkeel/tests/training/small_data.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 
@@ -24,6 +25,13 @@ std::string IdxHeader(std::initializer_list<int> sizes) {
   return header;
 }
 
+// A rank that has been started already may read an older file of that name, which is the same.
+void Replace(const std::string& path, const std::string& contents) {
+  const std::string whole = absl::StrCat(path, ".new");
+  WriteText(whole, contents);
+  rename(whole.c_str(), path.c_str());
+}
+
 void WriteSplit(const std::string& folder, const std::string& split, int count, uint64_t seed) {
   StableRandom random(seed);
   std::string images = IdxHeader({count, kImageSide, kImageSide});
@@ -36,8 +44,8 @@ void WriteSplit(const std::string& folder, const std::string& split, int count, 
       images += static_cast<char>(random.Below(128) + (is_in_stripe ? 127 : 0));
     }
   }
-  WriteText(absl::StrCat(folder, "/", split, "-images-idx3-ubyte"), images);
-  WriteText(absl::StrCat(folder, "/", split, "-labels-idx1-ubyte"), labels);
+  Replace(absl::StrCat(folder, "/", split, "-images-idx3-ubyte"), images);
+  Replace(absl::StrCat(folder, "/", split, "-labels-idx1-ubyte"), labels);
 }
 
 }  // namespace

@@ -289,14 +289,15 @@ class Save {
     EK_ASSIGN_OR_RETURN(const Opening opening, Opening::Parse(begin));
     EK_RETURN_IF_ERROR(opening.status);
     const Part mine = WriteOwn(opening);
+    // Rank 0 may have removed the file, or the folder, because the group has failed.
+    const bool is_removed = absl::IsNotFound(mine.status);
     const absl::Status group = comm_.status();
-    // Rank 0 may have removed the folder.
-    if (!group.ok()) return mine.status.ok() || absl::IsNotFound(mine.status) ? group : mine.status;
+    if (!group.ok()) return mine.status.ok() || is_removed ? group : mine.status;
     comm_.control().Send(0, Topic(absl::StrCat("part/", comm_.rank())), mine.Serialize());
     may_be_complete_ = mine.status.ok();
     // Rank 0 waits for the slowest rank first.
     const absl::StatusOr<std::string> end = Receive("end", 0, 2 * comm_.timeout());
-    if (!end.ok()) return mine.status.ok() ? end.status() : mine.status;
+    if (!end.ok()) return mine.status.ok() || is_removed ? end.status() : mine.status;
     may_be_complete_ = false;
     ByteReader reader(*end);
     const absl::Status status = reader.Status();

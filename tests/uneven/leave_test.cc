@@ -2,6 +2,7 @@
 // if they had shadowed, bit for bit where each element is added up in rank order.
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -207,23 +208,36 @@ TEST(LeaveErrorTest, AnErrorOfTheLoopReachesThoseWhoHaveLeft) {
   EXPECT_THAT(std::string(results[0].message()), HasSubstr("failed in step 4 of its loop"));
 }
 
-// Rank 0 leaves; rank 1, who is 0 in the group without it, learns from that group who failed.
-TEST(LeaveErrorTest, TheCauseIsARankOfTheGroupThatTheLoopBeganIn) {
+// Returns what the joined loops of three ranks return. Rank 0 has no input, and leaves; the others
+// take four steps before their `end`.
+std::vector<absl::Status> ResultsWhereRank0Leaves(
+    const std::function<absl::Status(Communicator&, const std::function<absl::Status()>& step)>&
+        end) {
   std::vector<absl::Status> results(3);
   RunTestRanks(3, [&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
     EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}));
     ddp->SetOptimizerState({});
-    return results[comm.rank()] = RunJoined(
-               {ddp.get()}, {.leave_after_shadow_steps = 1}, [&](JoinScope&) -> absl::Status {
-                 for (int step = 0; step < (comm.rank() == 0 ? 0 : 9); ++step) {
-                   if (step == 4 && comm.rank() == 2)
-                     return absl::DataLossError("the disk is on fire");
-                   EK_RETURN_IF_ERROR(TakeStep(model, *ddp, comm.rank(), step));
-                 }
-                 return absl::OkStatus();
-               });
+    int steps = 0;
+    const auto step = [&] { return TakeStep(model, *ddp, comm.rank(), steps++); };
+    return results[comm.rank()] = RunJoined({ddp.get()}, {.leave_after_shadow_steps = 1},
+                                            [&](JoinScope&) -> absl::Status {
+                                              if (comm.rank() == 0) return absl::OkStatus();
+                                              while (steps < 4) EK_RETURN_IF_ERROR(step());
+                                              return end(comm, step);
+                                            });
   }).IgnoreError();
+  return results;
+}
+
+// Rank 1 is 0 in the group without rank 0, from which it learns who failed.
+TEST(LeaveErrorTest, TheCauseIsARankOfTheGroupThatTheLoopBeganIn) {
+  const std::vector<absl::Status> results = ResultsWhereRank0Leaves(
+      [](Communicator& comm, const std::function<absl::Status()>& step) -> absl::Status {
+        if (comm.rank() == 2) return absl::DataLossError("the disk is on fire");
+        for (int more = 0; more < 5; ++more) EK_RETURN_IF_ERROR(step());
+        return absl::OkStatus();
+      });
   for (int rank : {0, 1}) {
     const auto info = FailureInfoOf(results[rank]);
     ASSERT_TRUE(info.has_value()) << results[rank];
@@ -234,24 +248,13 @@ TEST(LeaveErrorTest, TheCauseIsARankOfTheGroupThatTheLoopBeganIn) {
 
 // A loop may watch the group that it began in.
 TEST(LeaveErrorTest, AnErrorOfTheFirstGroupThatTheLoopReturnsKeepsItsCause) {
-  std::vector<absl::Status> results(3);
-  RunTestRanks(3, [&](Communicator& comm) -> absl::Status {
-    ToyModel model(kSizes);
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}));
-    ddp->SetOptimizerState({});
-    return results[comm.rank()] = RunJoined(
-               {ddp.get()}, {.leave_after_shadow_steps = 1}, [&](JoinScope&) -> absl::Status {
-                 if (comm.rank() == 0) return absl::OkStatus();
-                 for (int step = 0; step < 4; ++step) {
-                   EK_RETURN_IF_ERROR(TakeStep(model, *ddp, comm.rank(), step));
-                 }
-                 if (comm.rank() == 2) comm.Abort(absl::DataLossError("the disk is on fire"));
-                 const absl::Time deadline = absl::Now() + absl::Seconds(30);
-                 while (comm.status().ok() && absl::Now() < deadline)
-                   absl::SleepFor(absl::Milliseconds(1));
-                 return Annotate(comm.status(), "my loop");
-               });
-  }).IgnoreError();
+  const std::vector<absl::Status> results =
+      ResultsWhereRank0Leaves([](Communicator& comm, const std::function<absl::Status()>&) {
+        if (comm.rank() == 2) comm.Abort(absl::DataLossError("the disk is on fire"));
+        const absl::Time deadline = absl::Now() + absl::Seconds(30);
+        while (comm.status().ok() && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(1));
+        return Annotate(comm.status(), "my loop");
+      });
   const auto info = FailureInfoOf(results[1]);
   ASSERT_TRUE(info.has_value()) << results[1];
   EXPECT_EQ(info->ranks, std::vector<int>{2}) << results[1];

@@ -341,7 +341,7 @@ TEST_P(WatchTest, GroupsMayEndAtAnyMoment) {
 
 struct Failures {
   std::atomic<int> reported = 0;
-  std::atomic<int> hub_must_judge = 0;  // Of these.
+  std::atomic<int> hub_must_judge = 0;  // Those that leave the judgement to the hub.
 };
 
 // A link whose hub can fall silent, and that counts the failures that this rank reports to it.

@@ -49,7 +49,7 @@ class StragglerDetector {
 
   void Add(absl::Span<const RankTimes> ranks);
 
-  // Of the last kBlocks blocks.
+  // Returns the report of the last kBlocks blocks.
   const StragglerReport& Recent() const { return recent_report_; }
   StragglerReport All() const;
   // Returns whether a rank has become a straggler, or one in another phase, since the last call.
@@ -77,7 +77,7 @@ class StragglerDetector {
   Sums now_;                          // The current block.
   Sums all_;                          // All steps before it.
   std::deque<Sums> recent_;           // Full blocks.
-  StragglerReport recent_report_;     // Of `recent_`: each heartbeat of a rank reads it.
+  StragglerReport recent_report_;     // Made once per block: each heartbeat reads it.
   std::vector<bool> were_exhausted_;  // In the step of the times to come.
   bool has_news_ = false;
   // By rank: the phases in which it was a straggler, as bits. A delay that two phases share is news

@@ -56,6 +56,9 @@ class Ranks:
                 dist.init_process_group(
                     backend, store=store, rank=rank, world_size=world, **options
                 )
+                # A failure of a faster rank may overtake the end of the creation.
+                store.set(f"created/{rank}", "")
+                store.wait([f"created/{other}" for other in range(world)])
                 result = function(rank, world)
                 if dist.is_initialized():
                     dist.destroy_process_group()

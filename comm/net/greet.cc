@@ -29,29 +29,17 @@ constexpr absl::Duration kLongestPause = absl::Milliseconds(250);
 constexpr absl::Duration kFirstPatience = absl::Seconds(1);
 constexpr absl::Duration kLongestPatience = absl::Seconds(10);
 
-constexpr absl::Duration kGlance = absl::Milliseconds(100);  // Between looks at `cancelled`.
-
 struct Attempt {
   absl::StatusOr<Greeted> result;
   bool is_final = false;  // The job's own store has refused.
 };
-
-absl::Status AwaitBytes(const UniqueFd& fd, absl::Time deadline, const Cancelled& cancelled) {
-  if (cancelled == nullptr) return WaitFor(fd, POLLIN, deadline);
-  while (true) {
-    const absl::Time glance = absl::Now() + kGlance;
-    const absl::Status ready = WaitFor(fd, POLLIN, std::min(deadline, glance));
-    if (!absl::IsDeadlineExceeded(ready) || glance >= deadline) return ready;
-    EK_RETURN_IF_ERROR(cancelled());
-  }
-}
 
 absl::StatusOr<std::string> ReceiveFrame(const UniqueFd& fd, FrameParser& parser,
                                          absl::Time deadline, const Cancelled& cancelled) {
   while (true) {
     EK_ASSIGN_OR_RETURN(std::optional<std::string> frame, parser.Next());
     if (frame) return *std::move(frame);
-    EK_RETURN_IF_ERROR(AwaitBytes(fd, deadline, cancelled));
+    EK_RETURN_IF_ERROR(WaitFor(fd, POLLIN, deadline, cancelled));
     std::string bytes;
     if (ReceiveSome(fd, bytes).is_over) return absl::UnavailableError("the connection was closed");
     parser.Append(bytes);
@@ -96,7 +84,7 @@ absl::Status Exchange(Greeted& greeted, Hello hello, const JobSecret& job, absl:
 Attempt GreetOnce(const HostPort& server, const Hello& hello, const JobSecret& job,
                   absl::Time challenge_by, absl::Time deadline, const Cancelled& cancelled) {
   challenge_by = std::min(challenge_by, deadline);
-  absl::StatusOr<UniqueFd> fd = ConnectTo(server, challenge_by);
+  absl::StatusOr<UniqueFd> fd = ConnectTo(server, challenge_by, cancelled);
   if (!fd.ok()) return {Annotate(fd.status(), server.ToString())};
   Greeted greeted{.fd = *std::move(fd), .server = server};
   absl::StatusOr<HostPort> local = LocalAddress(greeted.fd);

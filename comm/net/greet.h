@@ -26,9 +26,6 @@ namespace evenkeel::internal {
 // attempt; an error is final.
 using FindServer = std::function<absl::StatusOr<std::vector<HostPort>>()>;
 
-// Called at intervals during a wait; an error ends it, and is final.
-using Cancelled = std::function<absl::Status()>;
-
 // Known to both sides.
 struct JobSecret {
   std::string job;  // Empty: any job.
@@ -45,7 +42,7 @@ struct Greeted {
   HostPort local;    // This end.
 };
 
-// `hello` comes without nonce and proof.
+// `hello` comes without nonce and proof. An error of `cancelled` is final.
 // Errors: DeadlineExceeded with the address and the last obstacle; else the store's reply:
 // PermissionDenied for a wrong secret, InvalidArgument for a wrong rank or world size,
 // FailedPrecondition for another version or build.

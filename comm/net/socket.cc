@@ -26,6 +26,8 @@
 namespace evenkeel::internal {
 namespace {
 
+constexpr absl::Duration kGlance = absl::Milliseconds(100);  // Between looks at `cancelled`.
+
 struct AddressListDeleter {
   void operator()(addrinfo* list) const { freeaddrinfo(list); }
 };
@@ -87,12 +89,13 @@ bool IsConnectedToItself(int fd) {
          local_size == peer_size && std::memcmp(&local, &peer, local_size) == 0;
 }
 
-absl::StatusOr<UniqueFd> ConnectOnce(const addrinfo& info, absl::Time deadline) {
+absl::StatusOr<UniqueFd> ConnectOnce(const addrinfo& info, absl::Time deadline,
+                                     const Cancelled& cancelled) {
   UniqueFd fd = NewSocket(info);
   if (!fd) return absl::UnavailableError(ErrnoText("socket"));
   if (connect(fd.get(), info.ai_addr, info.ai_addrlen) != 0) {
     if (errno != EINPROGRESS && errno != EINTR) return absl::UnavailableError(ErrnoText("connect"));
-    EK_RETURN_IF_ERROR(WaitFor(fd, POLLOUT, deadline));
+    EK_RETURN_IF_ERROR(WaitFor(fd, POLLOUT, deadline, cancelled));
     int error = 0;
     socklen_t size = sizeof(error);
     getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size);
@@ -223,11 +226,12 @@ absl::StatusOr<UniqueFd> AcceptFrom(const UniqueFd& listener) {
   }
 }
 
-absl::StatusOr<UniqueFd> ConnectTo(const HostPort& address, absl::Time deadline) {
+absl::StatusOr<UniqueFd> ConnectTo(const HostPort& address, absl::Time deadline,
+                                   const Cancelled& cancelled) {
   EK_ASSIGN_OR_RETURN(const AddressList list, Resolve(address, false));
   absl::Status last;
   for (const addrinfo* info = list.get(); info != nullptr; info = info->ai_next) {
-    absl::StatusOr<UniqueFd> fd = ConnectOnce(*info, deadline);
+    absl::StatusOr<UniqueFd> fd = ConnectOnce(*info, deadline, cancelled);
     if (fd.ok()) return fd;
     last = fd.status();
   }
@@ -262,13 +266,17 @@ absl::StatusOr<std::string> AddressOfRouteTo(const std::string& host) {
   return absl::UnavailableError(absl::StrCat("there is no route to the host \"", host, "\""));
 }
 
-absl::Status WaitFor(const UniqueFd& fd, short events, absl::Time deadline) {
+absl::Status WaitFor(const UniqueFd& fd, short events, absl::Time deadline,
+                     const Cancelled& cancelled) {
   while (true) {
     pollfd entry = {fd.get(), events, 0};
-    const int ready = poll(&entry, 1, PollTimeout(deadline));
+    const absl::Time until =
+        cancelled == nullptr ? deadline : std::min(deadline, absl::Now() + kGlance);
+    const int ready = poll(&entry, 1, PollTimeout(until));
     if (ready > 0) return absl::OkStatus();
     if (ready < 0 && errno != EINTR) return absl::InternalError(ErrnoText("poll"));
     if (absl::Now() >= deadline) return absl::DeadlineExceededError("no reply");
+    if (cancelled != nullptr) EK_RETURN_IF_ERROR(cancelled());
   }
 }
 

@@ -16,6 +16,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -82,8 +83,12 @@ bool IsLoopback(absl::string_view host);
 absl::StatusOr<UniqueFd> ListenOn(const HostPort& address);
 // Returns a connection that waits at the listener, or an empty owner if there is none.
 absl::StatusOr<UniqueFd> AcceptFrom(const UniqueFd& listener);
+// Called at intervals during a wait; an error ends it.
+using Cancelled = std::function<absl::Status()>;
+
 // Tries each address of the host name, once.
-absl::StatusOr<UniqueFd> ConnectTo(const HostPort& address, absl::Time deadline);
+absl::StatusOr<UniqueFd> ConnectTo(const HostPort& address, absl::Time deadline,
+                                   const Cancelled& cancelled = nullptr);
 
 // Returns the address of this end of a socket, as a number.
 absl::StatusOr<HostPort> LocalAddress(const UniqueFd& fd);
@@ -92,7 +97,8 @@ absl::StatusOr<HostPort> LocalAddress(const UniqueFd& fd);
 absl::StatusOr<std::string> AddressOfRouteTo(const std::string& host);
 
 // Waits until poll() reports one of `events`.
-absl::Status WaitFor(const UniqueFd& fd, short events, absl::Time deadline);
+absl::Status WaitFor(const UniqueFd& fd, short events, absl::Time deadline,
+                     const Cancelled& cancelled = nullptr);
 absl::Status SendAll(const UniqueFd& fd, absl::string_view bytes, absl::Time deadline);
 
 // The result of one read or write without waiting.

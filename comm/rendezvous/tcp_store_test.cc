@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -399,6 +400,29 @@ TEST(TcpControlLinkTest, AnErrorOfTheOriginEndsTheWaitForASilentHub) {
   hub.join();
   EXPECT_EQ(status, absl::UnavailableError("rank 0 is lost"));
   EXPECT_LT(absl::Now() - start, absl::Seconds(20));
+}
+
+// A host that the network does not reach any more; patience with it has grown to 8 seconds.
+TEST(TcpControlLinkTest, AnErrorOfTheOriginEndsTheWaitForAConnection) {
+  absl::StatusOr<internal::UniqueFd> listener = internal::ListenOn({"127.0.0.1", 0});
+  ASSERT_TRUE(listener.ok());
+  const internal::HostPort address = internal::LocalAddress(*listener).value();
+  ASSERT_EQ(listen(listener->get(), /*backlog=*/0), 0);
+  const internal::UniqueFd first = internal::ConnectTo(address, absl::Now() + kSoon).value();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(
+      internal::ConnectTo(address, absl::Now() + absl::Milliseconds(50)).status()));
+  const absl::Time start = absl::Now();
+  const auto origin = [&] {
+    return absl::Now() < start + absl::Seconds(5.5) ? absl::OkStatus()
+                                                    : absl::UnavailableError("rank 0 is lost");
+  };
+  EXPECT_EQ(
+      TcpControlLink::Connect(
+          {.addresses = {address.ToString()}, .secret = "secret", .timeout = absl::Minutes(1)},
+          {.rank = 1, .world_size = 2, .origin = {.status = origin}})
+          .status(),
+      absl::UnavailableError("rank 0 is lost"));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(10));
 }
 
 // A hub that can't answer: it is what a hub does that is stopped.

@@ -287,6 +287,7 @@ int main(int argc, char** argv) {
   // error (run_output.h).
   signal(SIGPIPE, SIG_IGN);
   signal(SIGXFSZ, SIG_IGN);  // A file at the limit of its size (ulimit -f) is a full disk, too.
+  evenkeel::LimitSpinning(evenkeel::OwnPath(), argv);
   std::vector<std::string> arguments(argv, argv + argc);
   evenkeel::TrainFlags flags;
   evenkeel::FlagTable table;

@@ -11,6 +11,8 @@
 // else they find: damaged images, too little memory.
 
 #include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -80,6 +82,20 @@ int Fail(absl::string_view sentence) {
 
 int ExitCode(const absl::Status& status) {
   return status.ok() ? EXIT_SUCCESS : Fail(status.message());
+}
+
+// GNU's OpenMP, on which oneDNN's kernels run, spins for milliseconds where its threads wait for
+// each other. Beside other programs the awaited thread is often not running. OpenMP reads its
+// environment once, when it is loaded, so the program starts again in this process, and its child
+// processes inherit the variable. If it cannot be started, it goes on.
+void LimitSpinning(char** argv) {
+  const char* const threads = std::getenv("OMP_NUM_THREADS");
+  if (threads != nullptr && absl::string_view(threads) == "1") return;
+  for (const char* const name : {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}) {
+    if (std::getenv(name) != nullptr) return;
+  }
+  constexpr char kSpins[] = "1000";  // Tens of microseconds.
+  if (setenv("GOMP_SPINCOUNT", kSpins, /*overwrite=*/1) == 0) execv(OwnPath().c_str(), argv);
 }
 
 // Returns an equal share of the cores, unless the user has set the number.
@@ -287,7 +303,7 @@ int main(int argc, char** argv) {
   // error (run_output.h).
   signal(SIGPIPE, SIG_IGN);
   signal(SIGXFSZ, SIG_IGN);  // A file at the limit of its size (ulimit -f) is a full disk, too.
-  evenkeel::LimitSpinning(evenkeel::OwnPath(), argv);
+  evenkeel::LimitSpinning(argv);
   std::vector<std::string> arguments(argv, argv + argc);
   evenkeel::TrainFlags flags;
   evenkeel::FlagTable table;

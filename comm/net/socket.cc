@@ -234,6 +234,7 @@ absl::StatusOr<UniqueFd> ConnectTo(const HostPort& address, absl::Time deadline,
     absl::StatusOr<UniqueFd> fd = ConnectOnce(*info, deadline, cancelled);
     if (fd.ok()) return fd;
     last = fd.status();
+    if (cancelled != nullptr) EK_RETURN_IF_ERROR(cancelled());
   }
   return last;
 }

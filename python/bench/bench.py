@@ -5,9 +5,9 @@
     sudo python bench.py collectives --peers=gloo --link=1gbit   # one network namespace per rank
 
 Prints tables in Markdown. Each process holds both libraries and times them in turn, in blocks of
-0.3 s (steps: 1 s) that begin with a barrier; each table cell is the median of the ratios of --rounds
-pairs of blocks, with their 10th and 90th percentile. In shorter blocks much of the time would depend
-on the cores to which the other library's block has moved the threads. A size is that of the whole tensor: the one that is
+some 0.3 s (steps: 1 s) that begin with a barrier; each table cell is the median of the ratios of
+--rounds pairs of blocks, with their 10th and 90th percentile. In shorter blocks much of the time
+would depend on the cores to which the other library's block has moved the threads. A size is that of the whole tensor: the one that is
 reduced or scattered, or the one that gathers.
 
 Needs torch and the wheel of evenkeel_c10d. Open MPI and MPICH: mpi4py from PyPI and Debian's
@@ -168,7 +168,7 @@ class Rank:
         for library, function in parties:
             self.block(library, function, 2)
             once = self.largest(self.block(library, function, 3))
-            calls.append(int(min(max(BLOCK_S[self.options.what] / once, 1), 10000)))
+            calls.append(max(int(BLOCK_S[self.options.what] / once), 1))
         times = [[] for _ in parties]
         for turn in range(self.options.rounds):
             order = range(len(parties)) if turn % 2 == 0 else reversed(range(len(parties)))

@@ -317,6 +317,22 @@ TEST_F(RunTest, ALossThatIsNotFiniteEndsTheRun) {
   EXPECT_THAT(ended.out, Not(HasSubstr("test_accuracy")));
 }
 
+TEST_F(RunTest, ThreadsThatWaitForEachOtherSleepSoonUnlessTheUserHasChosen) {
+  const auto train = [&](const std::string& variable) {
+    std::vector<std::string> command = {"/usr/bin/env"};
+    for (const char* name : {"GOMP_SPINCOUNT", "OMP_NUM_THREADS", "OMP_WAIT_POLICY"})
+      command.insert(command.end(), {"-u", name});
+    command.insert(command.end(), {"OMP_DISPLAY_ENV=verbose", variable, kTrain, "--model=mlp",
+                                   "--hidden=8", "--nproc=1", "--max_steps=1", "--data=" + *data_});
+    const Ended ended = evenkeel::Run(command);
+    EXPECT_EQ(ended.code, 0) << ended.err;
+    return ended.err;
+  };
+  EXPECT_THAT(train("UNRELATED=1"), HasSubstr("GOMP_SPINCOUNT = '1000'"));
+  for (const char* chosen : {"GOMP_SPINCOUNT=77", "OMP_WAIT_POLICY=active", "OMP_NUM_THREADS=1"})
+    EXPECT_THAT(train(chosen), Not(HasSubstr("GOMP_SPINCOUNT = '1000'"))) << chosen;
+}
+
 TEST_F(RunTest, EverythingMayBeFrozen) {
   const std::string save = TempPath("frozen.safetensors");
   TrainMlp({"--nproc=2", "--rank_steps=2,3", "--freeze=fc@0:", "--save=" + save});

@@ -1,11 +1,7 @@
 #include "evenkeel/trainer/layers/compute_threads.h"
 
-#include <stdlib.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <fstream>
 #include <thread>
 
@@ -33,12 +29,6 @@ int LimitOf(const std::string& cgroup_folder) {
 
 void SetComputeThreads(int threads) { omp_set_num_threads(std::max(1, threads)); }
 int ComputeThreads() { return omp_get_max_threads(); }
-
-void LimitSpinning(const std::string& program, char** arguments) {
-  if (std::getenv("GOMP_SPINCOUNT") != nullptr || std::getenv("OMP_WAIT_POLICY") != nullptr) return;
-  setenv("GOMP_SPINCOUNT", "1000", /*overwrite=*/1);  // Tens of microseconds.
-  execv(program.c_str(), arguments);
-}
 
 int CoresOfQuota(absl::string_view quota, absl::string_view period) {
   int64_t time = 0, per = 0;  // "max" and -1 mean no limit.

@@ -19,19 +19,6 @@ namespace evenkeel {
 void SetComputeThreads(int threads);
 int ComputeThreads();
 
-// Makes the threads of parallel loops sleep soon where they wait for each other.
-//
-//   int main(int argc, char** argv) { LimitSpinning(OwnPath(), argv); ...
-//
-// GNU's OpenMP spins for milliseconds. Beside other programs the awaited thread may not be running,
-// and each loop then takes that long: an epoch took 36 times as long on a busy machine. OpenMP
-// reads its environment once, when it is loaded, so this starts `program` again in this process,
-// with GOMP_SPINCOUNT set, which child processes inherit. It does nothing if that variable or
-// OMP_WAIT_POLICY is set, and returns if the program cannot be started.
-//
-// Threads: for the only thread of a process.
-void LimitSpinning(const std::string& program, char** arguments);
-
 // The number of cores that this process may use.
 //
 //   UsableCores()   // 2 in a container with `--cpus=2`, also on a host with 64 cores

@@ -3,6 +3,7 @@
     run_ranks(2, lambda rank, world: dist.barrier())
 """
 
+import datetime
 import multiprocessing
 import os
 import pickle
@@ -58,7 +59,8 @@ class Ranks:
                 )
                 # A failure of a faster rank may overtake the end of the creation.
                 store.set(f"created/{rank}", "")
-                store.wait([f"created/{other}" for other in range(world)])
+                others = [f"created/{other}" for other in range(world)]
+                store.wait(others, datetime.timedelta(seconds=30))
                 result = function(rank, world)
                 if dist.is_initialized():
                     dist.destroy_process_group()
@@ -97,7 +99,7 @@ def run_ranks(world, function, **options):
     """Returns what `function(rank, world)` returned, by rank; fails if a rank failed."""
     timeout = options.pop("timeout_s", 60)
     results = Ranks(world, function, **options).results(timeout)
-    for rank, (kind, value) in enumerate(results):
-        if kind != "ok":
-            raise AssertionError(f"rank {rank} of {world}: {kind}: {value}")
+    bad = [f"rank {r} of {world}: {kind}: {v}" for r, (kind, v) in enumerate(results) if kind != "ok"]
+    if bad:
+        raise AssertionError("\n".join(bad))
     return [value for _, value in results]

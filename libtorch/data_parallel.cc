@@ -355,9 +355,9 @@ void DataParallelBase::Replica::BeforeBackward(int graph_task) {
     if (no_sync == 0 && !had_late_forward)
       Refuse(absl::StrCat(
           "rank ", group->comm->rank(),
-          " runs backward outside of a step: the gradients of the last "
-          "forward have been reduced. Call DataParallel before each backward, or add up the "
-          "gradients of all backwards but the last with no_sync()"));
+          " runs backward outside of a step: no forward of DataParallel precedes it, or the "
+          "gradients of the last one have been reduced. Call ddp(x), not net(x), before each "
+          "backward, or add up the gradients of all backwards but the last with no_sync()"));
     Begin();
   } else if (has_thrown_) {
     Refuse(

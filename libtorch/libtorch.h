@@ -219,7 +219,7 @@ struct JoinOptions {
 
 class DataParallelBase {
  public:
-  // Backwards in its life add to the gradients and reduce nothing.
+  // While it lives, backward adds to the gradients and reduces nothing.
   class NoSync {
    public:
     explicit NoSync(DataParallelBase& ddp);
@@ -415,11 +415,12 @@ class Optimizer : public torch::optim::Optimizer {
   double last_norm() const;
   bool last_was_skipped() const;
 
-  // Throw: the state may be split.
+  // They throw, since the state may be split: use save_sharded() and load_sharded().
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
-  // Checkpoints in a folder that all ranks see, each rank its part; loads with any placement and
-  // number of ranks. On all ranks, between steps.
+  // Write and read moments, step counts and master copies, in a folder that all ranks see, each
+  // rank its part; they load with any placement and number of ranks. Parameters, buffers and
+  // learning rates are not part of them. On all ranks, between steps.
   void save_sharded(const std::string& folder);
   void load_sharded(const std::string& folder);
   int64_t state_bytes() const;  // Of this rank.

@@ -130,7 +130,8 @@ absl::StatusOr<Greeted> Greet(const FindServer& find, const Hello& hello, const 
           begin < warn_at ? std::min(warn_at, begin + patience) : begin + patience;
       Attempt attempt = GreetOnce(server, hello, job, challenge_by, deadline, cancelled);
       if (attempt.result.ok() || attempt.is_final) return std::move(attempt.result);
-      last = attempt.result.status();
+      // An attempt that the deadline has cut short is no better reason than the one before.
+      if (last.ok() || absl::Now() < deadline) last = attempt.result.status();
       if (cancelled != nullptr) EK_RETURN_IF_ERROR(cancelled());
     }
     const absl::Time now = absl::Now();

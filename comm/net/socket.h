@@ -83,7 +83,8 @@ bool IsLoopback(absl::string_view host);
 absl::StatusOr<UniqueFd> ListenOn(const HostPort& address);
 // Returns a connection that waits at the listener, or an empty owner if there is none.
 absl::StatusOr<UniqueFd> AcceptFrom(const UniqueFd& listener);
-// Called at intervals during a wait; an error ends it.
+
+// Called at intervals during a wait. Its error ends the wait, and is returned.
 using Cancelled = std::function<absl::Status()>;
 
 // Tries each address of the host name, once.

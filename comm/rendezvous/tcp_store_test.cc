@@ -951,9 +951,9 @@ TEST(HandshakeTest, APlayedBackHandshakeIsRefused) {
   EXPECT_EQ(store->Get("key", kSoon).value(), "changed since");
 }
 
-// A store of another build: challenges whoever connects, and says `more`.
+// A store of another build: sends a challenge and `more` to those who connect, or to the first.
 std::string ConnectToABuild(uint32_t version, absl::string_view build, absl::string_view job,
-                            absl::string_view more = "") {
+                            absl::string_view more = "", bool only_first = false) {
   const internal::UniqueFd listener = internal::ListenOn({"127.0.0.1", 0}).value();
   internal::WakeUp stop = internal::WakeUp::Create().value();
   std::thread other([&] {
@@ -963,6 +963,7 @@ std::string ConnectToABuild(uint32_t version, absl::string_view build, absl::str
       poll(entries, 2, -1);
       if (entries[0].revents != 0) return;
       connections.push_back(internal::AcceptFrom(listener).value());
+      if (only_first && connections.size() > 1) continue;
       const internal::Challenge challenge{.version = version,
                                           .build = std::string(build),
                                           .job = std::string(job),
@@ -994,6 +995,11 @@ TEST(HandshakeTest, AStoreOfAnotherBuildIsRefusedAtOnce) {
   EXPECT_THAT(ConnectToABuild(99, kBuild, "job"),
               AllOf(HasSubstr("FAILED_PRECONDITION"), HasSubstr("(protocol 99)"), HasSubstr(ours)));
   EXPECT_THAT(ConnectToABuild(99, "0.9.9", "other"),
+              AllOf(HasSubstr("DEADLINE_EXCEEDED"), HasSubstr("the job other")));
+}
+
+TEST(HandshakeTest, AnAttemptThatTheDeadlineCutsShortHidesNoReason) {
+  EXPECT_THAT(ConnectToABuild(99, "0.9.9", "other", "", /*only_first=*/true),
               AllOf(HasSubstr("DEADLINE_EXCEEDED"), HasSubstr("the job other")));
 }
 

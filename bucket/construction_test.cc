@@ -69,7 +69,7 @@ const Wrong kWrong[] = {
      }},
     {"no bucket caps", [](Memory&, ParameterSet&, auto&,
                           DataParallelOptions& options) { options.reducer.caps = {}; }},
-    {"bucket cap 1 is -5 bytes",
+    {"caps[1] is -5 bytes",
      [](Memory&, ParameterSet&, auto&, DataParallelOptions& options) {
        options.reducer.caps = {Bytes{0}, Bytes{-5}};
      }},
@@ -125,31 +125,32 @@ TEST_P(ConstructionTest, SettingsThatDifferAreNamed) {
                              .status()
                              .message());
     };
-    const std::string last = absl::StrCat(" on rank ", world - 1);
-    EXPECT_THAT(message({.buffers = {.every = is_last ? 2 : 0}}),
-                HasSubstr("buffers.every is 0 on rank 0 and 2" + last));
+    const auto names = [&](absl::string_view what, absl::string_view usual,
+                           absl::string_view last) {
+      return HasSubstr(LastRankDiffers(world, what, usual, last));
+    };
+    EXPECT_THAT(message({.buffers = {.every = is_last ? 2 : 0}}), names("buffers.every", "0", "2"));
     EXPECT_THAT(
         message({.buffers = {.how = is_last ? BufferSync::kAverage : BufferSync::kBroadcast}}),
-        HasSubstr("buffers.how is broadcast on rank 0 and average" + last));
+        names("buffers.how", "broadcast", "average"));
     EXPECT_THAT(message({.broadcast_initial_state = !is_last}),
-                HasSubstr("broadcast_initial_state is true on rank 0 and false" + last));
+                names("broadcast_initial_state", "true", "false"));
     EXPECT_THAT(message({.reducer = {.caps = {Bytes{8}, Bytes{is_last ? 9 : 10}}}}),
-                HasSubstr("the bucket caps is {8, 10} bytes on rank 0 and {8, 9} bytes" + last));
+                names("the bucket caps", "{8, 10} bytes", "{8, 9} bytes"));
     const CapOrder order = is_last ? CapOrder::kFromLastReady : CapOrder::kFromFirstReady;
     EXPECT_THAT(message({.reducer = {.cap_order = order}}),
-                HasSubstr("cap_order is kFromFirstReady on rank 0 and kFromLastReady" + last));
+                names("cap_order", "kFromFirstReady", "kFromLastReady"));
     EXPECT_THAT(message({.reducer = {.gradient_as_bucket_view = is_last}}),
-                HasSubstr("gradient_as_bucket_view is false on rank 0 and true" + last));
+                names("gradient_as_bucket_view", "false", "true"));
     EXPECT_THAT(message({.reducer = {.fusion = is_last ? Fusion::kCoalesced : Fusion::kFlat}}),
-                HasSubstr("fusion is kFlat on rank 0 and kCoalesced" + last));
+                names("fusion", "kFlat", "kCoalesced"));
     EXPECT_THAT(message({.reducer = {.find_unused = true, .skip_unused_buckets = is_last}}),
-                HasSubstr("skip_unused_buckets is false on rank 0 and true" + last));
+                names("skip_unused_buckets", "false", "true"));
     EXPECT_THAT(message({.trainability = {.policy = is_last ? TrainabilityPolicy::kEveryN
                                                             : TrainabilityPolicy::kAlways,
                                           .every = 3}}),
-                HasSubstr("the trainability policy is always, every 3 steps, verified every 1000 "
-                          "steps on rank 0 and "
-                          "every_n, "));
+                names("the trainability policy", "always, every 3 steps, verified every 1000 steps",
+                      "every_n, every 3 steps, verified every 1000 steps"));
     return comm.Barrier();
   });
   EXPECT_TRUE(status.ok()) << status;

@@ -640,9 +640,10 @@ TEST(DataParallelErrorsTest, DifferentModelsAreRefusedOnAllRanks) {
     std::string expected;
   };
   for (const Case& other :
-       {Case{{3, 5, 1, 8}, "the number of parameters is 5 on rank 0 and 4 on rank 1"},
+       {Case{{3, 5, 1, 8},
+             "the number of parameters: rank 0 has 5; rank 1 has 4: the ranks disagree"},
         Case{{3, 5, 1, 9, 2},
-             "parameter 3 is \"p3\" float32[8] on rank 0 and \"p3\" float32[9] on rank 1"}}) {
+             "parameter 3: rank 0 has \"p3\" float32[8]; rank 1 has \"p3\" float32[9]"}}) {
     std::vector<absl::Status> results(2);
     (void)RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
       ToyModel model(comm.rank() == 0 ? kSizes : other.sizes);

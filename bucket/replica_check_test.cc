@@ -239,8 +239,8 @@ TEST(ReplicaCheckTest, SettingsMustBeValidAndEqual) {
     const absl::Status status =
         Rank(comm).Create({.check_replicas = {.every = 5 + int64_t{comm.rank()}}});
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-    EXPECT_THAT(status.message(), HasSubstr("check_replicas is every 5 steps in 1 part on rank 0 "
-                                            "and every 6 steps in 1 part on rank 1"));
+    EXPECT_THAT(status.message(), HasSubstr("check_replicas: rank 0 has every 5 steps in 1 part; "
+                                            "rank 1 has every 6 steps in 1 part"));
     return absl::OkStatus();
   });
 }

@@ -1,14 +1,17 @@
 #include "evenkeel/bucket/state_sync.h"
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "evenkeel/comm/agree.h"
-#include "evenkeel/comm/base/bytes.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/status.h"
 
@@ -16,32 +19,6 @@ namespace evenkeel {
 namespace {
 
 constexpr int64_t kGroupBytes = int64_t{250} << 20;
-
-// Both have been written by Serialize(), and differ.
-absl::Status FirstDifference(absl::string_view first, int rank, absl::string_view other) {
-  internal::ByteReader expected(first), reader(other);
-  while (true) {
-    const absl::string_view fact = expected.Bytes(), value = expected.Bytes();
-    const absl::string_view what = reader.Bytes(), theirs = reader.Bytes();
-    if (!expected.ok() || !reader.ok()) {
-      return absl::InternalError(
-          absl::StrCat("the facts of rank ", rank, " are malformed (internal error)"));
-    }
-    if (what != fact) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("rank 0 has ", fact, " where rank ", rank, " has ", what));
-    }
-    if (value == theirs) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(what, " is ", value, " on rank 0 and ", theirs, " on rank ", rank));
-  }
-}
-
-std::string Serialize(absl::Span<const Fact> facts) {
-  internal::ByteWriter writer;
-  for (const Fact& fact : facts) writer.Bytes(fact.what).Bytes(fact.value);
-  return writer.Take();
-}
 
 using Groups = std::vector<std::vector<TensorView>>;
 
@@ -137,9 +114,11 @@ absl::Status BroadcastState(Channel& channel, absl::Span<const TensorView> tenso
 
 namespace {
 
-// "float32[640]", on whatever device: each rank has its own.
-std::string KindOf(const TensorView& view) {
-  return ToString(TensorView(nullptr, view.count, view.dtype));
+// "float32[640]", or "float32[64, 10]" if the shape is known; on whatever device: each rank has its
+// own.
+std::string KindOf(const TensorView& view, std::span<const int64_t> shape = {}) {
+  if (shape.size() < 2) return ToString(TensorView(nullptr, view.count, view.dtype));
+  return absl::StrCat(ToString(view.dtype), "[", absl::StrJoin(shape, ", "), "]");
 }
 
 }  // namespace
@@ -153,7 +132,8 @@ std::vector<Fact> FactsOf(const ParameterSet& params, absl::Span<const TensorVie
     absl::StrAppend(&names[shared.index], " = \"", shared.name, "\"");
   }
   for (int i = 0; i < params.size(); ++i) {
-    std::string kind = params.is_ignored(i) ? "(ignored)" : KindOf(params[i].value);
+    std::string kind =
+        params.is_ignored(i) ? "(ignored)" : KindOf(params[i].value, params.shape(i));
     if (!params.is_ignored(i) && params.row_size(i) > 0)
       absl::StrAppend(&kind, " in rows of ", params.row_size(i));
     facts.push_back({absl::StrCat("parameter ", i), absl::StrCat(names[i], " ", kind)});
@@ -161,16 +141,6 @@ std::vector<Fact> FactsOf(const ParameterSet& params, absl::Span<const TensorVie
   for (size_t b = 0; b < buffers.size(); ++b)
     facts.push_back({absl::StrCat("buffer ", b), KindOf(buffers[b])});
   return facts;
-}
-
-absl::Status VerifySame(Communicator& comm, absl::string_view topic, const absl::Status& own,
-                        absl::Span<const Fact> facts) {
-  EK_ASSIGN_OR_RETURN(const std::vector<std::string> all,
-                      AgreeOnEqual(comm, topic, own, Serialize(facts)));
-  for (size_t rank = 1; rank < all.size(); ++rank) {
-    if (all[rank] != all[0]) return FirstDifference(all[0], static_cast<int>(rank), all[rank]);
-  }
-  return absl::OkStatus();
 }
 
 std::vector<TensorView> ValuesOf(const ParameterSet& params) {

@@ -19,6 +19,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/comm/agree.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/types.h"
@@ -56,18 +57,10 @@ absl::StatusOr<std::vector<Work>> BeginSyncState(Channel& channel,
 absl::Status BroadcastState(Channel& channel, absl::Span<const TensorView> tensors, int root,
                             Role role, StreamRef stream = {});
 
-// A property that must be equal on all ranks: {"parameter 3", "\"fc1.weight\" float32[640]"}.
-struct Fact {
-  std::string what;
-  std::string value;
-};
-// Returns the numbers of parameters and buffers; the names, sizes, types and sharing of parameters
-// (of ignored ones only the names); and the sizes and types of buffers.
+// Returns the numbers of parameters and buffers; the names, sizes (shapes, if they are known),
+// types and sharing of parameters (of ignored ones only the names); and the sizes and types of
+// buffers.
 std::vector<Fact> FactsOf(const ParameterSet& params, absl::Span<const TensorView> buffers = {});
-// A collective. Returns on every rank the lowest failing rank's `own` error, or InvalidArgument if
-// the ranks' facts differ, with the first fact that does, two ranks and both values.
-absl::Status VerifySame(Communicator& comm, absl::string_view topic, const absl::Status& own,
-                        absl::Span<const Fact> facts);
 
 // Returns all values except those of ignored parameters.
 std::vector<TensorView> ValuesOf(const ParameterSet& params);

@@ -6,11 +6,46 @@
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/base/bytes.h"
+#include "evenkeel/comm/base/parties.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/control/control.h"
+#include "evenkeel/comm/failure_info.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
+namespace {
+
+std::string Serialize(absl::Span<const Fact> facts) {
+  internal::ByteWriter writer;
+  for (const Fact& fact : facts) writer.Bytes(fact.what).Bytes(fact.value);
+  return writer.Take();
+}
+
+// `all`: by rank, what Serialize() has written; they differ.
+absl::Status FirstDifference(absl::Span<const std::string> all) {
+  std::vector<internal::ByteReader> readers(all.begin(), all.end());
+  while (true) {
+    std::string what;  // Of the first rank that has another fact.
+    bool differ = false;
+    internal::Parties parties;
+    for (size_t i = 0; i < all.size(); ++i) {
+      const absl::string_view mine = readers[i].Bytes(), value = readers[i].Bytes();
+      const int rank = static_cast<int>(i);
+      if (what.empty()) what = std::string(mine);
+      parties[rank] = !readers[i].ok() ? "nothing"
+                      : mine == what   ? std::string(value)
+                                       : absl::StrCat(mine, ": ", value);
+      differ = differ || parties[rank] != parties[0];
+    }
+    if (what.empty()) return absl::InternalError("the ranks' facts differ, but none of them does");
+    if (!differ) continue;
+    const absl::Status status = internal::Disagreement(
+        parties, {.one = "has", .several = "have", .before = absl::StrCat(what, ": ")});
+    return WithFailureInfo(absl::InvalidArgumentError(status.message()), *FailureInfoOf(status));
+  }
+}
+
+}  // namespace
 
 absl::StatusOr<std::vector<std::string>> AgreeOn(Communicator& comm, absl::string_view topic,
                                                  const absl::Status& own, absl::string_view value) {
@@ -42,6 +77,13 @@ absl::StatusOr<std::vector<std::string>> AgreeOnEqual(Communicator& comm, absl::
   if (is_same) return std::vector<std::string>();
   return comm.control().Exchange(absl::StrCat(topic, "/values"), std::string(value),
                                  comm.timeout());
+}
+
+absl::Status VerifySame(Communicator& comm, absl::string_view topic, const absl::Status& own,
+                        absl::Span<const Fact> facts) {
+  EK_ASSIGN_OR_RETURN(const std::vector<std::string> all,
+                      AgreeOnEqual(comm, topic, own, Serialize(facts)));
+  return all.empty() ? absl::OkStatus() : FirstDifference(all);
 }
 
 }  // namespace evenkeel

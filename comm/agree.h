@@ -20,6 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "evenkeel/comm/communicator.h"
 
 namespace evenkeel {
@@ -34,6 +35,17 @@ absl::StatusOr<std::vector<std::string>> AgreeOn(Communicator& comm, absl::strin
 absl::StatusOr<std::vector<std::string>> AgreeOnEqual(Communicator& comm, absl::string_view topic,
                                                       const absl::Status& own,
                                                       absl::string_view value);
+
+// A property that must be equal on all ranks: {"parameter 3", "\"fc1.weight\" float32[64, 10]"}.
+struct Fact {
+  std::string what;
+  std::string value;
+};
+// A collective. Returns on every rank the lowest failing rank's `own` error, or InvalidArgument if
+// the ranks' facts differ, with the first fact that does, and the ranks with each value; its
+// FailureInfo names the smallest party. The group goes on.
+absl::Status VerifySame(Communicator& comm, absl::string_view topic, const absl::Status& own,
+                        absl::Span<const Fact> facts);
 
 }  // namespace evenkeel
 

@@ -642,19 +642,17 @@ absl::Status Communicator::CheckAgainstLeft(absl::string_view channel, int64_t p
       auto at = positions.find(std::string(channel));
       const int64_t theirs = at == positions.end() ? 0 : at->second;
       if (position < theirs) continue;
-      contradiction =
-          WithFailureInfo(absl::FailedPreconditionError(absl::StrCat(
-                              "rank ", rank_, " is at #", position, next.empty() ? "" : " ", next,
-                              " on channel \"", channel, "\"; rank ", peer,
-                              " has left the group after ", theirs, " there: the ranks disagree",
-                              channel == internal::kStepsChannel
-                                  ? " (a loop over uneven inputs needs a join: RunJoined() in C++, "
-                                    "ddp.join() in libtorch)"
-                                  : "")),
-                          {.kind = FailureKind::kDisagreement,
-                           .ranks = {peer},
-                           .operation = std::string(next),
-                           .position = position});
+      contradiction = WithFailureInfo(
+          absl::FailedPreconditionError(absl::StrCat(
+              "rank ", rank_, " is at #", position, next.empty() ? "" : " ", next, " on channel \"",
+              channel, "\"; rank ", peer, " has left the group after ", theirs,
+              " there: the ranks disagree",
+              channel == internal::kStepsChannel ? absl::StrCat(" (", internal::kJoinAdvice, ")")
+                                                 : "")),
+          {.kind = FailureKind::kDisagreement,
+           .ranks = {peer},
+           .operation = std::string(next),
+           .position = position});
       break;
     }
   }

@@ -165,7 +165,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateCommunicator(const Environme
   if (options.backend == "none") return CreateNone(environment, options);
   return absl::InvalidArgumentError(
       absl::StrCat("unknown backend \"", options.backend,
-                   "\": it is one of auto, shm, tcp, hierarchical, nccl, local, none"));
+                   "\": it is one of auto, shm, tcp (or gloo), hierarchical, nccl, local, none"));
 }
 
 }  // namespace evenkeel

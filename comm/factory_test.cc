@@ -201,9 +201,9 @@ TEST(CreateCommunicatorTest, AHostThatCountsAsSeveralGetsTheirBackend) {
 TEST(CreateCommunicatorTest, KnowsItsBackends) {
   const absl::Status unknown = CreateCommunicator({}, {.backend = "smoke"}).status();
   EXPECT_TRUE(absl::IsInvalidArgument(unknown)) << unknown;
-  EXPECT_THAT(
-      std::string(unknown.message()),
-      AllOf(HasSubstr("smoke"), HasSubstr("auto, shm, tcp, hierarchical, nccl, local, none")));
+  EXPECT_THAT(std::string(unknown.message()),
+              AllOf(HasSubstr("smoke"),
+                    HasSubstr("auto, shm, tcp (or gloo), hierarchical, nccl, local, none")));
   EXPECT_TRUE(absl::IsInvalidArgument(
       CreateCommunicator({.world_size = 2}, {.backend = "local"}).status()));
   // Either not built, or no device, or it works.

@@ -134,7 +134,7 @@ absl::Status StepLedger::CompareSettings(const std::string& part, absl::Span<con
        .several = "have",
        .before = absl::StrCat(part, ": step ", number, is_planned ? " begins" : " was taken",
                               " with different settings: "),
-       .after = "; derive them from what all ranks count"});
+       .after = "; every rank must pass the same settings to a step"});
 }
 
 }  // namespace evenkeel

@@ -10,9 +10,11 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "evenkeel/bucket/hooks/compressed_reduction.h"
 #include "evenkeel/bucket/hooks/power_sgd.h"
 #include "evenkeel/bucket/hooks/quantized_all_reduce.h"
+#include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/memory.h"
 #include "evenkeel/join/join.h"
 #include "evenkeel/libtorch/internal.h"
@@ -22,6 +24,21 @@ namespace {
 
 using torch::autograd::Node;
 using torch::autograd::variable_list;
+
+// Before the gradient is added: an error must not leave half of it in a bucket.
+class GradientPreHook : public torch::autograd::FunctionPreHook {
+ public:
+  GradientPreHook(std::weak_ptr<DataParallelBase::Replica> replica, int param)
+      : replica_(std::move(replica)), param_(param) {}
+  variable_list operator()(const variable_list& gradients) override {
+    if (const auto replica = replica_.lock()) replica->BeforeGradient(param_);
+    return gradients;
+  }
+
+ private:
+  const std::weak_ptr<DataParallelBase::Replica> replica_;
+  const int param_;
+};
 
 class GradientHook : public torch::autograd::FunctionPostHook {
  public:
@@ -71,6 +88,18 @@ void KeepHeap() {
   std::free(block);
 }
 
+// A hash of some elements, which a change of all elements, such as clipping, changes, too.
+uint64_t SampleOf(const TensorView& gradient) {
+  constexpr int64_t kElements = 16;
+  const int64_t distance = std::max<int64_t>(1, gradient.count / kElements);
+  const auto size = static_cast<size_t>(SizeOf(gradient.dtype));
+  const char* const data = static_cast<const char*>(gradient.data);
+  uint64_t hash = 0;
+  for (int64_t i = 0; i < gradient.count; i += distance)
+    hash = StableHash(hash, absl::string_view(data + i * size, size));
+  return hash;
+}
+
 // The tables of modules whose gradients are sparse, and the elements of their rows.
 std::unordered_map<const void*, int64_t> SparseTables(const torch::nn::Module& root) {
   std::unordered_map<const void*, int64_t> tables;
@@ -94,6 +123,12 @@ DataParallelBase::Replica::Replica(std::shared_ptr<Group::State> group,
                                    const DataParallelOptions& options)
     : group(std::move(group)), module(std::move(module)), options(options) {
   this->group->DropParked();  // The exception has been caught.
+  for (const auto& [name, bytes] : {std::pair("first_bucket_bytes", options.first_bucket_bytes),
+                                    std::pair("bucket_bytes", options.bucket_bytes)}) {
+    if (bytes < 0)
+      Refuse(absl::StrCat("DataParallelOptions::", name, " is ", bytes,
+                          ", but must be at least 0 (0: one gradient per bucket)"));
+  }
   KeepHeap();
   AddParameters();
   AddBuffers();
@@ -124,7 +159,7 @@ void DataParallelBase::Replica::Detach() {
   if (std::exchange(is_detached, true)) return;
   if (core != nullptr) FollowGradients();
   for (int i = 0; i < static_cast<int>(params.size()); ++i) {
-    if (params[i].hook != 0) params[i].accumulator->del_post_hook(params[i].hook);
+    RemoveHooks(i);
     torch::Tensor& grad = params[i].tensor.mutable_grad();
     if (ShowsBucket(i)) grad = grad.clone();  // The bucket ends with this object.
   }
@@ -194,10 +229,21 @@ void DataParallelBase::Replica::Attach(int param) {
   if (!one.tensor.requires_grad() || set.is_ignored(param)) return;
   auto accumulator = torch::autograd::impl::grad_accumulator(one.tensor);
   if (accumulator == one.accumulator) return;
-  if (one.hook != 0) one.accumulator->del_post_hook(one.hook);
+  RemoveHooks(param);
   one.accumulator = std::move(accumulator);
   one.hook =
       one.accumulator->add_post_hook(std::make_unique<GradientHook>(weak_from_this(), param));
+  auto pre_hook = std::make_unique<GradientPreHook>(weak_from_this(), param);
+  one.pre_hook = pre_hook.get();
+  one.accumulator->add_pre_hook(std::move(pre_hook));
+}
+
+void DataParallelBase::Replica::RemoveHooks(int param) {
+  Parameter& one = params[param];
+  if (one.hook == 0) return;
+  one.accumulator->del_post_hook(std::exchange(one.hook, 0));
+  std::erase_if(one.accumulator->pre_hooks(),
+                [&](const auto& hook) { return hook.get() == one.pre_hook; });
 }
 
 // ---- A step ----
@@ -216,7 +262,7 @@ void DataParallelBase::Replica::Begin() {
   ForgetClearedGradients();
   for (int i = 0; i < set.size(); ++i) {
     Parameter& param = params[i];
-    param.is_unreached = param.is_ready = false;
+    param.is_unreached = param.is_ready = param.is_lost = false;
     if (!param.tensor.requires_grad() && ShowsBucket(i))
       param.tensor.mutable_grad() = param.view.clone();  // A frozen parameter has no bucket.
   }
@@ -294,12 +340,11 @@ void DataParallelBase::Replica::ReadSparseGradient(int param) {
   set.SetGradState(param, rows.numel() == 0 ? GradState::kNone : state);
 }
 
-void DataParallelBase::Replica::OnGradient(int param) {
+void DataParallelBase::Replica::BeforeGradient(int param) {
   {
     const std::lock_guard lock(mutex_);
     BeforeBackward(torch::autograd::get_current_graph_task_id());
   }
-  const at::NoGradGuard no_grad;
   if (params[param].is_unreached)
     Refuse(
         absl::StrCat("backward reached \"", NameOf(param),
@@ -311,6 +356,10 @@ void DataParallelBase::Replica::OnGradient(int param) {
     Refuse(absl::StrCat("backward reached \"", NameOf(param),
                         "\" twice in one step: a backward inside of this step's backward must "
                         "not reach parameters that another part of it reaches"));
+}
+
+void DataParallelBase::Replica::OnGradient(int param) {
+  const at::NoGradGuard no_grad;
   const torch::Tensor& grad = params[param].tensor.grad();
   if (set.row_size(param) > 0) {
     ReadSparseGradient(param);
@@ -457,8 +506,10 @@ void DataParallelBase::Replica::AdoptGradients() {
       ShowSparseGradient(i);
     } else if (set.grad_state(i) == GradState::kReduced) {
       ShowGradient(i);
+      if (scope != nullptr) params[i].sample = SampleOf(set[i].grad);
     } else if (params[i].had_gradient) {
       grad = torch::empty_like(params[i].tensor, torch::kMeta);
+      params[i].is_lost = true;
     } else if (ShowsBucket(i)) {
       grad.reset();  // No rank has one.
     }
@@ -477,6 +528,32 @@ void DataParallelBase::Replica::ShowSparseGradient(int param) {
   grad = torch::sparse_coo_tensor(rows, values, params[param].tensor.sizes());
   params[param].sparse_grad = grad;
   params[param].sparse_version = grad._version();
+}
+
+void DataParallelBase::Replica::CheckGradients() {
+  for (int i = 0; i < set.size(); ++i) {
+    const torch::Tensor& grad = params[i].tensor.grad();
+    const bool is_unchanged_meta = grad.defined() && grad.is_meta() && grad._version() == 0;
+    if (std::exchange(params[i].is_lost, false)) {
+      if (!is_unchanged_meta)
+        Refuse(absl::StrCat("the gradient of \"", NameOf(i),
+                            "\" was cleared or replaced between backward and step(); with Slices "
+                            "that has no effect, because no rank has all of it: call zero_grad() "
+                            "after step()"));
+    } else if (is_unchanged_meta) {
+      Refuse(
+          "step() was called again after one backward; with Slices the first step() has used the "
+          "gradients up");
+    }
+    if (scope == nullptr || !set.trainable(i) || set.row_size(i) > 0 ||
+        set.grad_state(i) != GradState::kReduced)
+      continue;
+    if (!ShowsBucket(i) || SampleOf(set[i].grad) != params[i].sample)
+      Refuse(absl::StrCat(
+          "the gradient of \"", NameOf(i),
+          "\" was changed between backward and step() inside join(), where ranks without a batch "
+          "do not change theirs; to clip gradients call Optimizer::clip_grad_norm()"));
+  }
 }
 
 void DataParallelBase::Replica::TakeGradients() {

@@ -96,9 +96,12 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
         view;  // The gradient in its bucket: `tensor.grad()`, unless the user resets that.
     decltype(torch::autograd::impl::grad_accumulator(torch::Tensor())) accumulator;
     uintptr_t hook = 0;
+    const torch::autograd::FunctionPreHook* pre_hook = nullptr;
     bool had_gradient = false;    // Before the last reduction.
     bool is_unreached = false;    // Marked as unused in the open step.
     bool is_ready = false;        // Its gradient has arrived in the open step.
+    bool is_lost = false;         // Each rank has a slice of its gradient, for the next step().
+    uint64_t sample = 0;          // SampleOf() its reduced gradient, in join().
     torch::Tensor sparse_grad;    // The one last stored in grad(),
     uint32_t sparse_version = 0;  // and its version at that time.
   };
@@ -111,11 +114,15 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   void Begin();
   void Finish();           // The end of backward.
   void FinishUnreached();  // In place of backward: this rank has no gradient.
+  void BeforeGradient(int param);
   void OnGradient(int param);
   // After a reduction, own or shadowed: each grad() is what was reduced, or none.
   void AdoptGradients();
   // After a new plan, which may have moved buckets.
   void FollowGradients();
+  // Before any optimizer's step: throws if the user has done to the gradients what step() cannot
+  // follow.
+  void CheckGradients();
   // Before an optimizer of evenkeel reads the gradients: the user may have changed them.
   void TakeGradients();
   // Around the end of a loop, after which this rank follows the others.
@@ -149,6 +156,7 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   void AddParameters();
   void AddBuffers();
   void Attach(int param);
+  void RemoveHooks(int param);
   void ShowGradient(int param);  // grad() becomes the view of its bucket.
   bool ShowsBucket(int param) const;
   void DropLostGradients();

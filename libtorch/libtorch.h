@@ -43,8 +43,8 @@
 //   a backward inside a backward                                    belongs to the step, as that of
 //                                                                   a part computed again; it must
 //                                                                   reach other parameters
-//   an exception in backward                                        leaves the step open; leave
-//                                                                   run() or join() by it
+//   an exception in backward                                        leaves the step open; let it
+//                                                                   leave run() or join()
 //   begin()                                                         begins a step, for a custom
 //                                                                   order (GANs)
 //
@@ -54,9 +54,10 @@
 //               forward or the end of DataParallel; clone() one that must live longer. It may be
 //               set to none or to zeros between steps (zero_grad), and changed or replaced between
 //               backward and the optimizer's step; but not inside join(), where exhausted ranks
-//               would not apply the change. With Slices no rank has a whole gradient after
-//               backward: `grad()` is a tensor on the device meta, so that any read throws, and
-//               must be cleared before the next forward.
+//               would not apply the change: step() throws if it finds one. With Slices no rank has
+//               a whole gradient after backward: `grad()` is a tensor on the device meta, so that
+//               any read throws, and must be cleared after step() and before the next forward; and
+//               one step() uses it up.
 // Parameters:   all that `named_parameters()` lists, with requires_grad or without; setting the
 //               flag takes effect in the next step, on all ranks in the same one. A tensor that is
 //               registered twice is one parameter. Their memory may be replaced (set_data), not
@@ -64,8 +65,9 @@
 // Buffers:      those of rank 0 are broadcast at the beginning of each step.
 // Ownership:    a Group must outlive the objects made with it. DataParallel shares its module.
 // Threads:      one thread trains. backward() may be called from it only.
-// Errors:       ekt::Error. Afterwards the group has ended on every rank, unless `kind` is empty:
-//               then only this call was invalid.
+// Errors:       ekt::Error. Afterwards the group has ended on every rank. It goes on if `kind` is
+//               empty, because only this call was invalid, and after a constructor has thrown a
+//               "disagreement" on all ranks, because their arguments differ.
 
 #ifndef EVENKEEL_LIBTORCH_LIBTORCH_H_
 #define EVENKEEL_LIBTORCH_LIBTORCH_H_
@@ -406,7 +408,7 @@ class Optimizer : public torch::optim::Optimizer {
   torch::Tensor step(LossClosure closure = nullptr) override;
 
   // For the next step(): scales the gradients of all ranks' parameters down to this joint norm.
-  // torch::nn::utils::clip_grad_norm_() throws with Slices, and is wrong inside join().
+  // torch::nn::utils::clip_grad_norm_() throws with Slices, and inside join() step() throws after it.
   void clip_grad_norm(double max_norm, double norm_type = 2.0);
   // For the next step(): multiplies gradients by `scale`, one over that of the loss, and changes
   // nothing if a gradient of any rank is not finite.

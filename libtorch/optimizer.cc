@@ -122,6 +122,7 @@ torch::Tensor Optimizer::step(LossClosure closure) {
   if (static_cast<int>(param_groups().size()) != state_->core->groups().size())
     Refuse("a parameter group was added; pass all groups at creation");
   replica.FinishUnreached();
+  replica.CheckGradients();
   replica.TakeGradients();
   for (size_t i = 0; i < param_groups().size(); ++i) {
     UpdateRule rule = RuleOf(param_groups()[i].options());
@@ -205,6 +206,7 @@ struct Joined::State : Joinable {
     const torch::Tensor loss = LossOf(closure);
     CheckUsable(*replica);
     replica->FinishUnreached();
+    replica->CheckGradients();
     Check(Notify().status());
     {
       const PhaseScope phase(communicator(), StepPhase::kOptimizer);

@@ -342,7 +342,7 @@ TEST(OptimizerTest, PowerSgdIsThatOfTheCore) {
                               .power_sgd = {.start_step = 1}});
             RequireError(
                 [&] { Optimizer(ddp, torch::optim::SGDOptions(0.1), {.placement = Slices{}}); },
-                "reduction of its own already");
+                "reduces its gradients already");
             ParameterSet set;
             evenkeel::PowerSgdOptions power{.start_step = 1};
             for (const Tensor& param : local->parameters()) {
@@ -712,9 +712,17 @@ TEST(OptimizerTest, GradientsOfSlicesMustBeCleared) {
                        LossOf(ddp(Batch(group.rank(), 0))).backward();
                        RequireError([&] { ddp(Batch(group.rank(), 0)); }, "zero_grad()");
                        optimizer.step();
+                       RequireError([&] { optimizer.step(); }, "step() was called again");
+                       optimizer.zero_grad();
+                       optimizer.step();  // As torch's without gradients.
+                       const Tensor loss = LossOf(ddp(Batch(group.rank(), 0)));
+                       loss.backward({}, /*retain_graph=*/true);
+                       RequireError([&] { loss.backward(); }, "backward outside of a step");
+                       optimizer.step();
                        optimizer.zero_grad();
                        LossOf(ddp(Batch(group.rank(), 0))).backward();
-                       optimizer.step();
+                       optimizer.zero_grad();
+                       RequireError([&] { optimizer.step(); }, "was cleared or replaced");
                        torch::serialize::OutputArchive archive;
                        RequireError([&] { optimizer.save(archive); }, "save_sharded");
                        optimizer.add_param_group(torch::optim::OptimizerParamGroup(
@@ -722,6 +730,47 @@ TEST(OptimizerTest, GradientsOfSlicesMustBeCleared) {
                        RequireError([&] { optimizer.step(); }, "all groups at creation");
                      }),
             AllPass(2));
+}
+
+// Exhausted ranks would not clip theirs.
+TEST(OptimizerTest, ChangesOfGradientsInAJoinAreRefused) {
+  for (const bool clips : {true, false}) {
+    for (const Placement& placement : {Placement(Replicated{}), Placement(WholeTensors{})}) {
+      const Endings endings = RunRanks(2, [&](Group& group) {
+        Sequential net = NewNet();
+        DataParallel ddp(group, net);
+        Optimizer optimizer(ddp, torch::optim::SGDOptions(0.1), {.placement = placement});
+        ddp.join([&] {
+          for (int step = 0; step < StepsOf(group.rank()); ++step) {
+            optimizer.zero_grad();
+            LossOf(ddp(Batch(group.rank(), step))).backward();
+            if (clips) torch::nn::utils::clip_grad_norm_(net->parameters(), 1e-9);
+            if (!clips) net->parameters()[1].mutable_grad().reset();
+            optimizer.step();
+          }
+        });
+      });
+      for (const std::string& ending : endings)
+        EXPECT_THAT(ending, testing::HasSubstr("was changed between backward and step()"));
+    }
+  }
+  const Endings endings = RunRanks(2, [](Group& group) {
+    Sequential net = NewNet();
+    DataParallel ddp(group, net);
+    torch::optim::SGD sgd(net->parameters(), 0.1);
+    Joined optimizer(ddp, sgd);
+    ddp.join([&] {
+      LossOf(ddp(Batch(group.rank(), 0))).backward();
+      torch::nn::utils::clip_grad_norm_(net->parameters(), 1e9);  // It changes nothing.
+      optimizer.step();
+      optimizer.zero_grad();
+      LossOf(ddp(Batch(group.rank(), 1))).backward();
+      torch::nn::utils::clip_grad_norm_(net->parameters(), 1e-9);
+      RequireError([&] { optimizer.step(); }, "was changed between backward and step()");
+      throw std::runtime_error("the end");
+    });
+  });
+  for (const std::string& ending : endings) EXPECT_THAT(ending, testing::HasSubstr("the end"));
 }
 
 TEST(OptimizerTest, AllRanksStopEarlyInTheSameStep) {
@@ -783,6 +832,14 @@ TEST(OptimizerTest, UnsupportedSettingsAreRefused) {
           1,
           [](Group& group) {
             Sequential net = NewNet();
+            RequireError([&] { DataParallel(group, net, {.bucket_bytes = -1}); },
+                         "DataParallelOptions::bucket_bytes is -1, but must be at least 0");
+            RequireError(
+                [&] {
+                  DataParallel(group, net,
+                               {.compression = Compression::kPowerSgd, .power_sgd = {.rank = 0}});
+                },
+                "evenkeel: data_parallel#0: PowerSgdOptions::rank is 0");
             DataParallel ddp(group, net);
             RequireError([&] { Optimizer(ddp, torch::optim::AdamOptions(0.1).amsgrad(true)); },
                          "Adam with amsgrad is not supported; use Joined");

@@ -288,7 +288,9 @@ TEST(StepsTest, ASecondBackwardIsRefused) {
     DataParallel ddp(group, net, kSmallBuckets);
     const Tensor loss = ddp(InputOf(group.rank()));
     loss.backward({}, /*retain_graph=*/true);
+    const Tensor first = net->scales[0].grad().clone();
     RequireError([&] { loss.backward(); }, "backward outside of a step");
+    RequireSame(net->scales[0].grad(), first, "the gradient after the error");
     // It was wrong by itself: the group continues.
     net->zero_grad();
     ddp(InputOf(group.rank())).backward();
@@ -650,7 +652,11 @@ TEST(StepsTest, DifferentModulesAreNamedOnAllRanks) {
     try {
       DataParallel ddp(group, net);
     } catch (const Error& error) {
-      Require(std::string(error.what()).find("0.weight") != std::string::npos, error.what());
+      for (const char* part : {"0.weight", "float32[4, 3]", "float32[5, 3]"})
+        Require(std::string(error.what()).find(part) != std::string::npos, error.what());
+      Require(error.kind == "disagreement" && error.ranks == std::vector<int>{2},
+              "rank 2 is named");
+      group.barrier();  // The group goes on.
       throw;
     }
   });

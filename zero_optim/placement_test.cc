@@ -209,6 +209,20 @@ TEST(PlacementTest, WithoutAReducersReductionAnUpdateInBackwardIsRefused) {
   });
 }
 
+TEST(PlacementTest, RanksWithDifferentPlacementsAreTold) {
+  RunGroup(3, [](Communicator& comm) -> absl::Status {
+    TestModel model(kSizes);
+    const Placement placement = comm.rank() == 1 ? Placement(Replicated{}) : Placement(Slices{});
+    const absl::Status made =
+        Optimizer::Create(comm, model.params(), kRule, {.placement = placement}).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(made)) << made;
+    EXPECT_THAT(
+        std::string(made.message()),
+        HasSubstr("the placement: rank 1 has Replicated; ranks 0,2 have Slices: the ranks"));
+    return comm.Barrier();
+  });
+}
+
 // All ranks get the error, and the reducer goes on with what it had.
 TEST(PlacementTest, AReducerTakesOneReduction) {
   RunGroup(2, [](Communicator& comm) -> absl::Status {
@@ -221,7 +235,7 @@ TEST(PlacementTest, AReducerTakesOneReduction) {
       const absl::Status second =
           Optimizer::Create(*rank.ddp, kRule, {.placement = Slices{}}).status();
       EXPECT_TRUE(absl::IsFailedPrecondition(second)) << second;
-      EXPECT_THAT(std::string(second.message()), HasSubstr("has a reduction of its own already"));
+      EXPECT_THAT(std::string(second.message()), HasSubstr("reduces its gradients already"));
     }
     EXPECT_TRUE(internal::IsSame(rank.model, plain.model));
     return absl::OkStatus();

@@ -96,7 +96,8 @@ std::vector<Collective> PowerSgd::CollectivesFor(const BucketInfo& bucket) const
 
 absl::Status PowerSgd::OnPlan(absl::Span<const BucketInfo> buckets) {
   if (options_.rank < 1)
-    return absl::InvalidArgumentError(absl::StrCat("PowerSGD: the rank is ", options_.rank));
+    return absl::InvalidArgumentError(
+        absl::StrCat("PowerSgdOptions::rank is ", options_.rank, ", but must be at least 1"));
   for (const BucketInfo& bucket : buckets) {
     if (!bucket.data.device.is_cpu()) {
       return absl::UnimplementedError(

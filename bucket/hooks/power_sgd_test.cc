@@ -184,7 +184,7 @@ TEST(PowerSgdTest, RefusesShapesThatDoNotFit) {
       {{.shapes = {MatrixOf({8, 6})}}, "parameter 2 is out of range for 1 shapes"},
       {{.shapes = {MatrixOf({8, 6}), MatrixOf({5}), MatrixOf({20, 31})}},
        "parameter 2 has 600 elements"},
-      {{.rank = 0}, "the rank is 0"},
+      {{.rank = 0}, "PowerSgdOptions::rank is 0, but must be at least 1"},
   };
   for (const auto& [options, says] : cases) {
     const absl::Status status =

@@ -218,7 +218,7 @@ absl::Status CheckCaps(std::span<const Bytes> caps) {
   for (size_t i = 0; i < caps.size(); ++i) {
     if (caps[i].value < 0) {
       return absl::InvalidArgumentError(
-          absl::StrCat("bucket cap ", i, " is ", caps[i].value, " bytes"));
+          absl::StrCat("caps[", i, "] is ", caps[i].value, " bytes, but must be at least 0"));
     }
   }
   return absl::OkStatus();

@@ -163,7 +163,8 @@ absl::Status Reducer::InstallReduction(std::unique_ptr<BucketReduction> reductio
     own = absl::FailedPreconditionError("the reduction cannot change inside a step");
   } else if (core.has_own_reduction) {
     own = absl::FailedPreconditionError(
-        "it has a reduction of its own already (compression, or another optimizer)");
+        "something else than an all-reduce reduces its gradients already (compression, or another "
+        "optimizer); only one can");
   }
   const auto exchange = [&] {
     core.reduction.swap(reduction);
@@ -211,7 +212,7 @@ absl::Status Reducer::Impl::Install(PlanState state) {
     EK_ASSIGN_OR_RETURN(std::unique_ptr<BucketStorage> storage,
                         BucketStorage::Create(std::move(plan), *core.params, layout, *core.comm));
     if (core.device != nullptr) EK_RETURN_IF_ERROR(core.device->Drain());
-    EK_RETURN_IF_ERROR(Annotate(core.reduction->OnPlan(storage->buckets()), core.name));
+    EK_RETURN_IF_ERROR(core.reduction->OnPlan(storage->buckets()));
     storage.swap(core.storage);
     if (core.options.gradient_as_bucket_view) {
       // Moves contents out of the old buckets, which go here.
@@ -223,7 +224,7 @@ absl::Status Reducer::Impl::Install(PlanState state) {
     core.sparse = sparse;
   } else if (group_is_new) {
     if (core.device != nullptr) EK_RETURN_IF_ERROR(core.device->Drain());
-    EK_RETURN_IF_ERROR(Annotate(core.reduction->OnPlan(core.storage->buckets()), core.name));
+    EK_RETURN_IF_ERROR(core.reduction->OnPlan(core.storage->buckets()));
   }
   group_is_new = false;
   const bool is_other_mask = !(state.mask == core.state.mask);

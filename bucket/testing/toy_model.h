@@ -19,6 +19,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/status.h"
@@ -105,6 +106,16 @@ class ToyModel {
   std::vector<float> buffer_ = {0.5f, -0.25f, 0.125f};
   ParameterSet params_;
 };
+
+// The error of VerifySame() where the last rank differs from all others.
+inline std::string LastRankDiffers(int world, absl::string_view what, absl::string_view usual,
+                                   absl::string_view last) {
+  if (world == 2) return absl::StrCat(what, ": rank 0 has ", usual, "; rank 1 has ", last);
+  std::string others = "0";
+  for (int rank = 1; rank < world - 1; ++rank) absl::StrAppend(&others, ",", rank);
+  return absl::StrCat(what, ": rank ", world - 1, " has ", last, "; ranks ", others, " have ",
+                      usual);
+}
 
 }  // namespace evenkeel
 

@@ -231,7 +231,7 @@ absl::StatusOr<std::string> ControlChannel::Receive(absl::string_view topic, abs
     return is_over = is_over || inbox_.find(topic) != inbox_.end() || !closed_.ok();
   };
   const Waits::Scope scope(
-      IfEndless(timeout),
+      from.is_endless ? waits_ : IfEndless(timeout),
       [&] {
         return Wait{
             .peer = from.rank,

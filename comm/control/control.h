@@ -77,6 +77,8 @@ class ControlChannel {
   struct From {
     int rank = -1;     // -1: any rank.
     std::string text;  // After "waits in".
+    // Nothing but the message helps, although the timeout is shorter than that of the group.
+    bool is_endless = false;
   };
   void Send(int to, absl::string_view topic, std::string payload);
   // Sends the same to several ranks, in one message to the hub.

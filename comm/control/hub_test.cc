@@ -135,9 +135,12 @@ TEST(ControlHubTest, ADeadlockHasToBeConfirmedByAllThatAreInIt) {
   group.Beat(0, WaitingIn(InCollective(0), 1));
   for (int rank = 0; rank < 2; ++rank) {
     ASSERT_NE(group.FailureAt(rank), nullptr);
-    EXPECT_EQ(group.FailureAt(rank)->status.message(),
-              "rank 0 waits in #0 barrier (user); rank 1 waits in the step: they cannot go on: the "
-              "ranks disagree");
+    EXPECT_EQ(
+        group.FailureAt(rank)->status.message(),
+        absl::StrCat(
+            "rank 0 waits in #0 barrier (user); rank 1 waits in the step: they cannot go on: the "
+            "ranks disagree (",
+            kCallsAdvice, "; ", kJoinAdvice, ")"));
   }
 }
 
@@ -371,7 +374,7 @@ TEST(ControlHubTest, ASilentRankIsLostAndLearnsWhy) {
     EXPECT_EQ(group.FailureAt(rank)->rank, 2);
     EXPECT_EQ(group.FailureAt(rank)->sequence, 0);
     EXPECT_EQ(group.FailureAt(rank)->status.message(),
-              "rank 2 is silent: no heartbeat for 5s; in its last heartbeat it runs, 1 s after #3 "
+              "rank 2 is silent: no heartbeat for 5s; at its last heartbeat: runs, 1 s after #3 "
               "barrier");
     EXPECT_EQ(group.told[rank].back().type, Type::kRegrouped);
     EXPECT_EQ(group.told[rank].back().payload, "0,1");

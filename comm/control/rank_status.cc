@@ -282,6 +282,9 @@ Judgement Deadlock(const std::vector<RankFacts>& ranks, std::set<int> stuck) {
     absl::StrAppend(&text, " (with no more input on ", RankList(exhausted),
                     ", the loop does not run there: move collectives that exhausted ranks do not "
                     "shadow out of the join)");
+  } else {
+    absl::StrAppend(&text, " (", kCallsAdvice,
+                    exhausted.empty() ? absl::StrCat("; ", kJoinAdvice) : "", ")");
   }
   return {.status = absl::FailedPreconditionError(text),
           .culprit = Suspect(parties),

@@ -44,6 +44,11 @@ namespace evenkeel::internal {
 
 // The prefix of each wait of a rank that has run out of inputs and shadows the others.
 inline constexpr char kExhausted[] = "a join without more input: ";
+// For errors of ranks that disagree.
+inline constexpr char kCallsAdvice[] = "all ranks must make the same calls, in the same order";
+inline constexpr char kJoinAdvice[] =
+    "a loop over uneven inputs needs a join: RunJoined() in C++, ddp.join() in libtorch, Join in "
+    "Python";
 // The channel of a user's own collectives.
 inline constexpr char kUserChannel[] = "user";
 

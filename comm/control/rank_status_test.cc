@@ -21,6 +21,7 @@ namespace evenkeel::internal {
 namespace {
 
 using testing::ElementsAre;
+using testing::EndsWith;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Not;
@@ -127,8 +128,10 @@ TEST(JudgeTest, AUsersBarrierAndAStepAreADeadlock) {
   const Judgement judgement = Judge(ranks, exchanges);
   EXPECT_TRUE(absl::IsFailedPrecondition(judgement.status));
   EXPECT_EQ(TextOf(judgement),
-            "rank 0 waits in #0 barrier (user) on channel \"user\"; rank 1 waits in step 5 until "
-            "all ranks have begun it: they cannot go on: the ranks disagree");
+            absl::StrCat("rank 0 waits in #0 barrier (user) on channel \"user\"; rank 1 waits in "
+                         "step 5 until all ranks have begun it: they cannot go on: the ranks "
+                         "disagree (",
+                         kCallsAdvice, "; ", kJoinAdvice, ")"));
   EXPECT_THAT(judgement.stuck, ElementsAre(0, 1));
 }
 
@@ -145,6 +148,9 @@ TEST(JudgeTest, WhatADryRankCannotKnowOfIsExplained) {
           "collectives that exhausted ranks do not shadow out of the join)"));
   ranks[1].report.waits[0].text = "something else";
   EXPECT_THAT(TextOf(Judge(ranks, {})), Not(HasSubstr("out of the join")));
+  ranks[0].report.waits[0].text = absl::StrCat(kExhausted, "what rank 1 does in step 5");
+  EXPECT_THAT(TextOf(Judge(ranks, {})), EndsWith(absl::StrCat("disagree (", kCallsAdvice, ")")))
+      << "it is in a join";
 }
 
 // The late rank leads: the exhausted one learns from it that there is a barrier. Until then the
@@ -239,7 +245,9 @@ TEST(JudgeTest, ARankThatHasLeftComesToNothing) {
       Judge({Waiting({InCollective(0, "#0 barrier (user)")}, {OnUser(1)}), left}, {});
   EXPECT_EQ(
       TextOf(judgement),
-      "rank 0 waits in #0 barrier (user); rank 1 has left: it cannot go on: the ranks disagree");
+      absl::StrCat("rank 0 waits in #0 barrier (user); rank 1 has left: it cannot go on: the ranks "
+                   "disagree (",
+                   kCallsAdvice, "; ", kJoinAdvice, ")"));
   EXPECT_THAT(judgement.stuck, ElementsAre(0));
   left.report.channels = {OnUser(1)};
   EXPECT_TRUE(Judge({Waiting({InCollective(0, "")}, {OnUser(1)}), left}, {}).status.ok())

@@ -290,9 +290,12 @@ TEST(TreeLinkTest, ADeadlockIsFoundAndNothingElse) {
     if (rank != 3) channel.Exchange("beside", "", [](const auto&) {});
     const absl::Status status = rank == 7 ? channel.Get("plan", kSoon).status()
                                           : channel.Exchange("step", "", kSoon).status();
-    EXPECT_EQ(status.message(),
-              "rank 7 waits in the value \"plan\"; ranks 0,1,2,3,4,5,6 wait in \"step\" #5 until "
-              "all ranks have reached it: they cannot go on: the ranks disagree");
+    EXPECT_EQ(
+        status.message(),
+        absl::StrCat(
+            "rank 7 waits in the value \"plan\"; ranks 0,1,2,3,4,5,6 wait in \"step\" #5 until "
+            "all ranks have reached it: they cannot go on: the ranks disagree (",
+            kCallsAdvice, "; ", kJoinAdvice, ")"));
   });
   ends = true;
   beats.join();

@@ -342,7 +342,7 @@ TEST(TcpControlLinkTest, ASilentRankIsLostForTheOthersAndLearnsIt) {
   // Ranks that have promised nothing may be silent.
   for (Member* member : {&a, &b}) {
     EXPECT_EQ(member->WaitForFailure().message(),
-              "rank 2 is silent: no heartbeat for 300ms; in its last heartbeat it runs, 1 s after "
+              "rank 2 is silent: no heartbeat for 300ms; at its last heartbeat: runs, 1 s after "
               "#3 barrier");
     EXPECT_EQ(member->culprit(), 2);
   }
@@ -521,8 +521,10 @@ TEST(TcpControlLinkTest, ADeadlockEndsOnAllRanks) {
   }
   for (Member* member : {&a, &b}) {
     EXPECT_EQ(member->WaitForFailure().message(),
-              "rank 0 waits in the value \"plan\"; rank 1 waits in \"step\" #0 until all ranks "
-              "have reached it: they cannot go on: the ranks disagree");
+              absl::StrCat(
+                  "rank 0 waits in the value \"plan\"; rank 1 waits in \"step\" #0 until all ranks "
+                  "have reached it: they cannot go on: the ranks disagree (",
+                  internal::kCallsAdvice, "; ", internal::kJoinAdvice, ")"));
     (*member)->Close(member->WaitForFailure());
   }
   for (std::thread& thread : threads) thread.join();

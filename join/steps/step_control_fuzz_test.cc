@@ -77,18 +77,18 @@ const Ledgers kLedgers[] = {
     {"Settings",
      {"a#0\t2\t2\t=\tx=1, y=2\n", "a#0\t2\t2\t=\tx=1, y=3\n", "a#0\t2\t2\t=\tx=1, y=2\n"},
      "a#0: step 2 was taken with different settings: rank 1 has y=3; ranks 0,2 have y=2: the ranks "
-     "disagree; derive "
-     "them from what all ranks count"},
+     "disagree; every rank "
+     "must pass the same settings to a step"},
     {"OneMoreSetting",
      {"a#0\t2\t2\t=\tx=1, y=2\n", "a#0\t2\t2\t=\tx=1\n", "a#0\t2\t2\t=\tx=1\n"},
      "a#0: step 2 was taken with different settings: rank 0 has y=2; ranks 1,2 have none of these: "
      "the ranks "
-     "disagree; derive them from what all ranks count"},
+     "disagree; every rank must pass the same settings to a step"},
     {"Plans",
      {"a#0\t2\t2\t>\tx=1\n", "a#0\t2\t2\t>\tx=1\n", "a#0\t2\t2\t>\tx=2\n"},
      "a#0: step 3 begins with different settings: rank 2 has x=2; ranks 0,1 have x=1: the ranks "
-     "disagree; derive them "
-     "from what all ranks count"},
+     "disagree; every rank must "
+     "pass the same settings to a step"},
     // A rank without inputs still has those of its last step.
     {"PlansAndSteps", {"a#0\t2\t2\t=\tx=1\n", "a#0\t2\t2\t>\tx=2\n", "a#0\t2\t2\t>\tx=2\n"}, ""},
     {"Malformed", {"", "a#0\t2\t2\t<\tx=1\n", ""}, "rank 1 sent a malformed ledger of steps"},

@@ -397,9 +397,11 @@ class Save {
   absl::StatusOr<std::string> Receive(absl::string_view part, int from,
                                       absl::Duration timeout) const {
     const std::string topic = Topic(part);
-    absl::StatusOr<std::string> message = comm_.control().Receive(
-        topic, std::max(timeout, absl::ZeroDuration()),
-        {.rank = from, .text = absl::StrCat("\"", topic, "\" for rank ", from)});
+    absl::StatusOr<std::string> message =
+        comm_.control().Receive(topic, std::max(timeout, absl::ZeroDuration()),
+                                {.rank = from,
+                                 .text = absl::StrCat("a save (\"", topic, "\") for rank ", from),
+                                 .is_endless = true});
     if (!message.ok() && comm_.status().ok()) comm_.control().Discard(topic);
     return message;
   }

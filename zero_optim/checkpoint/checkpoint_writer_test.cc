@@ -273,6 +273,26 @@ TEST(CheckpointWriterTest, IsStartedInsideALoopWithExhaustedRanks) {
   });
 }
 
+TEST(CheckpointWriterTest, ASaveThatOnlyOneRankBeginsIsFound) {
+  for (const int saves : {0, 1}) {
+    const absl::Time begin = absl::Now();
+    const absl::Status status = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
+      EK_ASSIGN_OR_RETURN(auto trainer, Trainer::Create(comm, Mode::kZeroAlone, AdamW{}));
+      EK_RETURN_IF_ERROR(trainer->Step(0));
+      const absl::Status wrong = comm.rank() == saves
+                                     ? trainer->zero->Save(Folder(absl::StrCat("alone", saves)))
+                                     : trainer->Step(1);
+      EXPECT_THAT(std::string(wrong.message()),
+                  HasSubstr(absl::StrCat("rank ", saves, " waits in a save (\"save/")));
+      EXPECT_THAT(std::string(wrong.message()),
+                  HasSubstr("all ranks must make the same calls, in the same order"));
+      return wrong;
+    });
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+    EXPECT_LT(absl::Now() - begin, absl::Seconds(30));
+  }
+}
+
 // A rank that is lost in mid-save, rank 0 or another: soon the saves of all others end with an
 // error, and the older checkpoint stays.
 TEST(CheckpointWriterTest, ARankThatIsLostEndsTheSave) {

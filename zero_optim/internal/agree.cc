@@ -7,8 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "absl/strings/string_view.h"
-#include "evenkeel/comm/agree.h"
+#include "evenkeel/bucket/state_sync.h"
+#include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/zero_optim/internal/step_message.h"
 #include "evenkeel/zero_optim/update_rule.h"
@@ -16,84 +16,50 @@
 namespace evenkeel::internal {
 namespace {
 
-// A line per setting: "AdamW", "learning_rate=0.001", ...
-std::vector<std::string> SettingLines(const UpdateRule& rule) {
+// "AdamW", "learning_rate=0.001", ...
+std::vector<std::string> SettingsOf(const UpdateRule& rule) {
   return absl::StrSplit(ToString(rule), absl::ByAnyChar("(,) "), absl::SkipEmpty());
 }
 
-// Each rank has a device of its own.
-std::string Text(const TensorView& value) {
-  const std::string text = ToString(TensorView(nullptr, value.count, value.dtype));
-  return value.device.is_cpu() ? text : absl::StrCat(text, " on a device");
+std::string GroupOf(int param, const ParameterSet& params, const ParameterGroups& groups,
+                    SameIn same) {
+  const int group = groups.group_of(param);
+  return absl::StrCat(group == kNoGroup ? "no group" : groups[group].name,
+                      same == SameIn::kShape || params.trainable(param) ? "" : ", frozen");
 }
 
-// Returns the settings that must be equal, line by line.
-std::vector<std::string> Lines(const ParameterSet& params, const ParameterGroups& groups,
-                               SameIn same) {
-  std::vector<std::string> lines = {absl::StrCat(params.size(), " parameters"),
-                                    absl::StrCat(groups.size(), " groups")};
+std::vector<Fact> FactsOf(const ParameterSet& params, const ParameterGroups& groups, SameIn same) {
+  std::vector<Fact> facts = evenkeel::FactsOf(params);
+  facts.push_back({"the number of groups", absl::StrCat(groups.size())});
+  for (int g = 0; g < groups.size(); ++g)
+    facts.push_back({absl::StrCat("the name of group ", g), groups[g].name});
   for (const ParameterGroup& group : groups.groups()) {
-    const std::string where = absl::StrCat("group \"", group.name, "\": ");
-    const std::vector<std::string> settings = SettingLines(group.rule);
-    if (same == SameIn::kShape) {
-      lines.push_back(absl::StrCat(where, settings[0], " with {",
-                                   absl::StrJoin(StateTensorNames(group.rule), ", "), "}"));
-      continue;
-    }
-    for (const std::string& setting : settings) lines.push_back(where + setting);
+    std::vector<std::string> settings = SettingsOf(group.rule);
+    if (same == SameIn::kShape)
+      settings = {settings[0], absl::StrJoin(StateTensorNames(group.rule), ", ")};
+    for (const std::string& setting : settings)
+      facts.push_back({absl::StrCat("group \"", group.name, "\""), setting});
   }
   for (int i = 0; i < params.size(); ++i) {
-    if (params.is_ignored(i)) {
-      lines.push_back(absl::StrCat("parameter ", i, " = ", params[i].name, ", ignored"));
-      continue;
-    }
-    const int group = groups.group_of(i);
-    lines.push_back(absl::StrCat("parameter ", i, " = ", params[i].name, " ", Text(params[i].value),
-                                 same == SameIn::kShape || params.trainable(i) ? "" : ", frozen",
-                                 group == kNoGroup    ? ", in no group"
-                                 : groups.size() == 1 ? ""
-                                                      : absl::StrCat(", in ", groups[group].name)));
+    if (!params.is_ignored(i))
+      facts.push_back({absl::StrCat("the group of \"", params[i].name, "\""),
+                       GroupOf(i, params, groups, same)});
   }
-  return lines;
-}
-
-absl::Status FirstDifference(const std::string& name, const std::vector<std::string>& texts) {
-  std::vector<std::vector<std::string>> lines;
-  for (const std::string& text : texts) lines.push_back(absl::StrSplit(text, '\n'));
-  for (size_t line = 0; line < lines[0].size(); ++line) {
-    std::vector<int> same, other;
-    for (int rank = 0; rank < static_cast<int>(lines.size()); ++rank) {
-      const bool is_same = line < lines[rank].size() && lines[rank][line] == lines[0][line];
-      (is_same ? same : other).push_back(rank);
-    }
-    if (other.empty()) continue;
-    std::vector<std::string> values = {absl::StrCat(RankList(same), ": ", lines[0][line])};
-    for (int rank : other) {
-      values.push_back(absl::StrCat("rank ", rank, ": ",
-                                    line < lines[rank].size() ? lines[rank][line] : "nothing"));
-      if (values.size() > 8) break;  // Enough to see what is wrong.
-    }
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, ": the ranks differ: ", absl::StrJoin(values, "; ")));
-  }
-  return absl::InternalError(absl::StrCat(
-      name, ": the ranks' hashes differ but no compared setting does (internal error)"));
+  return facts;
 }
 
 }  // namespace
 
-absl::Status CheckSameOnAllRanks(Communicator& comm, const std::string& name,
+absl::Status CheckSameOnAllRanks(Communicator& comm, const std::string& topic,
                                  const absl::Status& own, const ParameterSet& params,
                                  const ParameterGroups& groups, SameIn same,
-                                 const std::vector<std::string>& settings) {
-  if (comm.world_size() == 1) return Annotate(own, name);
-  std::vector<std::string> lines;
-  if (own.ok()) lines = Lines(params, groups, same);
-  lines.insert(lines.end(), settings.begin(), settings.end());
-  const auto texts =
-      AgreeOnEqual(comm, absl::StrCat(name, "/same"), own, absl::StrJoin(lines, "\n"));
-  if (!texts.ok()) return Annotate(texts.status(), name);
-  return texts->empty() ? absl::OkStatus() : FirstDifference(name, *texts);
+                                 std::vector<Fact> facts) {
+  if (comm.world_size() == 1) return own;
+  if (own.ok()) {
+    const std::vector<Fact> more = FactsOf(params, groups, same);
+    facts.insert(facts.end(), more.begin(), more.end());
+  }
+  return VerifySame(comm, topic, own, facts);
 }
 
 absl::Status AddGroupOnAllRanks(Communicator& comm, const std::string& name,
@@ -102,7 +68,8 @@ absl::Status AddGroupOnAllRanks(Communicator& comm, const std::string& name,
   ParameterGroups more = updater.groups();
   absl::Status own = more.Add(std::move(group));
   if (own.ok()) own = ParameterUpdater(&params, more, comm.runtime()).Check();
-  EK_RETURN_IF_ERROR(CheckSameOnAllRanks(comm, name, own, params, more));
+  EK_RETURN_IF_ERROR(
+      Annotate(CheckSameOnAllRanks(comm, absl::StrCat(name, "/same"), own, params, more), name));
   updater.groups() = std::move(more);
   return absl::OkStatus();
 }

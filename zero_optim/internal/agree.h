@@ -1,11 +1,9 @@
 // Whether all ranks have the same optimizer, asked when it is made, and when it comes into another
 // group.
 //
-//   EK_RETURN_IF_ERROR(CheckSameOnAllRanks(comm, "optimizer#0", updater.Check(), params, groups));
+//   EK_RETURN_IF_ERROR(CheckSameOnAllRanks(comm, topic, updater.Check(), params, groups));
 //
-// Every rank must call it. All ranks get the same answer: InvalidArgument that names the ranks and
-// the first parameter or setting that differs, or the first rank whose `own` status is not OK with
-// that status.
+// Every rank must call it. All ranks get the same answer, as that of VerifySame().
 
 #ifndef EVENKEEL_ZERO_OPTIM_INTERNAL_AGREE_H_
 #define EVENKEEL_ZERO_OPTIM_INTERNAL_AGREE_H_
@@ -15,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/comm/agree.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/zero_optim/internal/parameter_updater.h"
 #include "evenkeel/zero_optim/parameter_groups.h"
@@ -26,11 +25,11 @@ enum class SameIn {
   kShape,  // The parameters, and what is remembered of each. Settings and trainability may change
            // while a step fails.
 };
-// `settings`: more of them, "name=value".
-absl::Status CheckSameOnAllRanks(Communicator& comm, const std::string& name,
+// `facts`: more of them, compared first.
+absl::Status CheckSameOnAllRanks(Communicator& comm, const std::string& topic,
                                  const absl::Status& own, const ParameterSet& params,
                                  const ParameterGroups& groups, SameIn same = SameIn::kEverything,
-                                 const std::vector<std::string>& settings = {});
+                                 std::vector<Fact> facts = {});
 
 // One more group of an optimizer, if it is the same on all ranks and none of them has an error;
 // else nothing changes.

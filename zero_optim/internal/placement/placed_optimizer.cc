@@ -69,8 +69,13 @@ absl::Status PlacedOptimizer::Start(absl::Status own) {
   if (own.ok()) own = updater_.Check();
   if (own.ok() && is_split()) own = updater_.CheckDense();
   if (own.ok()) own = Init();
-  EK_RETURN_IF_ERROR(CheckSameOnAllRanks(communicator(), join_name(), own, *params_, groups(),
-                                         SameIn::kEverything, OtherSettings()));
+  std::vector<Fact> facts = {{"the placement", std::string(NameOf(placement()))}};
+  for (Fact& setting : OtherSettings()) facts.push_back(std::move(setting));
+  // The name of the optimizer depends on the placement.
+  EK_RETURN_IF_ERROR(
+      Annotate(CheckSameOnAllRanks(communicator(), communicator().UniqueName("new_optimizer"), own,
+                                   *params_, groups(), SameIn::kEverything, std::move(facts)),
+               join_name()));
   if (is_split()) Register();
   return absl::OkStatus();
 }
@@ -108,8 +113,10 @@ absl::Status PlacedOptimizer::TakeOver(StateTransfer& transfer) {
   return TakeOverState(sync, transfer.source);
 }
 
-absl::Status PlacedOptimizer::CheckSame(const absl::Status& own) const {
-  return CheckSameOnAllRanks(communicator(), join_name(), own, *params_, groups(), SameIn::kShape);
+absl::Status PlacedOptimizer::CheckSame(const absl::Status& own, std::vector<Fact> facts) const {
+  return Annotate(CheckSameOnAllRanks(communicator(), absl::StrCat(join_name(), "/same"), own,
+                                      *params_, groups(), SameIn::kShape, std::move(facts)),
+                  join_name());
 }
 
 // Not supported by a placement --------------------------------------------------------------------

@@ -21,6 +21,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/comm/agree.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/join/joinable.h"
 #include "evenkeel/join/steps/step_control.h"
@@ -92,9 +93,9 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   bool is_split() const { return !std::holds_alternative<Replicated>(options_.placement); }
   ParameterGroups& settings() override { return updater_.groups(); }
 
-  // More of what Start() does. The settings are "name=value".
+  // More of what Start() does.
   virtual absl::Status Init() = 0;
-  virtual std::vector<std::string> OtherSettings() const = 0;
+  virtual std::vector<Fact> OtherSettings() const = 0;
 
   // On an exhausted rank: when it becomes one, and what the lowest active rank has announced.
   virtual absl::Status OnExhausted() { return absl::OkStatus(); }
@@ -136,8 +137,8 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   virtual absl::Status TakeParts(OptimizerState parts, const std::map<int, int64_t>& steps,
                                  const Ranges& ranges) = 0;
 
-  absl::Status CheckSame(
-      const absl::Status& own) const;  // In its parameters and what it remembers.
+  // In its parameters and what it remembers.
+  absl::Status CheckSame(const absl::Status& own, std::vector<Fact> facts = {}) const;
   StateRange WholeOf(int param) const { return {0, (*params_)[param].value.count}; }
 
   ParameterSet* const params_;

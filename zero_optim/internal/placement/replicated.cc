@@ -17,9 +17,9 @@ namespace {
 constexpr int kStepList = 0;  // In a device's tables.
 }  // namespace
 
-std::vector<std::string> ReplicatedOptimizer::OtherSettings() const {
-  return {absl::StrCat("updates=", updates_in_backward() ? "in backward" : "in Step()"),
-          absl::StrCat("check_replicas=", ToString(options_.check_replicas, communicator()))};
+std::vector<Fact> ReplicatedOptimizer::OtherSettings() const {
+  return {{"updates", updates_in_backward() ? "in backward" : "in Step()"},
+          {"check_replicas", ToString(options_.check_replicas, communicator())}};
 }
 
 absl::Status ReplicatedOptimizer::Step(const StepOptions& options) {
@@ -170,8 +170,7 @@ absl::StatusOr<StatePieces> ReplicatedOptimizer::Pieces() {
 
 absl::Status ReplicatedOptimizer::EnterGroup(const GroupChange& /*change*/) {
   // A new process may have other settings, and would compare replicas at other steps.
-  return CheckSameOnAllRanks(communicator(), join_name(), absl::OkStatus(), *params_, groups(),
-                             SameIn::kShape, OtherSettings());
+  return CheckSame(absl::OkStatus(), OtherSettings());
 }
 
 absl::Status ReplicatedOptimizer::CheckWhole() const {

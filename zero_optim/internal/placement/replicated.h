@@ -49,7 +49,7 @@ class ReplicatedOptimizer : public PlacedOptimizer {
 
   // PlacedOptimizer.
   absl::Status Init() override { return absl::OkStatus(); }
-  std::vector<std::string> OtherSettings() const override;
+  std::vector<Fact> OtherSettings() const override;
   absl::Status RepeatStep(const StepAnswer& answer, absl::string_view message) override;
   Holders HoldersOf(int param) const override {
     return {{.begin = 0, .end = WholeOf(param).count, .rank = kAllRanks}};

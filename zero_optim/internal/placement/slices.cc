@@ -46,9 +46,9 @@ SlicesOptimizer::SlicesOptimizer(Communicator& comm, ParameterSet& params, Param
 
 absl::Status SlicesOptimizer::Init() { return TakeChannels(); }
 
-std::vector<std::string> SlicesOptimizer::OtherSettings() const {
-  return {absl::StrCat("updates=", updates_in_backward() ? "in backward" : "in Step()"),
-          absl::StrCat("overlap_forward=", how_.overlap_forward ? "true" : "false")};
+std::vector<Fact> SlicesOptimizer::OtherSettings() const {
+  return {{"updates", updates_in_backward() ? "in backward" : "in Step()"},
+          {"overlap_forward", how_.overlap_forward ? "true" : "false"}};
 }
 
 absl::Status SlicesOptimizer::TakeChannels() {

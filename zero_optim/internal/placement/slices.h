@@ -102,7 +102,7 @@ class SlicesOptimizer : public PlacedOptimizer {
   // PlacedOptimizer; the state is in slices_state.cc.
   ParameterGroups& settings() override { return groups_; }
   absl::Status Init() override;
-  std::vector<std::string> OtherSettings() const override;
+  std::vector<Fact> OtherSettings() const override;
   absl::Status OnExhausted() override { return WaitForAll(); }
   absl::Status RepeatStep(const StepAnswer& answer, absl::string_view message) override;
   absl::Status AddGroupNow(ParameterGroup group) override;

@@ -60,9 +60,9 @@ WholeTensorsOptimizer::WholeTensorsOptimizer(Communicator& comm, ParameterSet& p
       was_updated_(params.size(), 0),
       held_rank_(comm.rank()) {}
 
-std::vector<std::string> WholeTensorsOptimizer::OtherSettings() const {
-  return {absl::StrCat("bucket_cap=", bucket_cap_.value, " bytes"),
-          absl::StrCat("max_imbalance=", max_imbalance_)};
+std::vector<Fact> WholeTensorsOptimizer::OtherSettings() const {
+  return {{"bucket_cap", absl::StrCat(bucket_cap_.value, " bytes")},
+          {"max_imbalance", absl::StrCat(max_imbalance_)}};
 }
 
 absl::Status WholeTensorsOptimizer::Init() {

@@ -92,7 +92,7 @@ class WholeTensorsOptimizer : public PlacedOptimizer {
 
   // PlacedOptimizer.
   absl::Status Init() override;
-  std::vector<std::string> OtherSettings() const override;
+  std::vector<Fact> OtherSettings() const override;
   absl::Status RepeatStep(const StepAnswer& answer, absl::string_view message) override;
   absl::Status RepeatCheck(const StepAnswer& answer, absl::string_view message) override;
   absl::Status RebalanceNow() override;

@@ -408,7 +408,7 @@ class Optimizer : public torch::optim::Optimizer {
   torch::Tensor step(LossClosure closure = nullptr) override;
 
   // For the next step(): scales the gradients of all ranks' parameters down to this joint norm.
-  // torch::nn::utils::clip_grad_norm_() throws with Slices, and inside join() step() throws after it.
+  // torch::nn::utils::clip_grad_norm_() throws with Slices; inside join(), step() throws after it.
   void clip_grad_norm(double max_norm, double norm_type = 2.0);
   // For the next step(): multiplies gradients by `scale`, one over that of the loss, and changes
   // nothing if a gradient of any rank is not finite.

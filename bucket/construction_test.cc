@@ -69,7 +69,7 @@ const Wrong kWrong[] = {
      }},
     {"no bucket caps", [](Memory&, ParameterSet&, auto&,
                           DataParallelOptions& options) { options.reducer.caps = {}; }},
-    {"caps[1] is -5 bytes",
+    {"the bucket cap 1 is -5 bytes, but must be at least 0",
      [](Memory&, ParameterSet&, auto&, DataParallelOptions& options) {
        options.reducer.caps = {Bytes{0}, Bytes{-5}};
      }},

@@ -9,7 +9,6 @@
 #include "evenkeel/comm/base/parties.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/control/control.h"
-#include "evenkeel/comm/failure_info.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
@@ -37,11 +36,11 @@ absl::Status FirstDifference(absl::Span<const std::string> all) {
                                        : absl::StrCat(mine, ": ", value);
       differ = differ || parties[rank] != parties[0];
     }
-    if (what.empty()) return absl::InternalError("the ranks' facts differ, but none of them does");
+    if (what.empty())
+      return absl::InternalError("the ranks' hashes differ, but no fact does (internal error)");
     if (!differ) continue;
-    const absl::Status status = internal::Disagreement(
-        parties, {.one = "has", .several = "have", .before = absl::StrCat(what, ": ")});
-    return WithFailureInfo(absl::InvalidArgumentError(status.message()), *FailureInfoOf(status));
+    return absl::InvalidArgumentError(absl::StrCat(
+        what, ": ", internal::Describe(parties, "has", "have"), ": the ranks disagree"));
   }
 }
 

@@ -42,8 +42,8 @@ struct Fact {
   std::string value;
 };
 // A collective. Returns on every rank the lowest failing rank's `own` error, or InvalidArgument if
-// the ranks' facts differ, with the first fact that does, and the ranks with each value; its
-// FailureInfo names the smallest party. The group goes on.
+// the ranks' facts differ, with the first fact that does, and the ranks with each value. The group
+// goes on.
 absl::Status VerifySame(Communicator& comm, absl::string_view topic, const absl::Status& own,
                         absl::Span<const Fact> facts);
 

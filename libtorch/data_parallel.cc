@@ -88,7 +88,8 @@ void KeepHeap() {
   std::free(block);
 }
 
-// A hash of some elements, which a change of all elements, such as clipping, changes, too.
+// Returns a hash of some elements, which changes if all elements do. torch's functions for clipping
+// do not change the gradient's version.
 uint64_t SampleOf(const TensorView& gradient) {
   constexpr int64_t kElements = 16;
   const int64_t distance = std::max<int64_t>(1, gradient.count / kElements);
@@ -123,12 +124,6 @@ DataParallelBase::Replica::Replica(std::shared_ptr<Group::State> group,
                                    const DataParallelOptions& options)
     : group(std::move(group)), module(std::move(module)), options(options) {
   this->group->DropParked();  // The exception has been caught.
-  for (const auto& [name, bytes] : {std::pair("first_bucket_bytes", options.first_bucket_bytes),
-                                    std::pair("bucket_bytes", options.bucket_bytes)}) {
-    if (bytes < 0)
-      Refuse(absl::StrCat("DataParallelOptions::", name, " is ", bytes,
-                          ", but must be at least 0 (0: one gradient per bucket)"));
-  }
   KeepHeap();
   AddParameters();
   AddBuffers();
@@ -185,6 +180,7 @@ void DataParallelBase::Replica::AddParameters() {
       continue;
     }
     params.push_back({.tensor = tensor, .strides = tensor.strides().vec()});
+    index_of[tensor.unsafeGetTensorImpl()] = index;
     set.SetTrainable(index, tensor.requires_grad());
   }
   if (params.empty()) Refuse("the module has no parameters");
@@ -506,7 +502,7 @@ void DataParallelBase::Replica::AdoptGradients() {
       ShowSparseGradient(i);
     } else if (set.grad_state(i) == GradState::kReduced) {
       ShowGradient(i);
-      if (scope != nullptr) params[i].sample = SampleOf(set[i].grad);
+      if (has_followers) params[i].sample = SampleOf(set[i].grad);
     } else if (params[i].had_gradient) {
       grad = torch::empty_like(params[i].tensor, torch::kMeta);
       params[i].is_lost = true;
@@ -530,30 +526,42 @@ void DataParallelBase::Replica::ShowSparseGradient(int param) {
   params[param].sparse_version = grad._version();
 }
 
-void DataParallelBase::Replica::CheckGradients() {
-  for (int i = 0; i < set.size(); ++i) {
-    const torch::Tensor& grad = params[i].tensor.grad();
-    const bool is_unchanged_meta = grad.defined() && grad.is_meta() && grad._version() == 0;
-    if (std::exchange(params[i].is_lost, false)) {
-      if (!is_unchanged_meta)
-        Refuse(absl::StrCat("the gradient of \"", NameOf(i),
-                            "\" was cleared or replaced between backward and step(); with Slices "
-                            "that has no effect, because no rank has all of it: call zero_grad() "
-                            "after step()"));
-    } else if (is_unchanged_meta) {
+void DataParallelBase::Replica::CheckGradients(const std::vector<int>& of_step,
+                                               bool may_clear) const {
+  for (const int i : of_step) {
+    const Parameter& param = params[i];
+    const torch::Tensor& grad = param.tensor.grad();
+    const bool is_placeholder = grad.defined() && grad.is_meta() && grad._version() == 0;
+    if (param.is_lost && !is_placeholder)
+      Refuse(absl::StrCat("the gradient of \"", NameOf(i),
+                          "\" was cleared or replaced between backward and step(); with Slices "
+                          "that has no effect, because no rank has all of it: call zero_grad() "
+                          "after step()"));
+    if (!param.is_lost && is_placeholder)
       Refuse(
           "step() was called again after one backward; with Slices the first step() has used the "
           "gradients up");
-    }
-    if (scope == nullptr || !set.trainable(i) || set.row_size(i) > 0 ||
-        set.grad_state(i) != GradState::kReduced)
-      continue;
-    if (!ShowsBucket(i) || SampleOf(set[i].grad) != params[i].sample)
-      Refuse(absl::StrCat(
-          "the gradient of \"", NameOf(i),
-          "\" was changed between backward and step() inside join(), where ranks without a batch "
-          "do not change theirs; to clip gradients call Optimizer::clip_grad_norm()"));
+    if (!has_followers || !set.trainable(i) || set.grad_state(i) != GradState::kReduced) continue;
+    if (!grad.defined() ? !may_clear : HasChanged(i))
+      Refuse(absl::StrCat("the gradient of \"", NameOf(i),
+                          "\" was changed between backward and step() inside join(), where ranks "
+                          "without a batch do not change theirs; to clip gradients call "
+                          "Optimizer::clip_grad_norm()"));
   }
+}
+
+// By what a step sees.
+bool DataParallelBase::Replica::HasChanged(int param) const {
+  const Parameter& one = params[param];
+  const torch::Tensor& grad = one.tensor.grad();
+  if (set.row_size(param) > 0)
+    return !grad.is_same(one.sparse_grad) || grad._version() != one.sparse_version;
+  if (one.tensor.numel() == 0 || !one.sample.has_value()) return false;
+  return !ShowsBucket(param) || SampleOf(set[param].grad) != *one.sample;
+}
+
+void DataParallelBase::Replica::MarkUsedUp() {
+  for (Parameter& param : params) param.is_lost = false;
 }
 
 void DataParallelBase::Replica::TakeGradients() {
@@ -657,7 +665,10 @@ bool DataParallelBase::join(const std::function<void()>& loop, const JoinOptions
     Refuse(
         "join() needs an Optimizer or a Joined of this DataParallel: ranks without a batch take "
         "the steps of the others");
+  replica_->has_followers = replica_->group->comm->world_size() > 1 && !options.stop_early;
+  for (Replica::Parameter& param : replica_->params) param.sample.reset();
   const absl::Cleanup after = [this] {
+    replica_->has_followers = false;
     replica_->scope = nullptr;
     replica_->AfterJoin();
   };

@@ -13,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -97,13 +98,13 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
     decltype(torch::autograd::impl::grad_accumulator(torch::Tensor())) accumulator;
     uintptr_t hook = 0;
     const torch::autograd::FunctionPreHook* pre_hook = nullptr;
-    bool had_gradient = false;    // Before the last reduction.
-    bool is_unreached = false;    // Marked as unused in the open step.
-    bool is_ready = false;        // Its gradient has arrived in the open step.
-    bool is_lost = false;         // Each rank has a slice of its gradient, for the next step().
-    uint64_t sample = 0;          // SampleOf() its reduced gradient, in join().
-    torch::Tensor sparse_grad;    // The one last stored in grad(),
-    uint32_t sparse_version = 0;  // and its version at that time.
+    bool had_gradient = false;       // Before the last reduction.
+    bool is_unreached = false;       // Marked as unused in the open step.
+    bool is_ready = false;           // Its gradient has arrived in the open step.
+    bool is_lost = false;            // Each rank has a slice of its gradient, for the next step().
+    std::optional<uint64_t> sample;  // SampleOf() its reduced gradient, if `has_followers`.
+    torch::Tensor sparse_grad;       // The one last stored in grad(),
+    uint32_t sparse_version = 0;     // and its version at that time.
   };
 
   const std::string& NameOf(int param) const { return set[param].name; }
@@ -120,9 +121,11 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   void AdoptGradients();
   // After a new plan, which may have moved buckets.
   void FollowGradients();
-  // Before any optimizer's step: throws if the user has done to the gradients what step() cannot
-  // follow.
-  void CheckGradients();
+  // Before an optimizer's step: throws if the user has changed the gradients of its parameters in a
+  // way that not all ranks follow. `may_clear`: they follow a gradient that was set to none.
+  void CheckGradients(const std::vector<int>& of_step, bool may_clear) const;
+  // After a step with Slices.
+  void MarkUsedUp();
   // Before an optimizer of evenkeel reads the gradients: the user may have changed them.
   void TakeGradients();
   // Around the end of a loop, after which this rank follows the others.
@@ -133,6 +136,7 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   const std::shared_ptr<torch::nn::Module> module;
   const DataParallelOptions options;
   std::vector<Parameter> params;  // By index of `set`.
+  std::unordered_map<const c10::TensorImpl*, int> index_of;
   std::vector<torch::Tensor> buffers;
   ParameterSet set;
   std::unique_ptr<evenkeel::DataParallel> core;
@@ -144,6 +148,7 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   std::vector<Enrolled> optimizers;
   void Forget(const Joinable* optimizer);
   JoinScope* scope = nullptr;  // In join().
+  bool has_followers = false;  // In a join() whose exhausted ranks take the steps of the others.
 
   bool is_open = false;
   bool is_detached = false;
@@ -157,7 +162,8 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   void AddBuffers();
   void Attach(int param);
   void RemoveHooks(int param);
-  void ShowGradient(int param);  // grad() becomes the view of its bucket.
+  bool HasChanged(int param) const;  // Its gradient, since the reduction.
+  void ShowGradient(int param);      // grad() becomes the view of its bucket.
   bool ShowsBucket(int param) const;
   void DropLostGradients();
   void ForgetClearedGradients();

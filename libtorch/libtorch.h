@@ -53,8 +53,8 @@
 // Gradients:    `grad()` of a parameter is a view of memory of this library, valid until the next
 //               forward or the end of DataParallel; clone() one that must live longer. It may be
 //               set to none or to zeros between steps (zero_grad), and changed or replaced between
-//               backward and the optimizer's step; but not inside join(), where exhausted ranks
-//               would not apply the change: step() throws if it finds one. With Slices no rank has
+//               backward and the optimizer's step; but inside join() exhausted ranks would not
+//               apply the change, so step() throws if it finds one. With Slices no rank has
 //               a whole gradient after backward: `grad()` is a tensor on the device meta, so that
 //               any read throws, and must be cleared after step() and before the next forward; and
 //               one step() uses it up.
@@ -65,9 +65,8 @@
 // Buffers:      those of rank 0 are broadcast at the beginning of each step.
 // Ownership:    a Group must outlive the objects made with it. DataParallel shares its module.
 // Threads:      one thread trains. backward() may be called from it only.
-// Errors:       ekt::Error. Afterwards the group has ended on every rank. It goes on if `kind` is
-//               empty, because only this call was invalid, and after a constructor has thrown a
-//               "disagreement" on all ranks, because their arguments differ.
+// Errors:       ekt::Error. Afterwards the group has ended on every rank, unless `kind` is empty:
+//               then only this call was invalid; on all ranks if their modules or options differ.
 
 #ifndef EVENKEEL_LIBTORCH_LIBTORCH_H_
 #define EVENKEEL_LIBTORCH_LIBTORCH_H_
@@ -408,7 +407,7 @@ class Optimizer : public torch::optim::Optimizer {
   torch::Tensor step(LossClosure closure = nullptr) override;
 
   // For the next step(): scales the gradients of all ranks' parameters down to this joint norm.
-  // torch::nn::utils::clip_grad_norm_() throws with Slices; inside join(), step() throws after it.
+  // torch::nn::utils::clip_grad_norm_() throws with Slices; inside join(), the next step() throws.
   void clip_grad_norm(double max_norm, double norm_type = 2.0);
   // For the next step(): multiplies gradients by `scale`, one over that of the loss, and changes
   // nothing if a gradient of any rank is not finite.

@@ -50,12 +50,21 @@ evenkeel::Placement CorePlacement(const Placement& placement) {
   return evenkeel::Replicated{};
 }
 
-int IndexOf(const Replica& replica, const torch::Tensor& tensor) {
-  for (int i = 0; i < replica.set.size(); ++i) {
-    if (replica.params[i].tensor.is_same(tensor)) return i;
+// Returns the indices of those of the tensors that `replica` has.
+std::vector<int> IndicesOf(const Replica& replica, const std::vector<torch::Tensor>& tensors) {
+  std::vector<int> indices;
+  for (const torch::Tensor& tensor : tensors) {
+    const auto found = replica.index_of.find(tensor.unsafeGetTensorImpl());
+    if (found != replica.index_of.end()) indices.push_back(found->second);
   }
-  Refuse(
-      "a parameter group contains a tensor that is not a parameter of the DataParallel's module");
+  return indices;
+}
+
+std::vector<int> IndicesOf(const Replica& replica, const torch::optim::Optimizer& optimizer) {
+  std::vector<torch::Tensor> tensors;
+  for (const auto& group : optimizer.param_groups())
+    tensors.insert(tensors.end(), group.params().begin(), group.params().end());
+  return IndicesOf(replica, tensors);
 }
 
 void CheckUsable(const Replica& replica) {
@@ -93,8 +102,9 @@ Optimizer::Optimizer(DataParallelBase& ddp, std::vector<torch::optim::OptimizerP
     ParameterGroup& own = core_groups.emplace_back();
     own.name = GroupName(core_groups.size() - 1);
     own.rule = RuleOf(group.options());
-    for (const torch::Tensor& tensor : group.params())
-      own.params.push_back(IndexOf(*state_->replica, tensor));
+    own.params = IndicesOf(*state_->replica, group.params());
+    if (own.params.size() != group.params().size())
+      Refuse("a parameter group has a tensor that is not a parameter of the DataParallel's module");
   }
   // Create() may move gradients to other buckets.
   const absl::Cleanup follow = [&] { state_->replica->FollowGradients(); };
@@ -122,7 +132,7 @@ torch::Tensor Optimizer::step(LossClosure closure) {
   if (static_cast<int>(param_groups().size()) != state_->core->groups().size())
     Refuse("a parameter group was added; pass all groups at creation");
   replica.FinishUnreached();
-  replica.CheckGradients();
+  replica.CheckGradients(IndicesOf(replica, *this), /*may_clear=*/true);
   replica.TakeGradients();
   for (size_t i = 0; i < param_groups().size(); ++i) {
     UpdateRule rule = RuleOf(param_groups()[i].options());
@@ -138,6 +148,7 @@ torch::Tensor Optimizer::step(LossClosure closure) {
   }
   const StepOptions options = std::exchange(state_->next, {});
   Check(state_->core->Step(options));
+  if (std::holds_alternative<evenkeel::Slices>(state_->core->placement())) replica.MarkUsedUp();
   for (const auto& group : param_groups()) {
     for (const torch::Tensor& param : group.params())
       if (param.requires_grad()) torch::autograd::impl::bump_version(param);
@@ -190,7 +201,8 @@ struct Joined::State : Joinable {
       owner->replica->AdoptGradients();
       owner->optimizer.step();
       owner->optimizer.zero_grad();
-      owner->replica->set.ClearGradients();
+      for (const int param : IndicesOf(*owner->replica, owner->optimizer))
+        owner->replica->set.SetGradState(param, GradState::kNone);
       owner->CountStep(owner->Rates());
       return absl::OkStatus();
     }
@@ -206,7 +218,7 @@ struct Joined::State : Joinable {
     const torch::Tensor loss = LossOf(closure);
     CheckUsable(*replica);
     replica->FinishUnreached();
-    replica->CheckGradients();
+    replica->CheckGradients(IndicesOf(*replica, optimizer), /*may_clear=*/false);
     Check(Notify().status());
     {
       const PhaseScope phase(communicator(), StepPhase::kOptimizer);

@@ -342,7 +342,7 @@ TEST(OptimizerTest, PowerSgdIsThatOfTheCore) {
                               .power_sgd = {.start_step = 1}});
             RequireError(
                 [&] { Optimizer(ddp, torch::optim::SGDOptions(0.1), {.placement = Slices{}}); },
-                "reduces its gradients already");
+                "gradients are already reduced by compression or");
             ParameterSet set;
             evenkeel::PowerSgdOptions power{.start_step = 1};
             for (const Tensor& param : local->parameters()) {
@@ -713,11 +713,14 @@ TEST(OptimizerTest, GradientsOfSlicesMustBeCleared) {
                        RequireError([&] { ddp(Batch(group.rank(), 0)); }, "zero_grad()");
                        optimizer.step();
                        RequireError([&] { optimizer.step(); }, "step() was called again");
+                       RequireError([&] { optimizer.step(); }, "step() was called again");
                        optimizer.zero_grad();
                        optimizer.step();  // As torch's without gradients.
                        const Tensor loss = LossOf(ddp(Batch(group.rank(), 0)));
                        loss.backward({}, /*retain_graph=*/true);
                        RequireError([&] { loss.backward(); }, "backward outside of a step");
+                       optimizer.clip_grad_norm(0);
+                       RequireError([&] { optimizer.step(); }, "max_norm is 0");
                        optimizer.step();
                        optimizer.zero_grad();
                        LossOf(ddp(Batch(group.rank(), 0))).backward();
@@ -745,7 +748,8 @@ TEST(OptimizerTest, ChangesOfGradientsInAJoinAreRefused) {
             optimizer.zero_grad();
             LossOf(ddp(Batch(group.rank(), step))).backward();
             if (clips) torch::nn::utils::clip_grad_norm_(net->parameters(), 1e-9);
-            if (!clips) net->parameters()[1].mutable_grad().reset();
+            Tensor& grad = net->parameters()[1].mutable_grad();
+            if (!clips) grad = grad * 0.5;
             optimizer.step();
           }
         });
@@ -754,6 +758,22 @@ TEST(OptimizerTest, ChangesOfGradientsInAJoinAreRefused) {
         EXPECT_THAT(ending, testing::HasSubstr("was changed between backward and step()"));
     }
   }
+  const Endings of_sparse = RunRanks(2, [](Group& group) {
+    Sequential net(torch::nn::Embedding(torch::nn::EmbeddingOptions(5, 2).sparse(true)));
+    DataParallel ddp(group, net);
+    Optimizer optimizer(ddp, torch::optim::SGDOptions(0.1));
+    ddp.join([&] {
+      LossOf(ddp(torch::tensor({group.rank()}))).backward();
+      optimizer.step();
+      optimizer.zero_grad();
+      LossOf(ddp(torch::tensor({group.rank()}))).backward();
+      Tensor& grad = net->parameters()[0].mutable_grad();
+      grad = grad * 0.5;
+      optimizer.step();
+    });
+  });
+  for (const std::string& ending : of_sparse)
+    EXPECT_THAT(ending, testing::HasSubstr("was changed between backward and step()"));
   const Endings endings = RunRanks(2, [](Group& group) {
     Sequential net = NewNet();
     DataParallel ddp(group, net);
@@ -761,7 +781,7 @@ TEST(OptimizerTest, ChangesOfGradientsInAJoinAreRefused) {
     Joined optimizer(ddp, sgd);
     ddp.join([&] {
       LossOf(ddp(Batch(group.rank(), 0))).backward();
-      torch::nn::utils::clip_grad_norm_(net->parameters(), 1e9);  // It changes nothing.
+      torch::nn::utils::clip_grad_norm_(net->parameters(), 1e9);  // Changes nothing.
       optimizer.step();
       optimizer.zero_grad();
       LossOf(ddp(Batch(group.rank(), 1))).backward();
@@ -771,6 +791,60 @@ TEST(OptimizerTest, ChangesOfGradientsInAJoinAreRefused) {
     });
   });
   for (const std::string& ending : endings) EXPECT_THAT(ending, testing::HasSubstr("the end"));
+}
+
+// Each checks, clears and repeats the gradients of its own parameters.
+TEST(OptimizerTest, TwoOptimizersInAJoin) {
+  const auto rate = [](Tensor param) { return param.dim() == 1 ? 0.5 : 0.1; };
+  std::vector<Tensor> want;
+  {
+    Sequential net = NewNet();
+    for (int step = 0; step < kMostSteps; ++step) {
+      net->zero_grad();
+      for (int rank = 0; rank < 2; ++rank)
+        if (step < StepsOf(rank)) (LossOf(net->forward(Batch(rank, step))) / 2).backward();
+      const torch::NoGradGuard no_grad;
+      for (Tensor& param : net->parameters()) param.sub_(param.grad(), rate(param));
+    }
+    want = net->parameters();
+  }
+  const auto train = [&](Group& group, DataParallelBase& ddp, auto& forward, auto& a, auto& b) {
+    ddp.join([&] {
+      for (int step = 0; step < StepsOf(group.rank()); ++step) {
+        LossOf(forward(Batch(group.rank(), step))).backward();
+        a.step();
+        a.zero_grad();
+        b.step();
+        b.zero_grad();
+      }
+    });
+  };
+  EXPECT_EQ(RunRanks(2,
+                     [&](Group& group) {
+                       for (const bool is_joined : {false, true}) {
+                         Sequential net = NewNet();
+                         DataParallel ddp(group, net);
+                         std::vector<Tensor> biases, weights;
+                         for (const Tensor& param : net->parameters())
+                           (param.dim() == 1 ? biases : weights).push_back(param);
+                         if (is_joined) {
+                           torch::optim::SGD sgd_a(biases, 0.5), sgd_b(weights, 0.1);
+                           Joined a(ddp, sgd_a), b(ddp, sgd_b);
+                           train(group, ddp, ddp, a, b);
+                         } else {
+                           using torch::optim::SGDOptions;
+                           Optimizer a(ddp, {torch::optim::OptimizerParamGroup(biases)},
+                                       std::make_unique<SGDOptions>(0.5));
+                           Optimizer b(ddp, {torch::optim::OptimizerParamGroup(weights)},
+                                       std::make_unique<SGDOptions>(0.1),
+                                       {.placement = WholeTensors{}});
+                           train(group, ddp, ddp, a, b);
+                         }
+                         RequireReplicas(group, *net);
+                         RequireClose(net->parameters(), want);
+                       }
+                     }),
+            AllPass(2));
 }
 
 TEST(OptimizerTest, AllRanksStopEarlyInTheSameStep) {
@@ -785,6 +859,8 @@ TEST(OptimizerTest, AllRanksStopEarlyInTheSameStep) {
                              for (int step = 0; step < StepsOf(group.rank()); ++step) {
                                optimizer.zero_grad();
                                LossOf(ddp(Batch(group.rank(), step))).backward();
+                               // Right: no rank takes the steps of others.
+                               torch::nn::utils::clip_grad_norm_(net->parameters(), 1e-3);
                                optimizer.step();
                                ++steps;
                              }
@@ -833,13 +909,13 @@ TEST(OptimizerTest, UnsupportedSettingsAreRefused) {
           [](Group& group) {
             Sequential net = NewNet();
             RequireError([&] { DataParallel(group, net, {.bucket_bytes = -1}); },
-                         "DataParallelOptions::bucket_bytes is -1, but must be at least 0");
+                         "the bucket cap 1 is -1 bytes, but must be at least 0");
             RequireError(
                 [&] {
                   DataParallel(group, net,
                                {.compression = Compression::kPowerSgd, .power_sgd = {.rank = 0}});
                 },
-                "evenkeel: data_parallel#0: PowerSgdOptions::rank is 0");
+                "evenkeel: data_parallel#1: PowerSgdOptions::rank is 0");
             DataParallel ddp(group, net);
             RequireError([&] { Optimizer(ddp, torch::optim::AdamOptions(0.1).amsgrad(true)); },
                          "Adam with amsgrad is not supported; use Joined");

@@ -130,12 +130,12 @@ TEST(GroupsTest, RanksThatDifferAreToldRankGroupAndSetting) {
       {{{.name = "a", .params = {0}}, {.name = "b", .params = {1}, .rule = Adam{}}},
        "group \"b\": rank 1 has Adam; ranks 0,2 have SGD"},
       {{{.name = "a", .params = {0}}, {.name = "c", .params = {1}}},
-       "the name of group 1: rank 1 has c; ranks 0,2 have b"},
+       "the name of group 1: rank 1 has \"c\"; ranks 0,2 have \"b\""},
       {{{.name = "a", .params = {0, 1}}}, "the number of groups: rank 1 has 1; ranks 0,2 have 2"},
       {{{.name = "a", .params = {0, 1}}, {.name = "b"}},
-       "the group of \"p1\": rank 1 has a; ranks 0,2 have b"},
+       "the group of \"p1\": rank 1 has \"a\"; ranks 0,2 have \"b\""},
       {{{.name = "a", .params = {0}}, {.name = "b"}},
-       "the group of \"p1\": rank 1 has no group; ranks 0,2 have b"},
+       "the group of \"p1\": rank 1 has none; ranks 0,2 have \"b\""},
       {{{.name = "a", .params = {0}}, {.name = "b", .params = {0}}},
        "rank 1: group \"b\": parameter 0 is in group \"a\", too"},
   };
@@ -254,7 +254,7 @@ TEST(AddGroupTest, IsRefusedOnAllRanksIfOneHasAnotherAndInsideALoop) {
     for (const absl::Status& status : {sharded->AddGroup(other), plain->AddGroup(other)}) {
       EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
       EXPECT_TRUE(absl::StrContains(status.message(),
-                                    "the group of \"p2\": rank 0 has b; rank 1 has no group"))
+                                    "the group of \"p2\": rank 0 has \"b\"; rank 1 has none"))
           << status;
     }
     for (const absl::Status& status : {sharded->AddGroup(broken), plain->AddGroup(broken)}) {

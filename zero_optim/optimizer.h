@@ -258,9 +258,10 @@ class Optimizer : public Joinable {
   virtual absl::Status Save(const std::string& folder) = 0;
   virtual absl::Status Load(const std::string& folder) = 0;
   // Like Save(), but returns when this rank's part is copied; the copy is written beside the next
-  // steps (checkpoint/pending_save.h). Further saves wait for it, and so do Recover(), on whose
-  // ranks it fails unless it was complete, and the destructor. Memory: one copy of state_bytes(),
-  // kept for the next save (checkpoint/checkpoint_writer.h).
+  // steps (checkpoint/pending_save.h). All ranks must make the same one of the two calls. Further
+  // saves wait for it, and so do Recover(), on whose ranks it fails unless it was complete, and the
+  // destructor. Memory: one copy of state_bytes(), kept for the next save
+  // (checkpoint/checkpoint_writer.h).
   virtual absl::StatusOr<PendingSave> SaveAsync(const std::string& folder) = 0;
   // Returns this rank's part of a checkpoint, for a CheckpointWriter in a hook that exhausted ranks
   // run, too. Waits for the end of the step.

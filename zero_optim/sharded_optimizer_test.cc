@@ -252,7 +252,10 @@ TEST(ShardedOptimizerTest, TellsEveryRankHowTheRanksDiffer) {
        AdamW{},
        "parameter 1: rank 0 has \"p1\" float32[9]; ranks 1,2 have \"p1\" float32[8]"},
       {{4, 8, 1}, {}, AdamW{}, "the number of parameters: rank 0 has 3; ranks 1,2 have 2"},
-      {{4, 8}, {1}, AdamW{}, "the group of \"p1\": rank 0 has all, frozen; ranks 1,2 have all"},
+      {{4, 8},
+       {1},
+       AdamW{},
+       "the group of \"p1\": rank 0 has \"all\" (frozen); ranks 1,2 have \"all\""},
       {{4, 8}, {}, Sgd{}, "group \"all\": rank 0 has SGD; ranks 1,2 have AdamW"},
       {{4, 8}, {}, AdamW{.epsilon = -1}, "rank 0: group \"all\": AdamW: epsilon is -1"},
   };

@@ -138,8 +138,8 @@ TEST(ShardedOptimizerStateTest, RefusesAStateThatDoesNotFit) {
     plain.Step({0}, 0, 1.0);
     const absl::Status status = trainer->zero->LoadState(plain.state());
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-    EXPECT_TRUE(absl::StrContains(status.message(),
-                                  "sharded_optimizer#0: optimizer state of parameter 5 \"p5\""))
+    EXPECT_TRUE(
+        absl::StrContains(status.message(), "optimizer#0: optimizer state of parameter 5 \"p5\""))
         << status;
     return absl::OkStatus();
   });

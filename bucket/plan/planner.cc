@@ -217,8 +217,8 @@ absl::Status CheckCaps(std::span<const Bytes> caps) {
   if (caps.empty()) return absl::InvalidArgumentError("no bucket caps");
   for (size_t i = 0; i < caps.size(); ++i) {
     if (caps[i].value < 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("caps[", i, "] is ", caps[i].value, " bytes, but must be at least 0"));
+      return absl::InvalidArgumentError(absl::StrCat("the bucket cap ", i, " is ", caps[i].value,
+                                                     " bytes, but must be at least 0"));
     }
   }
   return absl::OkStatus();

@@ -194,7 +194,7 @@ TEST(PlanBucketsTest, BadInputIsRefusedWithItsValues) {
   const Case cases[] = {
       {{}, {}, "no parameters to plan"},
       {two, {.caps = {}}, "no bucket caps"},
-      {two, {.caps = Caps({100, -5})}, "caps[1] is -5 bytes, but must be at least 0"},
+      {two, {.caps = Caps({100, -5})}, "the bucket cap 1 is -5 bytes, but must be at least 0"},
       {{{.count = 3}, {.count = -7}}, {}, "parameter 1 has -7 elements"},
       {{{.count = kMax}}, {}, "more bytes than 63 bits can count"},
       {{{.count = kMax / 8}, {.count = kMax / 8}}, {.caps = {kNoCap}}, ""},

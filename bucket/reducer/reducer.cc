@@ -163,8 +163,8 @@ absl::Status Reducer::InstallReduction(std::unique_ptr<BucketReduction> reductio
     own = absl::FailedPreconditionError("the reduction cannot change inside a step");
   } else if (core.has_own_reduction) {
     own = absl::FailedPreconditionError(
-        "something else than an all-reduce reduces its gradients already (compression, or another "
-        "optimizer); only one can");
+        "its gradients are already reduced by compression or by another optimizer; only one can do "
+        "so");
   }
   const auto exchange = [&] {
     core.reduction.swap(reduction);
@@ -242,7 +242,7 @@ absl::Status Reducer::RebuildNow() {
   if (in_step())
     return absl::FailedPreconditionError(absl::StrCat(core.name, ": cannot rebuild inside a step"));
   ++impl.completer.counted().rebuilds;
-  if (next.has_value()) return impl.Install(*std::move(next));
+  if (next.has_value()) return Annotate(impl.Install(*std::move(next)), core.name);
   const ControlChannel::From from{.rank = impl.recorder,
                                   .text = absl::StrCat("the gradient order of ", core.name)};
   EK_ASSIGN_OR_RETURN(std::string bytes, core.comm->control().Receive(impl.recorded_topic,
@@ -250,7 +250,7 @@ absl::Status Reducer::RebuildNow() {
   EK_ASSIGN_OR_RETURN(std::vector<int> order, ParseOrder(bytes, core.params->size()));
   next = core.state;
   AdoptOrder(*next, order);
-  EK_RETURN_IF_ERROR(impl.Install(*std::move(next)));
+  EK_RETURN_IF_ERROR(Annotate(impl.Install(*std::move(next)), core.name));
   impl.recorded_topic.clear();
   return absl::OkStatus();
 }
@@ -287,7 +287,7 @@ absl::Status Reducer::RefreshTrainable() {
   }
   PlanState next = core.state;
   AdoptMask(next, core.params->mask());
-  EK_RETURN_IF_ERROR(impl.Install(std::move(next)));
+  EK_RETURN_IF_ERROR(Annotate(impl.Install(std::move(next)), core.name));
   impl.seen_mask_version = core.params->mask_version();
   impl.DropRecordedOrder();
   ++impl.completer.counted().refreshes;

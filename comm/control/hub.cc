@@ -101,7 +101,7 @@ void ControlHub::Lose(int rank, absl::string_view to_it, absl::string_view to_ot
     if (left_.contains(rank) || !lost_.insert(rank).second) return;
     std::string doing;
     if (facts_[rank].has_report)
-      absl::StrAppend(&doing, "; at its last heartbeat: ", facts_[rank].report.doing);
+      absl::StrAppend(&doing, "; at its last heartbeat it ", facts_[rank].report.doing);
     // It may have been suspended only: then it must learn why it receives nothing more.
     const FailureInfo info{.kind = FailureKind::kRankLost, .ranks = {rank}};
     outbox.push_back(

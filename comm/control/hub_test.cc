@@ -374,7 +374,7 @@ TEST(ControlHubTest, ASilentRankIsLostAndLearnsWhy) {
     EXPECT_EQ(group.FailureAt(rank)->rank, 2);
     EXPECT_EQ(group.FailureAt(rank)->sequence, 0);
     EXPECT_EQ(group.FailureAt(rank)->status.message(),
-              "rank 2 is silent: no heartbeat for 5s; at its last heartbeat: runs, 1 s after #3 "
+              "rank 2 is silent: no heartbeat for 5s; at its last heartbeat it runs, 1 s after #3 "
               "barrier");
     EXPECT_EQ(group.told[rank].back().type, Type::kRegrouped);
     EXPECT_EQ(group.told[rank].back().payload, "0,1");

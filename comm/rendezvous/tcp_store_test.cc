@@ -342,7 +342,7 @@ TEST(TcpControlLinkTest, ASilentRankIsLostForTheOthersAndLearnsIt) {
   // Ranks that have promised nothing may be silent.
   for (Member* member : {&a, &b}) {
     EXPECT_EQ(member->WaitForFailure().message(),
-              "rank 2 is silent: no heartbeat for 300ms; at its last heartbeat: runs, 1 s after "
+              "rank 2 is silent: no heartbeat for 300ms; at its last heartbeat it runs, 1 s after "
               "#3 barrier");
     EXPECT_EQ(member->culprit(), 2);
   }

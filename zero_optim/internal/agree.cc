@@ -24,19 +24,22 @@ std::vector<std::string> SettingsOf(const UpdateRule& rule) {
 std::string GroupOf(int param, const ParameterSet& params, const ParameterGroups& groups,
                     SameIn same) {
   const int group = groups.group_of(param);
-  return absl::StrCat(group == kNoGroup ? "no group" : groups[group].name,
-                      same == SameIn::kShape || params.trainable(param) ? "" : ", frozen");
+  return absl::StrCat(group == kNoGroup ? "none" : absl::StrCat("\"", groups[group].name, "\""),
+                      same == SameIn::kShape || params.trainable(param) ? "" : " (frozen)");
 }
 
 std::vector<Fact> FactsOf(const ParameterSet& params, const ParameterGroups& groups, SameIn same) {
   std::vector<Fact> facts = evenkeel::FactsOf(params);
   facts.push_back({"the number of groups", absl::StrCat(groups.size())});
   for (int g = 0; g < groups.size(); ++g)
-    facts.push_back({absl::StrCat("the name of group ", g), groups[g].name});
+    facts.push_back(
+        {absl::StrCat("the name of group ", g), absl::StrCat("\"", groups[g].name, "\"")});
   for (const ParameterGroup& group : groups.groups()) {
     std::vector<std::string> settings = SettingsOf(group.rule);
     if (same == SameIn::kShape)
-      settings = {settings[0], absl::StrJoin(StateTensorNames(group.rule), ", ")};
+      settings = {
+          settings[0],
+          absl::StrCat("the state {", absl::StrJoin(StateTensorNames(group.rule), ", "), "}")};
     for (const std::string& setting : settings)
       facts.push_back({absl::StrCat("group \"", group.name, "\""), setting});
   }
@@ -50,16 +53,16 @@ std::vector<Fact> FactsOf(const ParameterSet& params, const ParameterGroups& gro
 
 }  // namespace
 
-absl::Status CheckSameOnAllRanks(Communicator& comm, const std::string& topic,
+absl::Status CheckSameOnAllRanks(Communicator& comm, const std::string& name,
                                  const absl::Status& own, const ParameterSet& params,
                                  const ParameterGroups& groups, SameIn same,
                                  std::vector<Fact> facts) {
-  if (comm.world_size() == 1) return own;
+  if (comm.world_size() == 1) return Annotate(own, name);
   if (own.ok()) {
     const std::vector<Fact> more = FactsOf(params, groups, same);
     facts.insert(facts.end(), more.begin(), more.end());
   }
-  return VerifySame(comm, topic, own, facts);
+  return Annotate(VerifySame(comm, absl::StrCat(name, "/same"), own, facts), name);
 }
 
 absl::Status AddGroupOnAllRanks(Communicator& comm, const std::string& name,
@@ -68,8 +71,7 @@ absl::Status AddGroupOnAllRanks(Communicator& comm, const std::string& name,
   ParameterGroups more = updater.groups();
   absl::Status own = more.Add(std::move(group));
   if (own.ok()) own = ParameterUpdater(&params, more, comm.runtime()).Check();
-  EK_RETURN_IF_ERROR(
-      Annotate(CheckSameOnAllRanks(comm, absl::StrCat(name, "/same"), own, params, more), name));
+  EK_RETURN_IF_ERROR(CheckSameOnAllRanks(comm, name, own, params, more));
   updater.groups() = std::move(more);
   return absl::OkStatus();
 }

@@ -1,7 +1,7 @@
 // Whether all ranks have the same optimizer, asked when it is made, and when it comes into another
 // group.
 //
-//   EK_RETURN_IF_ERROR(CheckSameOnAllRanks(comm, topic, updater.Check(), params, groups));
+//   EK_RETURN_IF_ERROR(CheckSameOnAllRanks(comm, "optimizer#0", updater.Check(), params, groups));
 //
 // Every rank must call it. All ranks get the same answer, as that of VerifySame().
 
@@ -26,7 +26,7 @@ enum class SameIn {
            // while a step fails.
 };
 // `facts`: more of them, compared first.
-absl::Status CheckSameOnAllRanks(Communicator& comm, const std::string& topic,
+absl::Status CheckSameOnAllRanks(Communicator& comm, const std::string& name,
                                  const absl::Status& own, const ParameterSet& params,
                                  const ParameterGroups& groups, SameIn same = SameIn::kEverything,
                                  std::vector<Fact> facts = {});

@@ -57,9 +57,9 @@ class Arrival {
 
 }  // namespace
 
-PlacedOptimizer::PlacedOptimizer(Communicator& comm, absl::string_view kind, ParameterSet& params,
-                                 ParameterGroups groups, OptimizerOptions options)
-    : Optimizer(&comm, kind),
+PlacedOptimizer::PlacedOptimizer(Communicator& comm, ParameterSet& params, ParameterGroups groups,
+                                 OptimizerOptions options)
+    : Optimizer(&comm, "optimizer"),
       params_(&params),
       options_(std::move(options)),
       updater_(&params, std::move(groups), comm.runtime()) {}
@@ -71,11 +71,8 @@ absl::Status PlacedOptimizer::Start(absl::Status own) {
   if (own.ok()) own = Init();
   std::vector<Fact> facts = {{"the placement", std::string(NameOf(placement()))}};
   for (Fact& setting : OtherSettings()) facts.push_back(std::move(setting));
-  // The name of the optimizer depends on the placement.
-  EK_RETURN_IF_ERROR(
-      Annotate(CheckSameOnAllRanks(communicator(), communicator().UniqueName("new_optimizer"), own,
-                                   *params_, groups(), SameIn::kEverything, std::move(facts)),
-               join_name()));
+  EK_RETURN_IF_ERROR(CheckSameOnAllRanks(communicator(), join_name(), own, *params_, groups(),
+                                         SameIn::kEverything, std::move(facts)));
   if (is_split()) Register();
   return absl::OkStatus();
 }
@@ -114,9 +111,8 @@ absl::Status PlacedOptimizer::TakeOver(StateTransfer& transfer) {
 }
 
 absl::Status PlacedOptimizer::CheckSame(const absl::Status& own, std::vector<Fact> facts) const {
-  return Annotate(CheckSameOnAllRanks(communicator(), absl::StrCat(join_name(), "/same"), own,
-                                      *params_, groups(), SameIn::kShape, std::move(facts)),
-                  join_name());
+  return CheckSameOnAllRanks(communicator(), join_name(), own, *params_, groups(), SameIn::kShape,
+                             std::move(facts));
 }
 
 // Not supported by a placement --------------------------------------------------------------------

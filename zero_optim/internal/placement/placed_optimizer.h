@@ -80,8 +80,8 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
     kVisit = 't',
   };
 
-  PlacedOptimizer(Communicator& comm, absl::string_view kind, ParameterSet& params,
-                  ParameterGroups groups, OptimizerOptions options);
+  PlacedOptimizer(Communicator& comm, ParameterSet& params, ParameterGroups groups,
+                  OptimizerOptions options);
 
   // Unimplemented, with the placement: it has no `what`.
   absl::Status Lacks(absl::string_view what) const;

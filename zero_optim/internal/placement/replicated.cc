@@ -18,7 +18,7 @@ constexpr int kStepList = 0;  // In a device's tables.
 }  // namespace
 
 std::vector<Fact> ReplicatedOptimizer::OtherSettings() const {
-  return {{"updates", updates_in_backward() ? "in backward" : "in Step()"},
+  return {{"update_in_backward", updates_in_backward() ? "true" : "false"},
           {"check_replicas", ToString(options_.check_replicas, communicator())}};
 }
 

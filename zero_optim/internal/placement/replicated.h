@@ -24,7 +24,7 @@ class ReplicatedOptimizer : public PlacedOptimizer {
  public:
   ReplicatedOptimizer(Communicator& comm, ParameterSet& params, ParameterGroups groups,
                       OptimizerOptions options)
-      : PlacedOptimizer(comm, "optimizer", params, std::move(groups), std::move(options)) {}
+      : PlacedOptimizer(comm, params, std::move(groups), std::move(options)) {}
   ~ReplicatedOptimizer() override { link_->Cut(); }
 
   absl::Status Step(const StepOptions& options) override;

@@ -35,7 +35,7 @@ namespace evenkeel::internal {
 
 SlicesOptimizer::SlicesOptimizer(Communicator& comm, ParameterSet& params, ParameterGroups groups,
                                  OptimizerOptions options)
-    : PlacedOptimizer(comm, "sliced_optimizer", params, groups, std::move(options)),
+    : PlacedOptimizer(comm, params, groups, std::move(options)),
       how_(std::get<Slices>(options_.placement)),
       groups_(std::move(groups)),
       held_rank_(comm.rank()),
@@ -47,7 +47,7 @@ SlicesOptimizer::SlicesOptimizer(Communicator& comm, ParameterSet& params, Param
 absl::Status SlicesOptimizer::Init() { return TakeChannels(); }
 
 std::vector<Fact> SlicesOptimizer::OtherSettings() const {
-  return {{"updates", updates_in_backward() ? "in backward" : "in Step()"},
+  return {{"update_in_backward", updates_in_backward() ? "true" : "false"},
           {"overlap_forward", how_.overlap_forward ? "true" : "false"}};
 }
 

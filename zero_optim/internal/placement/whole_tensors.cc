@@ -52,7 +52,7 @@ std::string FrozenNote(const ParameterSet& params, const TrainableMask& mask) {
 
 WholeTensorsOptimizer::WholeTensorsOptimizer(Communicator& comm, ParameterSet& params,
                                              ParameterGroups groups, OptimizerOptions options)
-    : PlacedOptimizer(comm, "sharded_optimizer", params, std::move(groups), std::move(options)),
+    : PlacedOptimizer(comm, params, std::move(groups), std::move(options)),
       max_imbalance_(std::get<WholeTensors>(options_.placement).max_imbalance),
       bucket_cap_(std::get<WholeTensors>(options_.placement).bucket_cap),
       specs_(SpecsOf(params)),

@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "evenkeel/bucket/divergence.h"
+#include "evenkeel/bucket/parameter_facts.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/state_sync.h"
 #include "evenkeel/bucket/step_times.h"

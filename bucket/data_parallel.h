@@ -81,6 +81,7 @@
 #include "evenkeel/bucket/replica_check.h"
 #include "evenkeel/bucket/state_sync.h"
 #include "evenkeel/bucket/trainability.h"
+#include "evenkeel/comm/agree.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/join/joinable.h"

@@ -3,15 +3,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/string_view.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/status.h"
 
@@ -110,37 +105,6 @@ absl::StatusOr<std::vector<Work>> BeginSyncState(Channel& channel,
 absl::Status BroadcastState(Channel& channel, absl::Span<const TensorView> tensors, int root,
                             Role role, StreamRef stream) {
   return SyncState(channel, tensors, BufferSync::kBroadcast, {.root = root}, role, stream);
-}
-
-namespace {
-
-// "float32[640]", or "float32[64, 10]" if the shape is known; on whatever device: each rank has its
-// own.
-std::string KindOf(const TensorView& view, std::span<const int64_t> shape = {}) {
-  if (shape.size() < 2) return ToString(TensorView(nullptr, view.count, view.dtype));
-  return absl::StrCat(ToString(view.dtype), "[", absl::StrJoin(shape, ", "), "]");
-}
-
-}  // namespace
-
-std::vector<Fact> FactsOf(const ParameterSet& params, absl::Span<const TensorView> buffers) {
-  std::vector<Fact> facts = {{"the number of parameters", absl::StrCat(params.size())},
-                             {"the number of buffers", absl::StrCat(buffers.size())}};
-  std::vector<std::string> names;
-  for (int i = 0; i < params.size(); ++i) names.push_back(absl::StrCat("\"", params[i].name, "\""));
-  for (const ParameterSet::SharedName& shared : params.shared_names()) {
-    absl::StrAppend(&names[shared.index], " = \"", shared.name, "\"");
-  }
-  for (int i = 0; i < params.size(); ++i) {
-    std::string kind =
-        params.is_ignored(i) ? "(ignored)" : KindOf(params[i].value, params.shape(i));
-    if (!params.is_ignored(i) && params.row_size(i) > 0)
-      absl::StrAppend(&kind, " in rows of ", params.row_size(i));
-    facts.push_back({absl::StrCat("parameter ", i), absl::StrCat(names[i], " ", kind)});
-  }
-  for (size_t b = 0; b < buffers.size(); ++b)
-    facts.push_back({absl::StrCat("buffer ", b), KindOf(buffers[b])});
-  return facts;
 }
 
 std::vector<TensorView> ValuesOf(const ParameterSet& params) {

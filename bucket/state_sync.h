@@ -1,6 +1,5 @@
-// Makes the ranks' tensors equal, and verifies that the ranks have the same tensors.
+// Makes the ranks' tensors equal.
 //
-//   EK_RETURN_IF_ERROR(VerifySame(comm, "model", own, FactsOf(params, buffers)));
 //   EK_RETURN_IF_ERROR(BroadcastState(channel, views, /*root=*/0, Role::kState));
 //
 // Threads: blocking; every rank calls with tensors of the same sizes.
@@ -10,16 +9,13 @@
 #define EVENKEEL_BUCKET_STATE_SYNC_H_
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "evenkeel/bucket/parameter_set.h"
-#include "evenkeel/comm/agree.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/types.h"
@@ -56,11 +52,6 @@ absl::StatusOr<std::vector<Work>> BeginSyncState(Channel& channel,
                                                  Role role, StreamRef stream);
 absl::Status BroadcastState(Channel& channel, absl::Span<const TensorView> tensors, int root,
                             Role role, StreamRef stream = {});
-
-// Returns the numbers of parameters and buffers; the names, sizes (shapes, if they are known),
-// types and sharing of parameters (of ignored ones only the names); and the sizes and types of
-// buffers.
-std::vector<Fact> FactsOf(const ParameterSet& params, absl::Span<const TensorView> buffers = {});
 
 // Returns all values except those of ignored parameters.
 std::vector<TensorView> ValuesOf(const ParameterSet& params);

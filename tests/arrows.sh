@@ -100,7 +100,7 @@ never 'bucket knows comm and join' \
   //bucket/... '//zero_optim/... + //trainer/...'
 never 'zero_optim knows comm, join and of bucket the plan, the parameters, the reduction, the checks of replicas and of gradients and the thread; its tests a DataParallel' \
   "($products) intersect //zero_optim/..." '//bucket/... + //trainer/...' \
-  'deps(//bucket/plan:planner + //bucket:parameter_set + //bucket:reduction + //bucket:replica_check + //bucket:finite_check + //bucket/reducer:worker_thread)'
+  'deps(//bucket/plan:planner + //bucket:parameter_set + //bucket:parameter_facts + //bucket:reduction + //bucket:replica_check + //bucket:finite_check + //bucket/reducer:worker_thread)'
 never 'no library needs tests or tools' \
   "$products" "$above"
 never 'the planner sees only values of comm' \

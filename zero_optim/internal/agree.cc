@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "evenkeel/bucket/state_sync.h"
+#include "evenkeel/bucket/parameter_facts.h"
 #include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/zero_optim/internal/step_message.h"

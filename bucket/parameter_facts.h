@@ -1,0 +1,26 @@
+// Describes parameters, so that the ranks can verify that they have the same.
+//
+//   EK_RETURN_IF_ERROR(VerifySame(comm, "model", own, FactsOf(params, buffers)));  // comm/agree.h
+//
+// Threads: a pure function.
+
+#ifndef EVENKEEL_BUCKET_PARAMETER_FACTS_H_
+#define EVENKEEL_BUCKET_PARAMETER_FACTS_H_
+
+#include <vector>
+
+#include "absl/types/span.h"
+#include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/comm/agree.h"
+#include "evenkeel/comm/types.h"
+
+namespace evenkeel {
+
+// Returns the numbers of parameters and buffers; the names, sizes (shapes, if they are known),
+// types and sharing of parameters (of ignored ones only the names); and the sizes and types of
+// buffers.
+std::vector<Fact> FactsOf(const ParameterSet& params, absl::Span<const TensorView> buffers = {});
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_BUCKET_PARAMETER_FACTS_H_

@@ -237,9 +237,11 @@ TEST(OptimizerTest, TellsEveryRankHowTheRanksDiffer) {
   } cases[] = {
       {{4, 9},
        AdamW{},
-       "ranks 0,1: parameter 1 = p1 float32[8]; rank 2: parameter 1 = p1 float32[9]"},
-      {{4}, AdamW{}, "ranks 0,1: 2 parameters; rank 2: 1 parameters"},
-      {{4, 8}, AdamW{.learning_rate = 0.5}, "rank 2: group \"all\": learning_rate=0.5"},
+       "parameter 1: rank 2 has \"p1\" float32[9]; ranks 0,1 have \"p1\" float32[8]"},
+      {{4}, AdamW{}, "the number of parameters: rank 2 has 1; ranks 0,1 have 2"},
+      {{4, 8},
+       AdamW{.learning_rate = 0.5},
+       "group \"all\": rank 2 has learning_rate=0.5; ranks 0,1 have learning_rate=0.001"},
       {{4, 8}, AdamW{.beta1 = 7}, "rank 2: group \"all\": AdamW: beta1 is 7"},
   };
   for (const auto& wrong : cases) {

@@ -425,13 +425,13 @@ TEST(SettingsAtCreationTest, AreNamed) {
             {.placement = WholeTensors{.bucket_cap = Bytes{is_other ? 1 << 10 : 1 << 20}}})
             .status();
     EXPECT_THAT(std::string(sharded.message()),
-                HasSubstr("rank 0: bucket_cap=1048576 bytes; rank 1: bucket_cap=1024"));
+                HasSubstr("bucket_cap: rank 0 has 1048576 bytes; rank 1 has 1024 bytes"));
     const absl::Status sliced =
         Optimizer::Create(comm, model.params(), Sgd{},
                           {.placement = Slices{.overlap_forward = is_other}})
             .status();
     EXPECT_THAT(std::string(sliced.message()),
-                HasSubstr("rank 0: overlap_forward=false; rank 1: overlap_forward=true"));
+                HasSubstr("overlap_forward: rank 0 has false; rank 1 has true"));
     return comm.Barrier();
   });
   EXPECT_TRUE(status.ok()) << status;

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "evenkeel/comm/base/fields.h"
+#include "evenkeel/comm/base/librarys_thread.h"
 #include "evenkeel/comm/base/parties.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/control/positions.h"

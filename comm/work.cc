@@ -1,6 +1,7 @@
 #include "evenkeel/comm/work.h"
 
 #include "absl/time/clock.h"
+#include "evenkeel/comm/base/librarys_thread.h"
 #include "evenkeel/comm/control/rank_status.h"
 #include "evenkeel/comm/control/waits.h"
 

@@ -310,7 +310,8 @@ TEST(PlacementDamageTest, SettingsOfAnOptimizerMustBeValidAndEqual) {
                                                   {.check_replicas = {.every = 1 + comm.rank()}})
                                     .status();
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-    EXPECT_THAT(status.message(), HasSubstr("check_replicas=every 2 steps"));
+    EXPECT_THAT(status.message(), HasSubstr("check_replicas: rank 0 has every 1 steps"));
+    EXPECT_THAT(status.message(), HasSubstr("rank 1 has every 2 steps"));
     return absl::OkStatus();
   });
 }

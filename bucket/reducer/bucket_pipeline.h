@@ -31,9 +31,9 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "evenkeel/bucket/reducer/worker_thread.h"
 #include "evenkeel/bucket/reduction.h"
 #include "evenkeel/bucket/step_times.h"
+#include "evenkeel/comm/base/worker_thread.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/control/waits.h"
 #include "evenkeel/comm/device/runtime.h"
@@ -57,7 +57,7 @@ class BucketPipeline : public std::enable_shared_from_this<BucketPipeline> {
     // there is none.
     Collective used;
     TensorView used_data;
-    WorkerThread* worker = nullptr;
+    internal::WorkerThread* worker = nullptr;
     std::shared_ptr<internal::Waits>
         waits;  // The group's account of who waits. With a worker only.
     // On a device. The streams: one per round, and OnReduced()'s; none if the reduction puts

@@ -21,7 +21,7 @@ absl::Status Launcher::Init() {
 
 void Launcher::MakeWorker() {
   const bool needs_one = core_.reduction->HasThread() && core_.device == nullptr;
-  worker_ = needs_one ? std::make_unique<WorkerThread>() : nullptr;
+  worker_ = needs_one ? std::make_unique<internal::WorkerThread>() : nullptr;
 }
 
 absl::Status Launcher::ReplaceGroup() {

@@ -26,7 +26,7 @@
 #include "evenkeel/bucket/reducer/device_side.h"
 #include "evenkeel/bucket/reducer/reducer.h"
 #include "evenkeel/bucket/reducer/unused_agreement.h"
-#include "evenkeel/bucket/reducer/worker_thread.h"
+#include "evenkeel/comm/base/worker_thread.h"
 
 namespace evenkeel {
 
@@ -88,7 +88,7 @@ class Launcher {
   absl::Mutex packing_;  // On a device buckets become ready in the order in which they are packed.
   std::shared_ptr<BucketPipeline> pipeline_;  // The current step's.
   // The thread of a reduction that has one. Last: it ends before the members that it uses.
-  std::unique_ptr<WorkerThread> worker_;
+  std::unique_ptr<internal::WorkerThread> worker_;
 };
 
 }  // namespace evenkeel

@@ -5,6 +5,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "evenkeel/comm/base/librarys_thread.h"
 #include "evenkeel/comm/base/parties.h"
 #include "evenkeel/comm/control/rank_status.h"
 #include "evenkeel/comm/failure_info.h"

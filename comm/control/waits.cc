@@ -7,11 +7,10 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "evenkeel/comm/base/librarys_thread.h"
 
 namespace evenkeel::internal {
 namespace {
-
-thread_local bool is_the_librarys = false;
 
 thread_local struct {
   int depth = 0;
@@ -74,7 +73,7 @@ Waits::Waits() : id_(NextId()) {}
 std::shared_ptr<Waits> Waits::Create() { return std::shared_ptr<Waits>(new Waits); }
 
 void Waits::Use() {
-  if (is_the_librarys) return;
+  if (IsTheLibrarysThread()) return;
   thread_local Memberships memberships;
   memberships.Add(*this);
 }
@@ -104,7 +103,7 @@ Waits::Snapshot Waits::Now() const {
 
 Waits::Scope::Scope(std::shared_ptr<Waits> waits, std::function<Wait()> describe,
                     std::function<bool()> is_over)
-    : waits_(is_the_librarys ? nullptr : std::move(waits)) {
+    : waits_(IsTheLibrarysThread() ? nullptr : std::move(waits)) {
   if (waits_ == nullptr) return;
   waits_->Use();
   absl::MutexLock lock(&waits_->mutex_);
@@ -129,10 +128,5 @@ Waits::Callbacks::~Callbacks() {
   absl::MutexLock lock(&waits_->mutex_);
   --waits_->callbacks_;
 }
-
-void ThisThreadIsTheLibrarys() { is_the_librarys = true; }
-
-LibrarysTurn::LibrarysTurn() : before_(is_the_librarys) { is_the_librarys = true; }
-LibrarysTurn::~LibrarysTurn() { is_the_librarys = before_; }
 
 }  // namespace evenkeel::internal

@@ -117,22 +117,6 @@ class Waits : public std::enable_shared_from_this<Waits> {
       ABSL_GUARDED_BY(mutex_);  // Empty list: the thread runs.
 };
 
-// Marks the calling thread as one of the library, permanently: control threads, communication
-// threads, workers.
-void ThisThreadIsTheLibrarys();
-
-// While it lives, the calling thread counts as one of the library: it runs callbacks.
-class LibrarysTurn {
- public:
-  LibrarysTurn();
-  ~LibrarysTurn();
-  LibrarysTurn(const LibrarysTurn&) = delete;
-  LibrarysTurn& operator=(const LibrarysTurn&) = delete;
-
- private:
-  const bool before_;
-};
-
 }  // namespace evenkeel::internal
 
 #endif  // EVENKEEL_COMM_CONTROL_WAITS_H_

@@ -9,6 +9,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/base/librarys_thread.h"
 #include "evenkeel/comm/control/rank_status.h"
 #include "gtest/gtest.h"
 

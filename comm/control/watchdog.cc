@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "evenkeel/comm/control/waits.h"
+#include "evenkeel/comm/base/librarys_thread.h"
 
 namespace evenkeel::internal {
 

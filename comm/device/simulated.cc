@@ -4,15 +4,14 @@
 #include <chrono>
 #include <cstddef>
 #include <cstring>
-#include <deque>
 #include <map>
 #include <new>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "evenkeel/comm/base/worker_thread.h"
 #include "evenkeel/comm/device/guarded_memory.h"
 #include "evenkeel/comm/device/kernel.h"
 #include "evenkeel/comm/device/kernel_on_host.h"
@@ -52,48 +51,21 @@ class Moment {
   Clock::time_point passed_at_ ABSL_GUARDED_BY(mutex_);
 };
 
-// A stream is a thread that does one thing after the other. What is on it when its owner goes is
-// done first.
+// What is on a stream when its owner goes is done first.
 class SimulatedStream {
  public:
-  explicit SimulatedStream(absl::Duration delay) : delay_(delay), thread_([this] { Run(); }) {}
-  ~SimulatedStream() {
-    {
-      absl::MutexLock lock(&mutex_);
-      is_leaving_ = true;
-    }
-    thread_.join();
-  }
+  explicit SimulatedStream(absl::Duration delay) : delay_(delay) {}
 
   void Put(std::function<void()> work) {
-    absl::MutexLock lock(&mutex_);
-    queue_.push_back(std::move(work));
+    thread_.Post([delay = delay_, work = std::move(work)] {
+      if (delay > absl::ZeroDuration()) absl::SleepFor(delay);
+      work();
+    });
   }
 
  private:
-  void Run() {
-    while (true) {
-      std::function<void()> work;
-      {
-        absl::MutexLock lock(&mutex_);
-        const auto has_news = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-          return is_leaving_ || !queue_.empty();
-        };
-        mutex_.Await(absl::Condition(&has_news));
-        if (queue_.empty()) return;
-        work = std::move(queue_.front());
-        queue_.pop_front();
-      }
-      if (delay_ > absl::ZeroDuration()) absl::SleepFor(delay_);
-      work();
-    }
-  }
-
   const absl::Duration delay_;
-  absl::Mutex mutex_;
-  std::deque<std::function<void()>> queue_ ABSL_GUARDED_BY(mutex_);
-  bool is_leaving_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread thread_;
+  internal::WorkerThread thread_;
 };
 
 SimulatedStream& StreamOf(StreamRef stream) {

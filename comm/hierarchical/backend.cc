@@ -1,11 +1,10 @@
 #include "evenkeel/comm/hierarchical/backend.h"
 
-#include <deque>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/arith/common_part.h"
+#include "evenkeel/comm/base/worker_thread.h"
 #include "evenkeel/comm/hierarchical/collectives.h"
 #include "evenkeel/comm/status.h"
 
@@ -19,7 +18,7 @@ constexpr uint64_t kMessages = 2;
 
 }  // namespace
 
-// One thread, and the collectives of a channel that wait for it.
+// The collectives of a channel, one after the other.
 class HierarchicalBackend::Lane {
  public:
   Lane(HierarchicalBackend* backend, uint64_t channel)
@@ -30,46 +29,15 @@ class HierarchicalBackend::Lane {
                       .between = backend->transports_.between.get(),
                       .all = backend->transports_.all.get()},
                      StableHash(channel, kSteps),
-                     [backend](const absl::Status& why) { backend->Break(why); }),
-        thread_([this] { Run(); }) {}
-  // The group has ended, so nothing takes long.
-  ~Lane() {
-    {
-      absl::MutexLock lock(&mutex_);
-      is_closing_ = true;
-    }
-    thread_.join();
-  }
+                     [backend](const absl::Status& why) { backend->Break(why); }) {}
 
   void Push(Operation operation, std::shared_ptr<WorkState> work) {
-    absl::MutexLock lock(&mutex_);
-    queue_.push_back({std::move(operation), std::move(work)});
+    thread_.Post([this, operation = std::move(operation), work = std::move(work)] {
+      work->Finish(Execute(operation));
+    });
   }
 
  private:
-  struct Entry {
-    Operation operation;
-    std::shared_ptr<WorkState> work;
-  };
-
-  bool HasNews() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return is_closing_ || !queue_.empty();
-  }
-
-  void Run() {
-    while (true) {
-      Entry entry;
-      {
-        absl::MutexLock lock(&mutex_);
-        mutex_.Await(absl::Condition(this, &Lane::HasNews));
-        if (queue_.empty()) return;
-        entry = std::move(queue_.front());
-        queue_.pop_front();
-      }
-      entry.work->Finish(Execute(entry.operation));
-    }
-  }
-
   absl::Status Execute(const Operation& operation) {
     EK_RETURN_IF_ERROR(backend_->Enter());
     const absl::Status status = collectives_.Run(operation);
@@ -80,10 +48,7 @@ class HierarchicalBackend::Lane {
 
   HierarchicalBackend* const backend_;
   HierarchicalCollectives collectives_;
-  absl::Mutex mutex_;
-  std::deque<Entry> queue_ ABSL_GUARDED_BY(mutex_);
-  bool is_closing_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread thread_;
+  WorkerThread thread_;  // Last. When it goes the group has ended, so nothing takes long.
 };
 
 HierarchicalBackend::HierarchicalBackend(int rank) : rank_(rank) {}

@@ -12,6 +12,7 @@
 #include "evenkeel/comm/hierarchical/backend.h"
 #include "evenkeel/comm/hierarchical/host_map.h"
 #include "evenkeel/comm/local/group_in_process.h"
+#include "evenkeel/comm/make_group.h"
 #include "evenkeel/comm/shm/backend.h"
 #include "evenkeel/comm/shm/board.h"
 #include "evenkeel/comm/shm/mesh.h"
@@ -162,27 +163,10 @@ absl::Status Connect(internal::HierarchicalBackend& backend, Communicator& comm,
 absl::StatusOr<std::unique_ptr<Communicator>> CreateHierarchicalGroup(
     int rank, int world_size, std::unique_ptr<ControlLink> control,
     const HierarchicalOptions& options) {
-  if (world_size < 1 || rank < 0 || rank >= world_size) {
-    return absl::InvalidArgumentError(absl::StrCat("CreateHierarchicalGroup: rank ", rank,
-                                                   " is out of range for ", world_size, " ranks"));
-  }
-  auto owner = std::make_unique<internal::HierarchicalBackend>(rank);
-  internal::HierarchicalBackend& backend = *owner;
-  // Made before the ranks are connected, so that a rank that is lost meanwhile ends the wait.
-  auto comm = std::make_unique<Communicator>(
-      std::move(owner), std::make_unique<ControlChannel>(rank, world_size, std::move(control)),
-      options.communicator, options.group,
-      [options](absl::string_view group, int next_rank, int next_world_size,
-                std::unique_ptr<ControlLink> link, absl::Duration timeout) {
-        HierarchicalOptions next = options;
-        next.group = std::string(group);
-        next.connect_timeout = timeout;
-        return CreateHierarchicalGroup(next_rank, next_world_size, std::move(link), next);
-      });
-  const absl::Status status = Connect(backend, *comm, options);
-  if (status.ok()) return comm;
-  comm->Abort(status);
-  return Annotate(comm->status(), absl::StrCat("group ", options.group));
+  const auto make = [&] { return std::make_unique<internal::HierarchicalBackend>(rank); };
+  return internal::MakeGroup<internal::HierarchicalBackend>("CreateHierarchicalGroup", rank,
+                                                            world_size, std::move(control), options,
+                                                            CreateHierarchicalGroup, make, Connect);
 }
 
 absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> CreateHierarchicalGroupInProcess(

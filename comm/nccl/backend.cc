@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "evenkeel/comm/base/librarys_thread.h"
 #include "evenkeel/comm/base/parties.h"
 #include "evenkeel/comm/control/arrival.h"
 #include "evenkeel/comm/control/waits.h"

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/base/bytes.h"
-#include "evenkeel/comm/control/waits.h"
+#include "evenkeel/comm/base/librarys_thread.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {

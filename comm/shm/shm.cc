@@ -9,6 +9,7 @@
 #include "evenkeel/comm/base/parties.h"
 #include "evenkeel/comm/control/arrival.h"
 #include "evenkeel/comm/local/group_in_process.h"
+#include "evenkeel/comm/make_group.h"
 #include "evenkeel/comm/shm/backend.h"
 #include "evenkeel/comm/shm/mesh.h"
 #include "evenkeel/comm/status.h"
@@ -70,27 +71,12 @@ absl::Status Connect(internal::ShmBackend& backend, Communicator& comm, const Sh
 absl::StatusOr<std::unique_ptr<Communicator>> CreateShmGroup(int rank, int world_size,
                                                              std::unique_ptr<ControlLink> control,
                                                              const ShmOptions& options) {
-  if (world_size < 1 || rank < 0 || rank >= world_size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("CreateShmGroup: rank ", rank, " is out of range for ", world_size, " ranks"));
-  }
-  auto owner = std::make_unique<internal::ShmBackend>(rank, world_size, options.group);
-  internal::ShmBackend& backend = *owner;
-  // Made before the ranks are connected, so that a rank that is lost meanwhile ends the wait.
-  auto comm = std::make_unique<Communicator>(
-      std::move(owner), std::make_unique<ControlChannel>(rank, world_size, std::move(control)),
-      options.communicator, options.group,
-      [options](absl::string_view group, int next_rank, int next_world_size,
-                std::unique_ptr<ControlLink> link, absl::Duration timeout) {
-        ShmOptions next = options;
-        next.group = std::string(group);
-        next.connect_timeout = timeout;
-        return CreateShmGroup(next_rank, next_world_size, std::move(link), next);
-      });
-  const absl::Status status = Connect(backend, *comm, options);
-  if (status.ok()) return comm;
-  comm->Abort(status);
-  return Annotate(comm->status(), absl::StrCat("group ", options.group));
+  const auto make = [&] {
+    return std::make_unique<internal::ShmBackend>(rank, world_size, options.group);
+  };
+  return internal::MakeGroup<internal::ShmBackend>("CreateShmGroup", rank, world_size,
+                                                   std::move(control), options, CreateShmGroup,
+                                                   make, Connect);
 }
 
 absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> CreateShmGroupInProcess(

@@ -6,6 +6,7 @@
 #include "evenkeel/comm/base/rank_names.h"
 #include "evenkeel/comm/control/arrival.h"
 #include "evenkeel/comm/local/group_in_process.h"
+#include "evenkeel/comm/make_group.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/tcp/backend.h"
 
@@ -34,28 +35,13 @@ absl::Status Connect(internal::TcpBackend& backend, Communicator& comm, const Tc
 absl::StatusOr<std::unique_ptr<Communicator>> CreateTcpGroup(int rank, int world_size,
                                                              std::unique_ptr<ControlLink> control,
                                                              const TcpOptions& options) {
-  if (world_size < 1 || rank < 0 || rank >= world_size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("CreateTcpGroup: rank ", rank, " is out of range for ", world_size, " ranks"));
-  }
-  auto owner = std::make_unique<internal::TcpBackend>(
-      rank, world_size, options.group, internal::RankNames(), options.communicator.watch.warn);
-  internal::TcpBackend& backend = *owner;
-  // Made before the ranks are connected, so that a rank that is lost meanwhile ends the wait.
-  auto comm = std::make_unique<Communicator>(
-      std::move(owner), std::make_unique<ControlChannel>(rank, world_size, std::move(control)),
-      options.communicator, options.group,
-      [options](absl::string_view group, int next_rank, int next_world_size,
-                std::unique_ptr<ControlLink> link, absl::Duration timeout) {
-        TcpOptions next = options;
-        next.group = std::string(group);
-        next.connect_timeout = timeout;
-        return CreateTcpGroup(next_rank, next_world_size, std::move(link), next);
-      });
-  absl::Status status = Connect(backend, *comm, options);
-  if (status.ok()) return comm;
-  comm->Abort(status);
-  return Annotate(comm->status(), absl::StrCat("group ", options.group));
+  const auto make = [&] {
+    return std::make_unique<internal::TcpBackend>(
+        rank, world_size, options.group, internal::RankNames(), options.communicator.watch.warn);
+  };
+  return internal::MakeGroup<internal::TcpBackend>("CreateTcpGroup", rank, world_size,
+                                                   std::move(control), options, CreateTcpGroup,
+                                                   make, Connect);
 }
 
 absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> CreateTcpGroupInProcess(

@@ -12,6 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "evenkeel/comm/base/bytes.h"
+#include "evenkeel/comm/base/librarys_thread.h"
 #include "evenkeel/comm/control/rank_status.h"
 #include "evenkeel/comm/control/waits.h"
 #include "evenkeel/comm/failure_info.h"

@@ -17,8 +17,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "evenkeel/bucket/reducer/worker_thread.h"
 #include "evenkeel/comm/base/bytes.h"
+#include "evenkeel/comm/base/worker_thread.h"
 #include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/step_ledger.h"
@@ -425,7 +425,7 @@ absl::Status WriteCheckpoint(Communicator& comm, const ParameterSet& params,
   return Save(comm, params, std::move(checkpoint)).Run();
 }
 
-CheckpointWriter::CheckpointWriter() : thread_(std::make_unique<WorkerThread>()) {}
+CheckpointWriter::CheckpointWriter() : thread_(std::make_unique<internal::WorkerThread>()) {}
 CheckpointWriter::~CheckpointWriter() = default;
 
 PendingSave CheckpointWriter::Start(Communicator& comm, const ParameterSet& params,

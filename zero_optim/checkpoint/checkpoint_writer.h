@@ -56,7 +56,9 @@
 
 namespace evenkeel {
 
+namespace internal {
 class WorkerThread;
+}
 
 // Additions to a save. Each may be null.
 struct SaveHooks {
@@ -115,7 +117,8 @@ class CheckpointWriter {
   std::unique_ptr<std::byte[], Free> copy_;
   std::atomic<int64_t> copy_bytes_ = 0;
   PendingSave last_;
-  const std::unique_ptr<WorkerThread> thread_;  // Last: its destructor runs the rest of a save.
+  const std::unique_ptr<internal::WorkerThread>
+      thread_;  // Last: its destructor runs the rest of a save.
 };
 
 }  // namespace evenkeel

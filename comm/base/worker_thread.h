@@ -7,8 +7,8 @@
 // Threads: Post() from any thread. The destructor runs what was posted, and must not be called by a
 //          task.
 
-#ifndef EVENKEEL_BUCKET_REDUCER_WORKER_THREAD_H_
-#define EVENKEEL_BUCKET_REDUCER_WORKER_THREAD_H_
+#ifndef EVENKEEL_COMM_BASE_WORKER_THREAD_H_
+#define EVENKEEL_COMM_BASE_WORKER_THREAD_H_
 
 #include <deque>
 #include <functional>
@@ -17,7 +17,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 
-namespace evenkeel {
+namespace evenkeel::internal {
 
 class WorkerThread {
  public:
@@ -37,6 +37,6 @@ class WorkerThread {
   std::thread thread_ ABSL_GUARDED_BY(mutex_);
 };
 
-}  // namespace evenkeel
+}  // namespace evenkeel::internal
 
-#endif  // EVENKEEL_BUCKET_REDUCER_WORKER_THREAD_H_
+#endif  // EVENKEEL_COMM_BASE_WORKER_THREAD_H_

@@ -1,10 +1,10 @@
-#include "evenkeel/bucket/reducer/worker_thread.h"
+#include "evenkeel/comm/base/worker_thread.h"
 
 #include <utility>
 
-#include "evenkeel/comm/control/waits.h"
+#include "evenkeel/comm/base/librarys_thread.h"
 
-namespace evenkeel {
+namespace evenkeel::internal {
 
 WorkerThread::~WorkerThread() {
   std::thread thread;
@@ -23,7 +23,7 @@ void WorkerThread::Post(std::function<void()> task) {
 }
 
 void WorkerThread::Run() {
-  internal::ThisThreadIsTheLibrarys();
+  ThisThreadIsTheLibrarys();
   while (true) {
     std::function<void()> task;
     {
@@ -40,4 +40,4 @@ void WorkerThread::Run() {
   }
 }
 
-}  // namespace evenkeel
+}  // namespace evenkeel::internal

@@ -1,0 +1,31 @@
+// Which threads are the library's: control threads, communication threads, workers. The detection
+// of deadlocks (comm/control/waits.h) does not count them, since they only act on requests.
+//
+//   ThisThreadIsTheLibrarys();  // at the start of such a thread
+//
+// Threads: each call concerns the calling thread.
+
+#ifndef EVENKEEL_COMM_BASE_LIBRARYS_THREAD_H_
+#define EVENKEEL_COMM_BASE_LIBRARYS_THREAD_H_
+
+namespace evenkeel::internal {
+
+// Marks the calling thread as one of the library, permanently.
+void ThisThreadIsTheLibrarys();
+bool IsTheLibrarysThread();
+
+// While it lives, the calling thread counts as one of the library: it runs callbacks.
+class LibrarysTurn {
+ public:
+  LibrarysTurn();
+  ~LibrarysTurn();
+  LibrarysTurn(const LibrarysTurn&) = delete;
+  LibrarysTurn& operator=(const LibrarysTurn&) = delete;
+
+ private:
+  const bool before_;
+};
+
+}  // namespace evenkeel::internal
+
+#endif  // EVENKEEL_COMM_BASE_LIBRARYS_THREAD_H_

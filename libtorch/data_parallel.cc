@@ -88,8 +88,8 @@ void KeepHeap() {
   std::free(block);
 }
 
-// Returns a hash of some elements, which changes if all elements do. torch's functions for clipping
-// do not change the gradient's version.
+// Returns a hash of some elements. torch's functions for clipping change elements without changing
+// the gradient's version.
 uint64_t SampleOf(const TensorView& gradient) {
   constexpr int64_t kElements = 16;
   const int64_t distance = std::max<int64_t>(1, gradient.count / kElements);
@@ -502,7 +502,7 @@ void DataParallelBase::Replica::AdoptGradients() {
       ShowSparseGradient(i);
     } else if (set.grad_state(i) == GradState::kReduced) {
       ShowGradient(i);
-      if (has_followers) params[i].sample = SampleOf(set[i].grad);
+      if (has_followers) params[i].reduced = {params[i].view._version(), SampleOf(set[i].grad)};
     } else if (params[i].had_gradient) {
       grad = torch::empty_like(params[i].tensor, torch::kMeta);
       params[i].is_lost = true;
@@ -543,21 +543,23 @@ void DataParallelBase::Replica::CheckGradients(const std::vector<int>& of_step,
           "gradients up");
     if (!has_followers || !set.trainable(i) || set.grad_state(i) != GradState::kReduced) continue;
     if (!grad.defined() ? !may_clear : HasChanged(i))
-      Refuse(absl::StrCat("the gradient of \"", NameOf(i),
-                          "\" was changed between backward and step() inside join(), where ranks "
-                          "without a batch do not change theirs; to clip gradients call "
-                          "Optimizer::clip_grad_norm()"));
+      Refuse(absl::StrCat("the gradient of \"", NameOf(i), "\" was ",
+                          grad.defined() ? "changed" : "cleared",
+                          " between backward and step() inside join(), where ranks without a batch "
+                          "do not do the same; to clip gradients call clip_grad_norm() of "
+                          "ekt::Optimizer"));
   }
 }
 
-// By what a step sees.
+// Returns whether a step would see another gradient than the reduced one.
 bool DataParallelBase::Replica::HasChanged(int param) const {
   const Parameter& one = params[param];
   const torch::Tensor& grad = one.tensor.grad();
   if (set.row_size(param) > 0)
     return !grad.is_same(one.sparse_grad) || grad._version() != one.sparse_version;
-  if (one.tensor.numel() == 0 || !one.sample.has_value()) return false;
-  return !ShowsBucket(param) || SampleOf(set[param].grad) != *one.sample;
+  if (one.tensor.numel() == 0 || !one.reduced.has_value()) return false;
+  return !ShowsBucket(param) ||
+         std::pair(grad._version(), SampleOf(set[param].grad)) != *one.reduced;
 }
 
 void DataParallelBase::Replica::MarkUsedUp() {
@@ -666,7 +668,7 @@ bool DataParallelBase::join(const std::function<void()>& loop, const JoinOptions
         "join() needs an Optimizer or a Joined of this DataParallel: ranks without a batch take "
         "the steps of the others");
   replica_->has_followers = replica_->group->comm->world_size() > 1 && !options.stop_early;
-  for (Replica::Parameter& param : replica_->params) param.sample.reset();
+  for (Replica::Parameter& param : replica_->params) param.reduced.reset();
   const absl::Cleanup after = [this] {
     replica_->has_followers = false;
     replica_->scope = nullptr;

@@ -98,13 +98,14 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
     decltype(torch::autograd::impl::grad_accumulator(torch::Tensor())) accumulator;
     uintptr_t hook = 0;
     const torch::autograd::FunctionPreHook* pre_hook = nullptr;
-    bool had_gradient = false;       // Before the last reduction.
-    bool is_unreached = false;       // Marked as unused in the open step.
-    bool is_ready = false;           // Its gradient has arrived in the open step.
-    bool is_lost = false;            // Each rank has a slice of its gradient, for the next step().
-    std::optional<uint64_t> sample;  // SampleOf() its reduced gradient, if `has_followers`.
-    torch::Tensor sparse_grad;       // The one last stored in grad(),
-    uint32_t sparse_version = 0;     // and its version at that time.
+    bool had_gradient = false;  // Before the last reduction.
+    bool is_unreached = false;  // Marked as unused in the open step.
+    bool is_ready = false;      // Its gradient has arrived in the open step.
+    bool is_lost = false;       // Each rank has a slice of its gradient, for the next step().
+    // The version of its gradient and SampleOf() it after the reduction, if `has_followers`.
+    std::optional<std::pair<int64_t, uint64_t>> reduced;
+    torch::Tensor sparse_grad;    // The one last stored in grad(),
+    uint32_t sparse_version = 0;  // and its version at that time.
   };
 
   const std::string& NameOf(int param) const { return set[param].name; }
@@ -124,7 +125,7 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   // Before an optimizer's step: throws if the user has changed the gradients of its parameters in a
   // way that not all ranks follow. `may_clear`: they follow a gradient that was set to none.
   void CheckGradients(const std::vector<int>& of_step, bool may_clear) const;
-  // After a step with Slices.
+  // Marks the slices of gradients as used up, by a step with Slices.
   void MarkUsedUp();
   // Before an optimizer of evenkeel reads the gradients: the user may have changed them.
   void TakeGradients();

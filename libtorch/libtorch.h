@@ -65,8 +65,9 @@
 // Buffers:      those of rank 0 are broadcast at the beginning of each step.
 // Ownership:    a Group must outlive the objects made with it. DataParallel shares its module.
 // Threads:      one thread trains. backward() may be called from it only.
-// Errors:       ekt::Error. Afterwards the group has ended on every rank, unless `kind` is empty:
-//               then only this call was invalid; on all ranks if their modules or options differ.
+// Errors:       ekt::Error. If its `kind` is empty, the call was invalid and the group continues; a
+//               constructor throws it on all ranks if their modules or options differ. Otherwise
+//               the group has ended on every rank.
 
 #ifndef EVENKEEL_LIBTORCH_LIBTORCH_H_
 #define EVENKEEL_LIBTORCH_LIBTORCH_H_
@@ -199,6 +200,7 @@ struct DataParallelOptions {
   // A gradient that is infinite or not a number is an error on all ranks, with the rank, the
   // parameter and the step. EVENKEEL_CHECK_FINITE=1 does the same.
   bool check_finite = false;
+  // Caps 0 and 1 of the buckets of gradients.
   int64_t first_bucket_bytes = int64_t{1} << 20;
   int64_t bucket_bytes = int64_t{25} << 20;
   bool broadcast_buffers = true;     // False: each rank keeps its own.

@@ -748,8 +748,7 @@ TEST(OptimizerTest, ChangesOfGradientsInAJoinAreRefused) {
             optimizer.zero_grad();
             LossOf(ddp(Batch(group.rank(), step))).backward();
             if (clips) torch::nn::utils::clip_grad_norm_(net->parameters(), 1e-9);
-            Tensor& grad = net->parameters()[1].mutable_grad();
-            if (!clips) grad = grad * 0.5;
+            if (!clips) net->parameters()[1].mutable_grad()[1] += 1;
             optimizer.step();
           }
         });
@@ -787,10 +786,49 @@ TEST(OptimizerTest, ChangesOfGradientsInAJoinAreRefused) {
       LossOf(ddp(Batch(group.rank(), 1))).backward();
       torch::nn::utils::clip_grad_norm_(net->parameters(), 1e-9);
       RequireError([&] { optimizer.step(); }, "was changed between backward and step()");
+      for (const Tensor& param : net->parameters()) param.mutable_grad().reset();
+      RequireError([&] { optimizer.step(); }, "was cleared between backward and step()");
       throw std::runtime_error("the end");
     });
   });
   for (const std::string& ending : endings) EXPECT_THAT(ending, testing::HasSubstr("the end"));
+}
+
+// Exhausted ranks learn which gradients the others have used.
+TEST(OptimizerTest, AGradientThatIsClearedInAJoinIsNotUsed) {
+  const auto train = [](const auto& backward, const Sequential& net, auto& optimizer, int steps) {
+    for (int step = 0; step < steps; ++step) {
+      optimizer.zero_grad();
+      backward(step);
+      net->parameters()[1].mutable_grad().reset();
+      optimizer.step();
+    }
+  };
+  Sequential alone = NewNet();
+  torch::optim::Adam adam(alone->parameters(), 0.1);
+  train(
+      [&](int step) {
+        for (int rank = 0; rank < 2; ++rank)
+          if (step < StepsOf(rank)) (LossOf(alone->forward(Batch(rank, step))) / 2).backward();
+      },
+      alone, adam, kMostSteps);
+  for (const Placement& placement : {Placement(Replicated{}), Placement(WholeTensors{})}) {
+    EXPECT_EQ(RunRanks(2,
+                       [&](Group& group) {
+                         Sequential net = NewNet();
+                         DataParallel ddp(group, net);
+                         Optimizer optimizer(ddp, torch::optim::AdamOptions(0.1),
+                                             {.placement = placement});
+                         ddp.join([&] {
+                           train(
+                               [&](int step) { LossOf(ddp(Batch(group.rank(), step))).backward(); },
+                               net, optimizer, StepsOf(group.rank()));
+                         });
+                         RequireReplicas(group, *net);
+                         RequireClose(net->parameters(), alone->parameters());
+                       }),
+              AllPass(2));
+  }
 }
 
 // Each checks, clears and repeats the gradients of its own parameters.

@@ -24,6 +24,7 @@ namespace evenkeel {
 namespace {
 
 using internal::TestModel;
+using testing::Each;
 using testing::HasSubstr;
 
 const std::vector<int64_t> kSizes = {7, 300, 1, 0, 64, 33};
@@ -223,6 +224,27 @@ TEST(PlacementTest, RanksWithDifferentPlacementsAreTold) {
     EXPECT_EQ(optimizer->join_name(), "optimizer#1");
     return comm.Barrier();
   });
+}
+
+TEST(PlacementTest, ARankWithAnotherPlacementDoesNotComeIntoAGroup) {
+  for (const Placement& first : {Placement(Replicated{}), Placement(WholeTensors{})}) {
+    std::vector<std::string> texts(2);
+    (void)RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
+      EK_ASSIGN_OR_RETURN(const auto alone, comm.Split(comm.rank(), 0));
+      TestModel model(kSizes);
+      const Placement placement = comm.rank() == 0 ? first : Placement(Slices{});
+      EK_ASSIGN_OR_RETURN(const auto optimizer, Optimizer::Create(*alone, model.params(), kRule,
+                                                                  {.placement = placement}));
+      EK_RETURN_IF_ERROR(alone->Finalize());
+      const absl::Status entered = optimizer->ReplaceGroup(&comm);
+      texts[comm.rank()] = std::string(entered.message());
+      return entered;
+    });
+    const std::string name =
+        std::holds_alternative<Replicated>(first) ? "Replicated" : "WholeTensors";
+    EXPECT_THAT(texts, Each(HasSubstr(absl::StrCat("the placement: rank 0 has ", name,
+                                                   "; rank 1 has Slices: the ranks disagree"))));
+  }
 }
 
 // All ranks get the error, and the reducer goes on with what it had.

@@ -4,8 +4,8 @@
 //   WorkerThread worker;
 //   worker.Post([pipeline] { pipeline->Advance(); });
 //
-// Threads: Post() from any thread. The destructor runs what was posted, and must not be called by a
-//          task.
+// Threads: Post() from any thread. The destructor runs what was posted, also by the tasks that it
+//          runs, and must not be called by a task.
 
 #ifndef EVENKEEL_COMM_BASE_WORKER_THREAD_H_
 #define EVENKEEL_COMM_BASE_WORKER_THREAD_H_

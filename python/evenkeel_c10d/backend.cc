@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "error.h"
@@ -17,6 +18,9 @@ using c10d::OpType;
 
 // How long an end without shutdown() waits for what was issued.
 constexpr std::chrono::milliseconds kDestructorTimeout{5'000};
+
+// How many flights that have not landed an operation looks at.
+constexpr size_t kFlightsToLookAt = 4;
 
 // The backends that have not been destroyed. Never freed: they may outlive static objects.
 struct Live {
@@ -260,15 +264,22 @@ WorkPtr Backend::Run(Operation operation, std::chrono::milliseconds timeout, Ten
 }
 
 void Backend::Keep(std::shared_ptr<Flight> flight) {
-  std::vector<std::shared_ptr<Flight>> flights;
-  {
-    const std::lock_guard lock(mutex_);
-    flights.swap(flying_);
+  // Thousands may be in the air: an operation looks at few that have not landed, in turn.
+  const size_t most = flight == nullptr ? std::numeric_limits<size_t>::max() : kFlightsToLookAt;
+  std::vector<std::shared_ptr<Flight>> flying;
+  while (flying.size() < most) {
+    std::shared_ptr<Flight> oldest;  // Dropped without the lock.
+    {
+      const std::lock_guard lock(mutex_);
+      if (flying_.empty()) break;
+      oldest = std::move(flying_.front());
+      flying_.pop_front();
+    }
+    if (!oldest->TryEnd()) flying.push_back(std::move(oldest));
   }
-  std::erase_if(flights, [](const auto& other) { return other->TryEnd(); });
-  if (flight != nullptr) flights.push_back(std::move(flight));
+  if (flight != nullptr) flying.push_back(std::move(flight));
   const std::lock_guard lock(mutex_);
-  flying_.insert(flying_.end(), flights.begin(), flights.end());
+  flying_.insert(flying_.end(), flying.begin(), flying.end());
 }
 
 void Backend::CheckRoot(const char* operation, int64_t root) const {

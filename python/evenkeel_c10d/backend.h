@@ -22,6 +22,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -148,7 +149,7 @@ class Backend : public c10d::Backend {
   std::atomic<uint64_t> sequence_{0};  // Collectives of torch.distributed, without messages.
   std::atomic<bool> has_left_{false};
   std::mutex mutex_;
-  std::vector<std::shared_ptr<Flight>> flying_;  // Guarded by mutex_.
+  std::deque<std::shared_ptr<Flight>> flying_;  // Guarded by mutex_.
 };
 
 }  // namespace evenkeel::bridge

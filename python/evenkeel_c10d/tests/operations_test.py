@@ -1,5 +1,6 @@
 """Each operation beside Gloo's, or beside its definition where Gloo lacks it."""
 
+import time
 import unittest
 
 import torch
@@ -468,6 +469,27 @@ def beside_gloo(rank, world):
         check_equal(name, got, other)
 
 
+def many_in_flight(rank, world):
+    """Issuing one costs the same, however many are under way."""
+    store = dist.distributed_c10d._get_default_store()
+
+    def seconds_each(count):
+        tensors = [torch.ones(1) for _ in range(count)]
+        if rank == 0:
+            store.wait([f"issued {count}"])  # So far none has ended.
+        begin = time.thread_time()
+        all_works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+        seconds = (time.thread_time() - begin) / count
+        store.set(f"issued {count}", "")
+        for work in all_works:
+            work.wait()
+        return seconds
+
+    few, many = seconds_each(500), seconds_each(4000)
+    if rank == 1:
+        assert many < 3 * few, (few, many)
+
+
 class OperationsTest(unittest.TestCase):
     def run_all(self, function):
         for world in WORLDS:
@@ -497,6 +519,9 @@ class OperationsTest(unittest.TestCase):
 
     def test_works_and_futures(self):
         self.run_all(works)
+
+    def test_many_in_flight(self):
+        run_ranks(2, many_in_flight)
 
     def test_equals_gloo(self):
         self.run_all(beside_gloo)

@@ -13,7 +13,6 @@
 #include "evenkeel/zero_optim/checkpoint/checkpoint.h"
 #include "evenkeel/zero_optim/checkpoint/checkpoint_writer.h"
 #include "evenkeel/zero_optim/internal/action_hook.h"
-#include "evenkeel/zero_optim/internal/agree.h"
 
 namespace evenkeel::internal {
 namespace {
@@ -69,10 +68,7 @@ absl::Status PlacedOptimizer::Start(absl::Status own) {
   if (own.ok()) own = updater_.Check();
   if (own.ok() && is_split()) own = updater_.CheckDense();
   if (own.ok()) own = Init();
-  std::vector<Fact> facts = {{"the placement", std::string(NameOf(placement()))}};
-  for (Fact& setting : OtherSettings()) facts.push_back(std::move(setting));
-  EK_RETURN_IF_ERROR(CheckSameOnAllRanks(communicator(), join_name(), own, *params_, groups(),
-                                         SameIn::kEverything, std::move(facts)));
+  EK_RETURN_IF_ERROR(CheckSame(own, OtherSettings(), SameIn::kEverything));
   if (is_split()) Register();
   return absl::OkStatus();
 }
@@ -110,8 +106,10 @@ absl::Status PlacedOptimizer::TakeOver(StateTransfer& transfer) {
   return TakeOverState(sync, transfer.source);
 }
 
-absl::Status PlacedOptimizer::CheckSame(const absl::Status& own, std::vector<Fact> facts) const {
-  return CheckSameOnAllRanks(communicator(), join_name(), own, *params_, groups(), SameIn::kShape,
+absl::Status PlacedOptimizer::CheckSame(const absl::Status& own, std::vector<Fact> facts,
+                                        SameIn same) const {
+  facts.insert(facts.begin(), {"the placement", std::string(NameOf(placement()))});
+  return CheckSameOnAllRanks(communicator(), join_name(), own, *params_, groups(), same,
                              std::move(facts));
 }
 

@@ -26,6 +26,7 @@
 #include "evenkeel/join/joinable.h"
 #include "evenkeel/join/steps/step_control.h"
 #include "evenkeel/zero_optim/checkpoint/checkpoint_writer.h"
+#include "evenkeel/zero_optim/internal/agree.h"
 #include "evenkeel/zero_optim/internal/device_agreement.h"
 #include "evenkeel/zero_optim/internal/last_checks.h"
 #include "evenkeel/zero_optim/internal/parameter_updater.h"
@@ -137,8 +138,9 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   virtual absl::Status TakeParts(OptimizerState parts, const std::map<int, int64_t>& steps,
                                  const Ranges& ranges) = 0;
 
-  // In its parameters and what it remembers.
-  absl::Status CheckSame(const absl::Status& own, std::vector<Fact> facts = {}) const;
+  // In its placement and parameters, in `facts`, and in what it remembers or in everything.
+  absl::Status CheckSame(const absl::Status& own, std::vector<Fact> facts = {},
+                         SameIn same = SameIn::kShape) const;
   StateRange WholeOf(int param) const { return {0, (*params_)[param].value.count}; }
 
   ParameterSet* const params_;

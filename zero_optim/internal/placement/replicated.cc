@@ -8,7 +8,6 @@
 #include "evenkeel/bucket/replica_check.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/phase.h"
-#include "evenkeel/zero_optim/internal/agree.h"
 #include "evenkeel/zero_optim/internal/gradient_measure.h"
 #include "evenkeel/zero_optim/internal/gradients.h"
 

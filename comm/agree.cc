@@ -24,7 +24,7 @@ std::string Serialize(absl::Span<const Fact> facts) {
 absl::Status FirstDifference(absl::Span<const std::string> all) {
   std::vector<internal::ByteReader> readers(all.begin(), all.end());
   while (true) {
-    std::string what;  // Of the first rank that has another fact.
+    std::string what;  // The name of the next fact.
     bool differ = false;
     internal::Parties parties;
     for (size_t i = 0; i < all.size(); ++i) {

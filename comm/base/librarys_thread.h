@@ -1,4 +1,4 @@
-// Which threads are the library's: control threads, communication threads, workers. The detection
+// Marks the threads of the library: control threads, communication threads, workers. The detection
 // of deadlocks (comm/control/waits.h) does not count them, since they only act on requests.
 //
 //   ThisThreadIsTheLibrarys();  // at the start of such a thread

@@ -51,7 +51,7 @@ class Moment {
   Clock::time_point passed_at_ ABSL_GUARDED_BY(mutex_);
 };
 
-// What is on a stream when its owner goes is done first.
+// A stream does one thing after the other, and all of them before it goes.
 class SimulatedStream {
  public:
   explicit SimulatedStream(absl::Duration delay) : delay_(delay) {}

@@ -19,7 +19,7 @@ using c10d::OpType;
 // How long an end without shutdown() waits for what was issued.
 constexpr std::chrono::milliseconds kDestructorTimeout{5'000};
 
-// How many flights that have not landed an operation looks at.
+// An operation looks at this many flights that have not landed.
 constexpr size_t kFlightsToLookAt = 4;
 
 // The backends that have not been destroyed. Never freed: they may outlive static objects.

@@ -7,9 +7,9 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
 #include "evenkeel/comm/agree.h"
 #include "evenkeel/comm/base/bytes.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/status.h"
@@ -64,7 +64,7 @@ class TensorHash {
       EK_ASSIGN_OR_RETURN(memory_, runtime.AllocatePinned(kPiece));
     }
     EK_RETURN_IF_ERROR(runtime.Copy(memory_.data.get(), piece, bytes, stream_));
-    EK_RETURN_IF_ERROR(runtime.Synchronize(stream_, absl::Now() + comm_.timeout()));
+    EK_RETURN_IF_ERROR(runtime.Synchronize(stream_, SteadyNow() + comm_.timeout()));
     return static_cast<const char*>(memory_.data.get());
   }
 

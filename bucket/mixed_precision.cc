@@ -3,12 +3,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/bucket/reducer/accumulate_kernels.cuh"
 #include "evenkeel/bucket/reducer/accumulate_kernels_image.h"
 #include "evenkeel/bucket/reducer/repeated_copy.h"
 #include "evenkeel/comm/arith/convert.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/device/copy.h"
 #include "evenkeel/comm/device/kernel.h"
 #include "evenkeel/comm/status.h"
@@ -63,7 +63,7 @@ const auto kAccumulateHalves =
 }  // namespace
 
 MixedPrecision::~MixedPrecision() {
-  if (IsOnDevice()) (void)runtime_->Synchronize(params_->stream(), absl::Now() + kDrainTimeout);
+  if (IsOnDevice()) (void)runtime_->Synchronize(params_->stream(), SteadyNow() + kDrainTimeout);
 }
 
 absl::Status MixedPrecision::PrepareDevice() {

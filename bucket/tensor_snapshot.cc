@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <cstring>
 
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
@@ -31,7 +31,7 @@ absl::Status TensorSnapshot::Take(absl::Span<const TensorView> tensors, DeviceRu
   if (tensors.empty()) return absl::OkStatus();
   if (!std::equal(tensors.begin(), tensors.end(), taken_from_.begin(), taken_from_.end())) {
     EK_RETURN_IF_ERROR(runtime->Synchronize(
-        stream, absl::Now() + kDrainTimeout));  // The memory before may be in use.
+        stream, SteadyNow() + kDrainTimeout));  // The memory before may be in use.
     taken_from_.clear();
     int64_t bytes = 0;
     std::vector<CopySegment> take;

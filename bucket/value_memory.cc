@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
@@ -38,7 +38,7 @@ absl::Status CopyOnDevice(Communicator& comm, const ParameterSet& params, std::b
     EK_RETURN_IF_ERROR(comm.runtime()->Copy(free, value.data, value.bytes(), params.stream()));
     free += RoomFor(value);
   }
-  return comm.runtime()->Synchronize(params.stream(), absl::Now() + comm.timeout());
+  return comm.runtime()->Synchronize(params.stream(), SteadyNow() + comm.timeout());
 }
 
 }  // namespace

@@ -6,8 +6,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "evenkeel/comm/base/bytes.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/living_groups.h"
 #include "evenkeel/comm/control/positions.h"
 #include "evenkeel/comm/control/rank_status.h"
@@ -274,7 +274,7 @@ Work Channel::Issue(const Collective& what, TensorList in, TensorList out,
   operation.after_event = options.after_event;
   const absl::Duration timeout =
       options.timeout > absl::ZeroDuration() ? options.timeout : comm.timeout();
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   operation.deadline = now + timeout;
 
   comm.waits_->Use();
@@ -514,7 +514,7 @@ void Communicator::OnDeadline(const absl::Status& why) {
   // The hub's message ends everything on this rank, as on the others. If the hub is silent, the
   // waiting thread must not be delayed for long.
   absl::MutexLock lock(&mutex_);
-  if (mutex_.AwaitWithTimeout(absl::Condition(&has_ended_), kHubGrace)) return;
+  if (AwaitFor(mutex_, absl::Condition(&has_ended_), kHubGrace)) return;
   mutex_.Unlock();
   Fail(why);
   mutex_.Lock();
@@ -601,7 +601,7 @@ absl::Status Communicator::Finalize(absl::Duration timeout) {
 
 absl::Status Communicator::Leave() {
   EK_RETURN_IF_ERROR(status());
-  backend_->Flush(absl::Now() + kFlush);
+  backend_->Flush(SteadyNow() + kFlush);
   control_->NotifyOnce("finalize", SerializePositions());
   // The last report: it shows the hub that others who still wait in the last collectives can go on.
   control_->Beat(RankStatusNow().Serialize(), absl::ZeroDuration());

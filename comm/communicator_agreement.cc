@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/fields.h"
 #include "evenkeel/comm/base/librarys_thread.h"
 #include "evenkeel/comm/base/parties.h"
@@ -148,7 +148,7 @@ std::shared_ptr<Communicator::Agreement> Communicator::Agree(
                             .text = std::move(text)};
   agreement->on_deadline = [this, wait, timeout] { OnDeadline(DeadlineStatus(wait, timeout)); };
   agreement->describe = [wait] { return wait; };
-  agreement->work = std::make_shared<WorkState>(absl::Now() + timeout, agreement->on_deadline,
+  agreement->work = std::make_shared<WorkState>(SteadyNow() + timeout, agreement->on_deadline,
                                                 waits_, agreement->describe);
   control_->Exchange(topic, std::move(payload),
                      [this, agreement, judge = std::move(judge)](absl::StatusOr<Parts> parts) {
@@ -240,7 +240,7 @@ std::shared_ptr<WorkState> Communicator::CompareBeside(const std::string& channe
             .text = ToString(operation.what)};
   std::memcpy(&part.scale, &operation.scale, sizeof(part.scale));
   const std::shared_ptr<Agreement> comparison = Agree(
-      absl::StrCat("verify/", channel), internal::ToBytes(part), operation.deadline - absl::Now(),
+      absl::StrCat("verify/", channel), internal::ToBytes(part), operation.deadline - SteadyNow(),
       absl::StrCat("the comparison of #", part.sequence, " ", part.text),
       [channel](const Parts& parts) { return CompareCollectives(channel, parts); });
   comparison->work->OnDone([both](const absl::Status& status) { both->End(status); });

@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/fields.h"
 #include "evenkeel/comm/base/parties.h"
 #include "evenkeel/comm/communicator.h"
@@ -50,7 +50,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Split(int color, int
   if (make_group_ == nullptr)
     return absl::UnimplementedError(
         absl::StrCat(where, ": backend ", backend_name(), " cannot make other groups"));
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = SteadyNow() + timeout;
   EK_ASSIGN_OR_RETURN(
       const ControlChannel::Parts parts,
       AgreeAndWait("split", internal::ToBytes(Choice{color, key}), timeout, "Split()"));
@@ -85,7 +85,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Split(int color, int
       return Annotate(why, where);
     }
   }
-  EK_RETURN_IF_ERROR(AgreeAndWait("split made", "", std::max(deadline - absl::Now(), kLeastAttempt),
+  EK_RETURN_IF_ERROR(AgreeAndWait("split made", "", std::max(deadline - SteadyNow(), kLeastAttempt),
                                   "Split(), until all ranks have their new groups")
                          .status());
   return mine;
@@ -109,13 +109,13 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::MakeGroup(const std:
   }
   EK_ASSIGN_OR_RETURN(
       std::unique_ptr<ControlLink> link,
-      control_->link().Open(name, rank, world_size, deadline - absl::Now(), origin));
+      control_->link().Open(name, rank, world_size, deadline - SteadyNow(), origin));
   link->SetOrigin(std::move(origin.status));
   EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> next,
-                      make_group_(name, rank, world_size, std::move(link), deadline - absl::Now()));
+                      make_group_(name, rank, world_size, std::move(link), deadline - SteadyNow()));
   // All ranks or none: otherwise a rank that continues would wait for others that begin again. From
   // now on the new group's hub has every rank, and detects if one is lost.
-  EK_RETURN_IF_ERROR(next->AgreeAndWait("made", "", deadline - absl::Now(),
+  EK_RETURN_IF_ERROR(next->AgreeAndWait("made", "", deadline - SteadyNow(),
                                         absl::StrCat(who, ", in the new group ", name))
                          .status());
   next->control_->link().SetOrigin(nullptr);
@@ -130,10 +130,10 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Shrink(absl::Duratio
   if (make_group_ == nullptr)
     return absl::UnimplementedError(
         absl::StrCat(where, ": backend ", backend_name(), " cannot make other groups"));
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = SteadyNow() + timeout;
   while (true) {
     const absl::StatusOr<ControlChannel::Survivors> survivors =
-        control_->Regroup(deadline - absl::Now());
+        control_->Regroup(deadline - SteadyNow());
     if (!survivors.ok()) return Annotate(survivors.status(), where);
     if (std::find(survivors->ranks.begin(), survivors->ranks.end(), rank_) ==
         survivors->ranks.end()) {
@@ -141,17 +141,17 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Shrink(absl::Duratio
           absl::StrCat(where, ": the other ranks have declared it lost and continue without it"));
     }
     // So that there is time for another attempt without the missing ranks.
-    const absl::Duration left = deadline - absl::Now();
+    const absl::Duration left = deadline - SteadyNow();
     absl::StatusOr<std::unique_ptr<Communicator>> next =
         MakeGroup(absl::StrCat(group_, "+", survivors->round), survivors->ranks,
-                  absl::Now() + std::min(left, std::max(left / 3, kLeastAttempt)), "Shrink()",
+                  SteadyNow() + std::min(left, std::max(left / 3, kLeastAttempt)), "Shrink()",
                   /*ends_with_this=*/false);
     if (next.ok()) return next;
     // A rank was lost between the hub's reply and the new group: this group's hub detects it, the
     // new one's may not.
     const bool is_passing =
         absl::IsUnavailable(next.status()) || absl::IsDeadlineExceeded(next.status());
-    if (!is_passing || absl::Now() >= deadline) return Annotate(next.status(), where);
+    if (!is_passing || SteadyNow() >= deadline) return Annotate(next.status(), where);
   }
 }
 

@@ -15,7 +15,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/parties.h"
 #include "evenkeel/comm/base/warn.h"
 #include "evenkeel/comm/communicator.h"
@@ -178,7 +178,7 @@ void Communicator::CheckHub() {
 }
 
 void Communicator::CheckDeadlines() {
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   for (const FlightEntry& entry : flight_.OpenEntries()) {
     if (entry.deadline > now) continue;
     for (const Channel* channel : channels()) {
@@ -188,7 +188,7 @@ void Communicator::CheckDeadlines() {
 }
 
 void Communicator::WarnOfStalls() {
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   std::set<int64_t> still;
   for (const internal::Waits::Seen& seen : waits_->Now().waits) {
     if (now - seen.since < options_.watch.stall_warning) continue;
@@ -209,7 +209,7 @@ internal::RankStatus Communicator::RankStatusNow() const {
   mine.everyone_waits = waits.everyone_waits;
   for (const internal::Waits::Seen& seen : waits.waits) {
     mine.waits.push_back(seen.wait);
-    const int64_t ms = (absl::Now() - seen.since) / absl::Milliseconds(1);
+    const int64_t ms = (SteadyNow() - seen.since) / absl::Milliseconds(1);
     if (ms <= mine.waited_ms) continue;
     mine.waited_ms = ms;
     std::swap(mine.waits.front(), mine.waits.back());
@@ -253,7 +253,7 @@ internal::RankStatus Communicator::RankStatusNow() const {
     mine.doing = absl::StrCat("waits in ", Texts(waits.waits));
   } else if (const std::optional<FlightEntry> last = flight_.Get(flight_.issued() - 1);
              last.has_value()) {
-    mine.doing = absl::StrCat("runs, ", Short(absl::Now() - last->issued), " after #",
+    mine.doing = absl::StrCat("runs, ", Short(SteadyNow() - last->issued), " after #",
                               last->sequence, " ", ToString(last->what));
   } else {
     mine.doing = "runs, and has issued nothing";
@@ -270,7 +270,6 @@ Communicator::FlightMoment Communicator::FlightNow() const {
   header.rank = rank_;
   header.world_size = world_size_;
   header.backend = std::string(backend_name());
-  header.time = absl::Now();
   header.status = status();
   for (const internal::Waits::Seen& seen : waits_->Now().waits)
     header.waits.push_back(seen.wait.text);
@@ -279,6 +278,14 @@ Communicator::FlightMoment Communicator::FlightNow() const {
         {.id = channel->id_, .name = channel->name_, .position = channel->position()});
   }
   moment.entries = flight_.Entries();
+  // Readers compare the records of several hosts, and those with logs: in the time of day.
+  header.time = absl::Now();
+  const absl::Duration ahead = header.time - SteadyNow();
+  for (FlightEntry& entry : moment.entries) {
+    entry.issued += ahead;
+    entry.ended += ahead;
+    entry.deadline += ahead;
+  }
   return moment;
 }
 

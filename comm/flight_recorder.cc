@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 
 namespace evenkeel {
 
@@ -25,7 +25,7 @@ int64_t FlightRecorder::Begin(const FlightEntry& entry) {
 }
 
 void FlightRecorder::End(int64_t number, const absl::Status& status) {
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   absl::MutexLock lock(&mutex_);
   if (older_.erase(number) > 0) return;
   const FlightEntry* found = Find(number);

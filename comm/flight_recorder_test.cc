@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/collective.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -34,7 +34,7 @@ TEST(FlightRecorderTest, KeepsWhatWasIssuedAndHowItEnded) {
   EXPECT_TRUE(recorder.Entries().empty());
   const int64_t a = recorder.Begin(Barrier(7, 0)), b = recorder.Begin(Barrier(7, 1)),
                 c = recorder.Begin(Barrier(7, 2));
-  const absl::Time before = absl::Now();
+  const absl::Time before = SteadyNow();
   recorder.End(b, absl::OkStatus());
   recorder.End(a, absl::UnavailableError("rank 1 is lost"));
   const std::vector<FlightEntry> entries = recorder.Entries();
@@ -42,7 +42,7 @@ TEST(FlightRecorderTest, KeepsWhatWasIssuedAndHowItEnded) {
   EXPECT_EQ(entries[0].code, absl::StatusCode::kUnavailable);
   EXPECT_EQ(entries[0].issued, absl::UnixEpoch());
   EXPECT_GE(entries[0].ended, before);
-  EXPECT_LE(entries[0].ended, absl::Now());
+  EXPECT_LE(entries[0].ended, SteadyNow());
   EXPECT_EQ(entries[1].code, absl::StatusCode::kOk);
   EXPECT_EQ(entries[1].sequence, 1);
   EXPECT_FALSE(entries[1].is_open());

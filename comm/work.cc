@@ -1,6 +1,6 @@
 #include "evenkeel/comm/work.h"
 
-#include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/librarys_thread.h"
 #include "evenkeel/comm/control/rank_status.h"
 #include "evenkeel/comm/control/waits.h"
@@ -59,7 +59,7 @@ absl::Status WorkState::Wait() {
   }
   const internal::CountedWait counted;
   if (helper != nullptr) {
-    helper->Help(absl::Now() + kShortWait);  // A wait this short is not recorded.
+    helper->Help(SteadyNow() + kShortWait);  // A wait this short is not recorded.
     absl::MutexLock lock(&mutex_);
     if (done_) return status_;
   }
@@ -67,7 +67,7 @@ absl::Status WorkState::Wait() {
   if (helper != nullptr) helper->Help(deadline_);
   {
     absl::MutexLock lock(&mutex_);
-    if (mutex_.AwaitWithDeadline(absl::Condition(&done_), deadline_)) return status_;
+    if (AwaitUntil(mutex_, absl::Condition(&done_), deadline_)) return status_;
   }
   if (on_deadline_) on_deadline_();
   absl::MutexLock lock(&mutex_);

@@ -47,7 +47,8 @@ class WorkHelper {
 // The backend's side of an operation. Users hold a `Work`.
 class WorkState {
  public:
-  // `on_deadline` runs on a waiting thread when `deadline` has passed; it must lead to Finish().
+  // `on_deadline` runs on a waiting thread when `deadline`, a time of SteadyNow(), has passed; it
+  // must lead to Finish().
   // `waits` records the waiting threads, with the text of `describe`; null: no record.
   WorkState(absl::Time deadline, std::function<void()> on_deadline);
   WorkState(absl::Time deadline, std::function<void()> on_deadline,

@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/internal/recovery_plan.h"
 
@@ -51,7 +51,7 @@ class RecoveryRun {
 
  private:
   absl::Duration TimeLeft(const Communicator& next) const {
-    return std::min(next.timeout(), deadline_ - absl::Now());
+    return std::min(next.timeout(), deadline_ - SteadyNow());
   }
 
   RecoveryFacts Facts() const {
@@ -166,11 +166,11 @@ absl::StatusOr<Recovered> Recover(absl::Span<Joinable* const> joinables, Communi
                                   const RecoveryOptions& options) {
   EK_RETURN_IF_ERROR(CheckList(joinables));
   if (failed.status().ok() && !options.why.ok()) failed.Abort(options.why);
-  const absl::Time deadline = absl::Now() + options.timeout;
+  const absl::Time deadline = SteadyNow() + options.timeout;
   RecoveryRun run(joinables, options, deadline);
   Communicator* from = &failed;
   while (true) {
-    EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> next, from->Shrink(deadline - absl::Now()));
+    EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> next, from->Shrink(deadline - SteadyNow()));
     const std::vector<int> lost = Lost(failed, *next);
     absl::StatusOr<Recovered> recovered = run.In(std::move(next));
     if (recovered.ok()) {
@@ -181,7 +181,7 @@ absl::StatusOr<Recovered> Recover(absl::Span<Joinable* const> joinables, Communi
     // come.
     const bool is_passing =
         absl::IsUnavailable(recovered.status()) || absl::IsDeadlineExceeded(recovered.status());
-    if (!is_passing || absl::Now() >= deadline) return Annotate(recovered.status(), "Recover");
+    if (!is_passing || SteadyNow() >= deadline) return Annotate(recovered.status(), "Recover");
     from = &run.left_behind();
   }
 }

@@ -8,9 +8,9 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/types/span.h"
 #include "evenkeel/comm/base/bytes.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/device/copy.h"
 #include "evenkeel/comm/device/runtime.h"
@@ -196,7 +196,7 @@ absl::Status JoinScope::IssueSlices(CollectiveKind kind, ReduceOp op, TensorView
   EK_RETURN_IF_ERROR(IssueHere(kind, op, -1, packed_in, packed_out, options));
   if (!packs_out) return absl::OkStatus();
   EK_RETURN_IF_ERROR(memory.Copy(internal::UnpackedSlices(out, packed_out, members_, world_size)));
-  return waits ? device->runtime().Synchronize(stream, absl::Now() + comm_->timeout())
+  return waits ? device->runtime().Synchronize(stream, SteadyNow() + comm_->timeout())
                : absl::OkStatus();
 }
 

@@ -3,7 +3,7 @@
 #
 #   comm <- join <- bucket <- zero_optim <- {trainer, libtorch}
 #
-# and inside comm, as docs/design.md draws them.
+# and inside comm, as docs/design.md draws them; and that the libraries use one clock.
 #
 #   tests/arrows.sh                            uses ./bazelw
 #   BAZEL="bazel --batch" tests/arrows.sh      uses that
@@ -138,5 +138,13 @@ only 'oneDNN is seen by the trainer alone' '^//trainer[/:]' @onednn//:dnnl
 only 'libdeflate is seen by the data of the trainer alone' '^//trainer/data:' @libdeflate//:libdeflate
 never 'flags are read by programs alone' \
   "$products" @com_github_gflags_gflags//...
+
+# No arrow, but as easily broken. Times of day are for people: in reports, dumps and names.
+sentence='deadlines and durations are on the clock of comm/base/clock.h, which is never set'
+clocks='absl::Now\b|GetCurrentTimeNanos|system_clock|(Await|LockWhen|Wait|WaitForNotification)With(Timeout|Deadline)\('
+of_day='sinks_\.|ToUnixNanos\(absl::Now\(\)\)|header\.time|trainer/report/tensorboard\.cc|://'
+found=$(git grep -nE "$clocks" -- '*.cc' '*.h' ':!tests' ':!third_party' ':!*_test.cc' ':!*_benchmark.cc' ':!*/testing/*' \
+  ':!comm/base/clock.*' ':!comm/base/notification.h' | grep -vE "$of_day")
+if [[ -z $found ]]; then ok "$sentence"; else broken "$sentence" <<<"$found"; fi
 
 exit $failed

@@ -5,9 +5,9 @@
 #include <memory>
 
 #include "absl/memory/memory.h"
-#include "absl/time/clock.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/testing/toy_model.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/join.h"
@@ -54,7 +54,7 @@ class ToyTrainer::Parts {
   // The host's arithmetic begins when what the device does has ended. Nothing on the CPU.
   absl::Status Finish() {
     return runtime == nullptr ? absl::OkStatus()
-                              : runtime->Synchronize(stream.ref(), absl::Now() + absl::Minutes(1));
+                              : runtime->Synchronize(stream.ref(), SteadyNow() + absl::Minutes(1));
   }
 
   ToyModel model;

@@ -23,12 +23,12 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/plan/planner.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/local/local.h"
@@ -73,14 +73,14 @@ struct Series {
   }
 };
 
-double Since(absl::Time start) { return absl::ToDoubleSeconds(absl::Now() - start); }
+double Since(absl::Time start) { return absl::ToDoubleSeconds(SteadyNow() - start); }
 
 // The median of some calls, fewer of those that take long.
 double TimeOf(const std::function<void()>& call) {
   std::vector<double> seconds;
-  const absl::Time begin = absl::Now();
+  const absl::Time begin = SteadyNow();
   while (seconds.size() < 3 || (seconds.size() < 1000 && Since(begin) < 0.1)) {
-    const absl::Time start = absl::Now();
+    const absl::Time start = SteadyNow();
     call();
     seconds.push_back(Since(start));
   }
@@ -142,15 +142,15 @@ class EmptyModel {
   absl::StatusOr<Times> Step(DataParallel& ddp) {
     Times times;
     params_.ClearGradients();
-    const absl::Time start = absl::Now();
+    const absl::Time start = SteadyNow();
     EK_RETURN_IF_ERROR(ddp.BeginStep());
-    const absl::Time begun = absl::Now();
+    const absl::Time begun = SteadyNow();
     for (int i = params_.size() - 1; i >= 0; --i) {
       if (!params_.trainable(i)) continue;
       params_.SetGradState(i, GradState::kLocal);
       EK_RETURN_IF_ERROR(ddp.GradientReady(i));
     }
-    const absl::Time announced = absl::Now();
+    const absl::Time announced = SteadyNow();
     EK_RETURN_IF_ERROR(ddp.FinishStep());
     times.begin = absl::ToDoubleSeconds(begun - start);
     times.announce = absl::ToDoubleSeconds(announced - begun);
@@ -178,10 +178,10 @@ absl::StatusOr<std::vector<Series>> MeasureReducer() {
       DataParallelOptions options;
       options.trainability.warn_on_change = false;
       std::vector<double> seconds[kParts];
-      const absl::Time begin = absl::Now();
+      const absl::Time begin = SteadyNow();
       while (seconds[kCreate].size() < 3 || (seconds[kCreate].size() < 100 && Since(begin) < 0.3)) {
         model.params().SetTrainable("p", true);
-        const absl::Time start = absl::Now();
+        const absl::Time start = SteadyNow();
         EK_ASSIGN_OR_RETURN(const auto ddp,
                             DataParallel::Create(&comm, &model.params(), {}, options));
         seconds[kCreate].push_back(Since(start));
@@ -228,7 +228,7 @@ struct Agreements {
 absl::StatusOr<Agreements> Measure(absl::FunctionRef<absl::Status()> agree) {
   for (int i = 0; i < 10; ++i) EK_RETURN_IF_ERROR(agree());
   const double cpu = CpuSeconds();
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   for (int i = 0; i < FLAGS_agreements; ++i) EK_RETURN_IF_ERROR(agree());
   return Agreements{.seconds = Since(start) / FLAGS_agreements,
                     .cpu = (CpuSeconds() - cpu) / FLAGS_agreements};

@@ -16,7 +16,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/rendezvous/tcp_store_server.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/tools/signal_reader.h"
@@ -122,16 +122,16 @@ class Job {
       if (measures_ == 0 && (is_nearer || Patience() != patience)) {
         patience = Patience();
         done = ended_well_;
-        next_measure = absl::Now() + patience;
+        next_measure = SteadyNow() + patience;
       }
       for (int signal : signals.Wait(next_measure)) Forward(signal);
-      if (absl::Now() < next_measure) continue;
+      if (SteadyNow() < next_measure) continue;
       if (measures_ == 0) {
         waited_ = patience;
         stopped_when_told_ = stopped_by_;  // The signal may be followed by one that continues them.
       }
       kill(-group_, measures_++ == 0 ? SIGTERM : SIGKILL);
-      next_measure = absl::Now() + options_.patience;
+      next_measure = SteadyNow() + options_.patience;
     }
     return Result();
   }
@@ -141,7 +141,7 @@ class Job {
     int exit_code = 0;
     bool by_signal = false;  // That did not come from here.
     std::string what;        // "rank 1 was killed by SIGSEGV"
-    absl::Time found = absl::Now();
+    absl::Time found = SteadyNow();
   };
 
   absl::Status StartOne(char* const* arguments, char* const* variables,
@@ -344,12 +344,12 @@ absl::StatusOr<LaunchResult> RunAttempt(const LaunchOptions& options,
 // Whether the user asked the job to end while it waited. Asking where it is (SIGUSR1) has no answer
 // then.
 bool IsInterruptedWithin(absl::Duration pause, SignalReader& signals) {
-  const absl::Time end = absl::Now() + pause;
+  const absl::Time end = SteadyNow() + pause;
   do {
     for (int signal : signals.Wait(end)) {
       if (signal != SIGUSR1) return true;
     }
-  } while (absl::Now() < end);
+  } while (SteadyNow() < end);
   return false;
 }
 
@@ -375,14 +375,14 @@ absl::StatusOr<LaunchResult> Launch(const LaunchOptions& options) {
   std::map<std::string, std::string> variables = options.variables;
   absl::Duration pause = absl::ZeroDuration();
   for (int restarts = 0;; ++restarts) {
-    const absl::Time begin = absl::Now();
+    const absl::Time begin = SteadyNow();
     EK_ASSIGN_OR_RETURN(LaunchResult result, RunAttempt(options, variables, restarts, signals));
     if (restarts > 0 && !result.message.empty())
       absl::StrAppend(&result.message, "; it was ", attempt_name(restarts));
     if (result.exit_code == 0 || result.was_interrupted || restarts >= options.max_restarts)
       return result;
 
-    pause = PauseAfter(absl::Now() - begin, pause, options);
+    pause = PauseAfter(SteadyNow() - begin, pause, options);
     if (options.on_restart) {
       EK_RETURN_IF_ERROR(options.on_restart({restarts + 1, pause, result.message}, variables));
     }

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 
 namespace evenkeel {
 
@@ -32,7 +32,7 @@ std::vector<int> SignalReader::Wait(absl::Time deadline) {
   // A second at most: a child that ends between two looks is found even if its signal merged with
   //                   another one.
   const absl::Duration left =
-      std::clamp(deadline - absl::Now(), absl::ZeroDuration(), absl::Seconds(1));
+      std::clamp(deadline - SteadyNow(), absl::ZeroDuration(), absl::Seconds(1));
   poll(&poll_fd, 1, static_cast<int>(absl::ToInt64Milliseconds(left)) + 1);
   std::vector<int> signals;
   signalfd_siginfo info;

@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/bucket/layers/batch_norm.cuh"
 #include "evenkeel/bucket/layers/batch_norm_kernels_image.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/device/kernel.h"
 #include "evenkeel/comm/status.h"
 
@@ -63,7 +63,7 @@ DeviceBatchNorm::DeviceBatchNorm(DeviceRuntime* runtime, const Settings& setting
       world_size_(world_size) {}
 
 DeviceBatchNorm::~DeviceBatchNorm() {
-  (void)runtime_->Synchronize(stream_, absl::Now() + kDrainTimeout);
+  (void)runtime_->Synchronize(stream_, SteadyNow() + kDrainTimeout);
 }
 
 absl::Status DeviceBatchNorm::CheckCounts() {

@@ -6,8 +6,8 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "evenkeel/bucket/finite_check.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
@@ -215,19 +215,19 @@ absl::Status Announcer::Arrive(int param) {
   {
     absl::MutexLock lock(&mutex_);
     order_.push_back(param);
-    arrivals_.push_back(absl::Now());
+    arrivals_.push_back(SteadyNow());
     if (!has_gradient) unused_hash_ += StableHash(1, static_cast<uint64_t>(param));
     is_complete = bucket >= 0 && --pending_[bucket] == 0;
     ends_delay = param == delay_until_ && delayed_bucket_ >= 0 && --pending_[delayed_bucket_] == 0;
     launcher_.pipeline()->CountGradient();
   }
   if (!is_complete && !ends_delay) return absl::OkStatus();
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   absl::Status launched = is_complete ? launcher_.BucketReady(bucket) : absl::OkStatus();
   if (launched.ok() && ends_delay) launched = launcher_.BucketReady(delayed_bucket_);
   {
     absl::MutexLock lock(&mutex_);
-    longest_launch_ = std::max(longest_launch_, absl::Now() - start);
+    longest_launch_ = std::max(longest_launch_, SteadyNow() - start);
     if (!launched.ok()) launched = Fail(launched);
   }
   // The other ranks wait for buckets that will not come.

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
@@ -24,7 +24,7 @@ void BucketPipeline::BucketReady(int bucket, const Ready& ready) {
   absl::MutexLock lock(&mutex_);
   ready_[bucket] = ready;
   last_packed_ = ready.packed;
-  times_[bucket].ready = absl::Now();
+  times_[bucket].ready = SteadyNow();
   GoOn();
 }
 
@@ -150,7 +150,7 @@ void BucketPipeline::NoteLaunched(const Turn& turn, const Work& work) {
 
 void BucketPipeline::NoteTime(const Turn& turn) {
   if (turn.kind != Turn::Kind::kRound || turn.round > 0 || turn.is_skipped) return;
-  times_[turn.bucket].launched = absl::Now();
+  times_[turn.bucket].launched = SteadyNow();
   times_[turn.bucket].gradients_at_launch = gradients_;
 }
 
@@ -179,7 +179,7 @@ void BucketPipeline::LaunchReady() {
 void BucketPipeline::NoteEndOf(const Turn& turn, const Work& work) {
   work.OnDone([self = shared_from_this(), bucket = turn.bucket](const absl::Status&) {
     absl::MutexLock ends(&self->ends_mutex_);
-    self->ends_[bucket] = absl::Now();
+    self->ends_[bucket] = SteadyNow();
   });
 }
 
@@ -203,7 +203,7 @@ absl::Status BucketPipeline::FinishHere() {
        ++b) {  // All of them, also after a failure: they use the buckets' memory.
     first.Update(works[b].Wait());
     absl::MutexLock lock(&mutex_);
-    times_[b].reduced = absl::Now();
+    times_[b].reduced = SteadyNow();
     if (!measures_ends_) continue;
     absl::MutexLock ends(&ends_mutex_);  // Whoever waits may be told before the time is taken.
     times_[b].reduced = std::min(times_[b].reduced, ends_[b]);
@@ -265,7 +265,7 @@ absl::Status BucketPipeline::FinishOnDevice() {
     absl::MutexLock lock(&mutex_);
     reduced_[b] = std::move(reduced);
     fates_.push_back(fate);
-    times_[b].reduced = absl::Now();  // When a device has ended it nobody waits to see.
+    times_[b].reduced = SteadyNow();  // When a device has ended it nobody waits to see.
   }
   return WaitForTheLast();
 }
@@ -331,7 +331,7 @@ void BucketPipeline::Advance() {
       }
       mutex_.Lock();
       if (fate.ok()) {
-        times_[turn.bucket].reduced = absl::Now();
+        times_[turn.bucket].reduced = SteadyNow();
         fates_.push_back(*fate);
       } else {
         failed_.Update(fate.status());

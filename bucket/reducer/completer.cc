@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "absl/time/clock.h"
 #include "evenkeel/bucket/reducer/sparse_reduction.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
@@ -43,7 +43,7 @@ bool Completer::IsMeasured() const {
 }
 
 bool Completer::BeginStep() {
-  begin_ = absl::Now();
+  begin_ = SteadyNow();
   return IsMeasured();
 }
 
@@ -129,7 +129,7 @@ absl::Status Completer::Account(const Announcer* announcer) {
   counted_.is_joined = announcer == nullptr;
   if (announcer != nullptr) {
     times_ = {.begin = begin_,
-              .end = absl::Now(),
+              .end = SteadyNow(),
               .gradients = static_cast<int>(announcer->order().size()),
               .buckets = launcher_.pipeline()->times(),
               .is_measured = IsMeasured()};

@@ -4,7 +4,7 @@
 #include <iterator>
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
@@ -22,7 +22,7 @@ void DeviceSide::ReplaceGroup(const Communicator& comm) {
   ended_.clear();
 }
 
-absl::Time DeviceSide::deadline() const { return absl::Now() + timeout_; }
+absl::Time DeviceSide::deadline() const { return SteadyNow() + timeout_; }
 
 absl::StatusOr<std::vector<StreamRef>> DeviceSide::SideStreams(int count) {
   std::vector<StreamRef> streams;

@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "evenkeel/bucket/plan/cost_model.h"
 #include "evenkeel/comm/base/bytes.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/status.h"
 
@@ -91,9 +91,9 @@ absl::StatusOr<std::vector<LinkSample>> PlanTuner::Probe(Communicator& comm,
                           comm.device());
     absl::Duration shortest = absl::InfiniteDuration();
     for (int i = 0; i < kProbes; ++i) {
-      const absl::Time start = absl::Now();
+      const absl::Time start = SteadyNow();
       EK_RETURN_IF_ERROR(channel.AllReduce(data, ReduceOp::kSum).Wait());
-      shortest = std::min(shortest, absl::Now() - start);
+      shortest = std::min(shortest, SteadyNow() - start);
     }
     samples.push_back({.bytes = bytes, .ns = absl::ToInt64Nanoseconds(shortest)});
   }

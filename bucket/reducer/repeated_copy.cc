@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
@@ -24,7 +24,7 @@ absl::Status RepeatedCopy::Prepare(absl::Span<const CopySegment> segments, Strea
   if (copy_.has_value() && AreEqual(segments, prepared_)) return absl::OkStatus();
   // The list before may be in use.
   if (copy_.has_value())
-    EK_RETURN_IF_ERROR(runtime_->Synchronize(stream, absl::Now() + kDrainTimeout));
+    EK_RETURN_IF_ERROR(runtime_->Synchronize(stream, SteadyNow() + kDrainTimeout));
   EK_ASSIGN_OR_RETURN(SegmentCopy copy, SegmentCopy::Create(*runtime_, device_, segments));
   copy_ = std::move(copy);
   prepared_.assign(segments.begin(), segments.end());

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
@@ -64,7 +64,7 @@ void UnusedAgreement::Begin(absl::Span<const uint8_t> uses, bool contributes, Do
 
 Work UnusedAgreement::Exchange(absl::Span<const uint8_t> uses, Done done) {
   const auto state = std::make_shared<WorkState>(
-      absl::Now() + comm_->timeout(), [comm = comm_, name = channel_name_] {
+      SteadyNow() + comm_->timeout(), [comm = comm_, name = channel_name_] {
         comm->Abort(absl::DeadlineExceededError(
             absl::StrCat(name, ": not all ranks have reported which parameters they use")));
       });

@@ -25,10 +25,10 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/testing/toy_model.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/device/kernel.h"
 #include "evenkeel/comm/device/runtime.h"
@@ -133,7 +133,7 @@ class DeviceToyModel {
   absl::StatusOr<std::vector<float>> Read(const TensorView& view) {
     std::vector<float> host(view.count);
     EK_RETURN_IF_ERROR(runtime_->Copy(host.data(), view.data, view.bytes(), stream()));
-    EK_RETURN_IF_ERROR(runtime_->Synchronize(stream(), absl::Now() + absl::Seconds(60)));
+    EK_RETURN_IF_ERROR(runtime_->Synchronize(stream(), SteadyNow() + absl::Seconds(60)));
     return host;
   }
   absl::StatusOr<std::vector<std::vector<float>>> Values() {

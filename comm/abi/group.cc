@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 #include "evenkeel/comm/abi/connect.h"
 #include "evenkeel/comm/backend.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/names.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/control/control.h"
@@ -62,12 +63,12 @@ class Flight {
   }
   // Returns the number of works that are still in flight at the timeout.
   size_t AwaitNone(absl::Duration timeout) {
-    const absl::Time deadline = absl::Now() + timeout;
+    const absl::Time deadline = SteadyNow() + timeout;
     while (true) {
       {
         absl::MutexLock lock(&mutex_);
         Forget();
-        if (works_.empty() || absl::Now() >= deadline) return works_.size();
+        if (works_.empty() || SteadyNow() >= deadline) return works_.size();
       }
       absl::SleepFor(absl::Milliseconds(1));
     }

@@ -6,8 +6,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
-#include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
+#include "evenkeel/comm/base/notification.h"
 #include "evenkeel/comm/base/parties.h"
 #include "evenkeel/comm/status.h"
 
@@ -22,10 +22,10 @@ constexpr absl::Duration kGlance = absl::Milliseconds(100);
 absl::StatusOr<ControlChannel::Parts> AwaitArrival(ControlChannel& control, absl::string_view topic,
                                                    std::string mine, const Arrival& arrival) {
   struct Result {
-    absl::Notification has_come;
+    Notification has_come;
     absl::StatusOr<ControlChannel::Parts> parts = absl::UnknownError("pending");
   };
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   absl::Status origin;
   auto result = std::make_shared<Result>();
   control.Exchange(topic, std::move(mine), [result](absl::StatusOr<ControlChannel::Parts> parts) {
@@ -44,8 +44,8 @@ absl::StatusOr<ControlChannel::Parts> AwaitArrival(ControlChannel& control, absl
   };
   const auto await = [&](absl::Time until) {
     while (true) {
-      const absl::Duration left = until - absl::Now();
-      if (result->has_come.WaitForNotificationWithTimeout(std::min(left, kGlance))) return true;
+      const absl::Duration left = until - SteadyNow();
+      if (result->has_come.WaitUntil(SteadyNow() + std::min(left, kGlance))) return true;
       origin = control.link().OriginStatus();
       if (left <= kGlance || !origin.ok()) return false;
     }

@@ -3,9 +3,9 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/synchronization/notification.h"
-#include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/librarys_thread.h"
+#include "evenkeel/comm/base/notification.h"
 #include "evenkeel/comm/base/parties.h"
 #include "evenkeel/comm/control/rank_status.h"
 #include "evenkeel/comm/failure_info.h"
@@ -63,7 +63,7 @@ absl::StatusOr<ControlChannel::Parts> ControlChannel::Exchange(absl::string_view
                                                                std::string payload,
                                                                absl::Duration timeout) {
   struct Result {
-    absl::Notification done;
+    internal::Notification done;
     absl::StatusOr<Parts> parts = absl::UnknownError("pending");
   };
   auto result = std::make_shared<Result>();
@@ -87,7 +87,7 @@ absl::StatusOr<ControlChannel::Parts> ControlChannel::Exchange(absl::string_view
                                          " until all ranks have reached it")};
       },
       [result] { return result->done.HasBeenNotified(); });
-  if (result->done.WaitForNotificationWithTimeout(timeout)) return std::move(result->parts);
+  if (result->done.WaitUntil(SteadyNow() + timeout)) return std::move(result->parts);
   const Missing missing = WhoIsMissing(topic, sequence);
   return internal::MissedDeadline(
       absl::StrCat("rank ", rank_, " waited ", absl::FormatDuration(timeout), " at \"", topic,
@@ -159,7 +159,7 @@ absl::StatusOr<ControlMessage> ControlChannel::Request(ControlMessage message,
       });
   link_->Send(std::move(message));
   absl::MutexLock lock(&mutex_);
-  mutex_.AwaitWithTimeout(absl::Condition(&check), timeout);
+  AwaitFor(mutex_, absl::Condition(&check), timeout);
   is_over = true;
   absl::StatusOr<ControlMessage> result = absl::DeadlineExceededError("no reply");
   if (requests_[id] != nullptr) {
@@ -243,7 +243,7 @@ absl::StatusOr<std::string> ControlChannel::Receive(absl::string_view topic, abs
         return check();
       });
   absl::MutexLock lock(&mutex_);
-  const bool has_come = mutex_.AwaitWithTimeout(absl::Condition(&check), timeout);
+  const bool has_come = AwaitFor(mutex_, absl::Condition(&check), timeout);
   is_over = true;
   if (!has_come) {
     return internal::MissedDeadline(

@@ -6,6 +6,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/json.h"
 #include "evenkeel/comm/control/wire.h"
 #include "evenkeel/comm/status.h"
@@ -71,7 +72,7 @@ absl::Status ControlGroups::OnFrame(PeerId peer, absl::string_view frame) {
   } else if (message.type == ControlMessage::Type::kLeave) {
     SetMaxSilence(seat, absl::InfiniteDuration());
   } else if (message.type == ControlMessage::Type::kFailed && message.request > 0) {
-    const bool has_run = absl::Now() - turned_at_ <= 2 * kListening &&
+    const bool has_run = SteadyNow() - turned_at_ <= 2 * kListening &&
                          clock_ - runs_since_ >= absl::Microseconds(message.request);
     if (has_run && seat.max_silence != absl::InfiniteDuration()) {
       seat.report = std::move(message);
@@ -113,7 +114,7 @@ void ControlGroups::SetMaxSilence(Seat& seat, absl::Duration max_silence) {
 
 std::vector<ControlGroups::PeerId> ControlGroups::PassTime(absl::Duration time) {
   clock_ += std::clamp(time, absl::ZeroDuration(), kListening);
-  turned_at_ = absl::Now();
+  turned_at_ = SteadyNow();
   if (time > 2 * kListening) runs_since_ = clock_;
   std::vector<PeerId> lost;
   if (clock_ <= look_at_) return lost;

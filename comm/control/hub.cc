@@ -6,7 +6,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/parties.h"
 #include "evenkeel/comm/failure_info.h"
 
@@ -267,11 +267,11 @@ void ControlHub::JudgeGroup(int reporter, Outbox& outbox) {
   if (waiting_ranks_ == 0) return;
   const int reporting = world_size_ - static_cast<int>(left_.size());
   if (++reports_since_judgement_ * kJudgementsPerRound < reporting) return;
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   if (now < judge_again_) return;
   reports_since_judgement_ = 0;
   const Judgement judgement = Judge(facts_, OpenExchanges());
-  const absl::Duration took = absl::Now() - now;
+  const absl::Duration took = SteadyNow() - now;
   if (took > kLongJudgement) judge_again_ = now + kRest * took;
   if (judgement.status.ok()) {
     suspicion_ = {};
@@ -427,13 +427,13 @@ void ControlHub::HandleMissing(int rank, const ControlMessage& message, Outbox& 
     return reply(ResultOf(poll));
   }
   poll.next_askers[rank] = message.request;
-  if (is_new || absl::Now() - poll.start >= kPollPatience) StartPoll(key, poll, outbox);
+  if (is_new || SteadyNow() - poll.start >= kPollPatience) StartPoll(key, poll, outbox);
 }
 
 void ControlHub::StartPoll(const ExchangeKey& key, Poll& poll, Outbox& outbox) {
   poll.next_askers.merge(poll.askers);
   poll = {.id = next_poll_++,
-          .start = absl::Now(),
+          .start = SteadyNow(),
           .askers = std::move(poll.next_askers),
           .answered = std::vector<bool>(world_size_),
           .has_come = std::vector<bool>(world_size_),

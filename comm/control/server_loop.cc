@@ -10,7 +10,7 @@
 #include "absl/memory/memory.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/warn.h"
 #include "evenkeel/comm/net/hmac.h"
 #include "evenkeel/comm/status.h"
@@ -69,7 +69,7 @@ ServerLoop::ServerLoop(UniqueFd listener, WakeUp wake, Poller poller, ServerOpti
 void ServerLoop::Stop() {
   {
     absl::MutexLock lock(&mutex_);
-    stop_by_ = absl::Now() + options_.linger;
+    stop_by_ = SteadyNow() + options_.linger;
   }
   wake_.Signal();
 }
@@ -79,11 +79,11 @@ void ServerLoop::Run() {
   poller_.Forget(listener_.get());
   listener_ = UniqueFd();
   accept_again_ = absl::InfiniteFuture();
-  while (seats_->HasLivingGroup() && absl::Now() < StopBy()) Turn();
+  while (seats_->HasLivingGroup() && SteadyNow() < StopBy()) Turn();
   seats_->SendWaiting();
   for (auto& [id, peer] : peers_) {
     peer.state = State::kLeaving;
-    SetDeadline(id, peer, absl::Now() + kDismissal);
+    SetDeadline(id, peer, SteadyNow() + kDismissal);
     Touch(id, peer);
   }
   while (!peers_.empty()) Turn();
@@ -96,7 +96,7 @@ absl::Time ServerLoop::StopBy() {
 
 void ServerLoop::Turn() {
   bool is_called = false;
-  for (const epoll_event& event : poller_.Wait(NextAction(absl::Now()))) {
+  for (const epoll_event& event : poller_.Wait(NextAction(SteadyNow()))) {
     if (event.data.u64 == kWakeTag) {
       wake_.Clear();
     } else if (event.data.u64 == kListenerTag) {
@@ -108,7 +108,7 @@ void ServerLoop::Turn() {
       if ((event.events & ~EPOLLOUT) != 0) Read(id, peer);
     }
   }
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   if (is_called) Accept(now);
   if (now >= accept_again_) {
     accept_again_ = absl::InfiniteFuture();
@@ -214,9 +214,9 @@ void ServerLoop::HandleFrame(PeerId id, Peer& peer, const std::string& frame) {
 }
 
 const std::string& ServerLoop::Status() {
-  if (const absl::Time now = absl::Now(); now >= status_until_) {
+  if (const absl::Time now = SteadyNow(); now >= status_until_) {
     status_ = seats_->StatusJson();
-    const absl::Time done = absl::Now();
+    const absl::Time done = SteadyNow();
     status_until_ = done + std::max(kStatusAge, kStatusRest * (done - now));
   }
   return status_;
@@ -305,7 +305,7 @@ void ServerLoop::Flush(PeerId id, Peer& peer) {
 void ServerLoop::Dismiss(PeerId id, Peer& peer) {
   Detach(id, peer);
   peer.state = State::kLeaving;
-  SetDeadline(id, peer, absl::Now() + kDismissal);
+  SetDeadline(id, peer, SteadyNow() + kDismissal);
   Touch(id, peer);
 }
 

@@ -6,7 +6,7 @@
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/control/seats.h"
 #include "evenkeel/comm/control/server_loop.h"
 #include "evenkeel/comm/control/wire.h"
@@ -153,7 +153,7 @@ void TcpEdges::ConnectToParent(const std::string& address) {
                                            .group = options_.group,
                                            .rank = options_.rank,
                                            .world_size = options_.shape.world_size},
-                                          options_.job, absl::Now() + options_.timeout, cancelled);
+                                          options_.job, SteadyNow() + options_.timeout, cancelled);
   if (!greeted.ok()) return OnParentLost(greeted.status());
   absl::StatusOr<std::unique_ptr<Connection>> connection = Connection::Create(*std::move(greeted));
   if (!connection.ok()) return OnParentLost(connection.status());
@@ -177,7 +177,7 @@ void TcpEdges::ConnectToParent(const std::string& address) {
 void TcpEdges::OnParentLost(const absl::Status& why) {
   {
     absl::MutexLock lock(&mutex_);
-    if (mutex_.AwaitWithTimeout(absl::Condition(&is_stopping_), kGrace)) return;
+    if (AwaitFor(mutex_, absl::Condition(&is_stopping_), kGrace)) return;
   }
   lost_(parent_, why);
 }

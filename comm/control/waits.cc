@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/librarys_thread.h"
 
 namespace evenkeel::internal {
@@ -108,7 +108,7 @@ Waits::Scope::Scope(std::shared_ptr<Waits> waits, std::function<Wait()> describe
   waits_->Use();
   absl::MutexLock lock(&waits_->mutex_);
   waits_->threads_[std::this_thread::get_id()].push_back(
-      {std::move(describe), std::move(is_over), waits_->next_wait_++, absl::Now()});
+      {std::move(describe), std::move(is_over), waits_->next_wait_++, SteadyNow()});
 }
 
 Waits::Scope::~Scope() {

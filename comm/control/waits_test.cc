@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "absl/synchronization/notification.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/librarys_thread.h"
 #include "evenkeel/comm/control/rank_status.h"
 #include "gtest/gtest.h"
@@ -63,7 +63,7 @@ TEST(WaitsTest, NobodyWaitsInAGroupThatNobodyUses) {
 
 TEST(WaitsTest, EveryoneWaitsWhenEachThreadThatUsesTheGroupDoes) {
   auto waits = Waits::Create();
-  const absl::Time before = absl::Now();
+  const absl::Time before = SteadyNow();
   Worker a(waits), b(waits);
   EXPECT_FALSE(waits->EveryoneWaits());
   a.Wait();
@@ -77,7 +77,7 @@ TEST(WaitsTest, EveryoneWaitsWhenEachThreadThatUsesTheGroupDoes) {
   EXPECT_NE(seen[0].id, seen[1].id);
   for (const Waits::Seen& one : seen) {
     EXPECT_GE(one.since, before);
-    EXPECT_LE(one.since, absl::Now());
+    EXPECT_LE(one.since, SteadyNow());
   }
 }
 

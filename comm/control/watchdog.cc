@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/librarys_thread.h"
 
 namespace evenkeel::internal {
@@ -37,7 +38,7 @@ void Watchdog::Run() {
     mutex_.Unlock();
     const absl::Duration pause = look_();
     mutex_.Lock();
-    mutex_.AwaitWithTimeout(absl::Condition(&has_news), pause);
+    AwaitFor(mutex_, absl::Condition(&has_news), pause);
   }
 }
 

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/device/copy_kernels.cuh"
 #include "evenkeel/comm/device/copy_kernels_image.h"
 #include "evenkeel/comm/device/kernel.h"
@@ -119,7 +119,7 @@ absl::StatusOr<SegmentCopy> SegmentCopy::Create(DeviceRuntime& runtime, Device d
   EK_ASSIGN_OR_RETURN(copy.table_, runtime.Allocate(device, bytes));
   EK_ASSIGN_OR_RETURN(const Stream stream, runtime.CreateStream(device));
   EK_RETURN_IF_ERROR(runtime.Copy(copy.table_.data.get(), chunks.data(), bytes, stream.ref()));
-  EK_RETURN_IF_ERROR(runtime.Synchronize(stream.ref(), absl::Now() + kUploadTimeout));
+  EK_RETURN_IF_ERROR(runtime.Synchronize(stream.ref(), SteadyNow() + kUploadTimeout));
   return copy;
 }
 

@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/device/cuda_context.h"
 #include "evenkeel/comm/device/kernel.h"
 #include "evenkeel/comm/status.h"
@@ -290,11 +291,11 @@ absl::StatusOr<bool> CudaRuntime::IsDone(const Event& event) {
 absl::Status CudaRuntime::DoSynchronize(const Event& event, absl::Time deadline) {
   constexpr absl::Duration kSpins = absl::Microseconds(50), kLongestPause = absl::Microseconds(50);
   ++host_waits_;
-  const absl::Time begin = absl::Now();
+  const absl::Time begin = SteadyNow();
   for (absl::Duration pause = absl::Microseconds(10);; pause = std::min(2 * pause, kLongestPause)) {
     EK_ASSIGN_OR_RETURN(const bool is_done, IsDone(event));
     if (is_done) return absl::OkStatus();
-    const absl::Time now = absl::Now();
+    const absl::Time now = SteadyNow();
     if (now > deadline) {
       return absl::DeadlineExceededError(
           absl::StrCat(ToString(event.device), " was not done in time"));

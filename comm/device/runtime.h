@@ -114,7 +114,8 @@ class DeviceRuntime {
   virtual absl::Status LaunchRaw(const DeviceKernel& kernel, const LaunchShape& shape,
                                  absl::Span<void* const> args, StreamRef stream) = 0;
 
-  // Waits on the host until the event is reached.
+  // Waits on the host until the event is reached. Deadlines are times of SteadyNow()
+  // (comm/base/clock.h).
   absl::Status Synchronize(const Event& event, absl::Time deadline);
   // Waits on the host for all work that is on the stream now.
   absl::Status Synchronize(StreamRef stream, absl::Time deadline);

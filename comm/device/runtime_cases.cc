@@ -8,8 +8,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/device/copy.h"
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/memory.h"
@@ -20,7 +20,7 @@ namespace evenkeel {
 namespace {
 
 constexpr Device kDevice = Device::Cuda(0);
-absl::Time Soon() { return absl::Now() + absl::Seconds(60); }
+absl::Time Soon() { return SteadyNow() + absl::Seconds(60); }
 
 class RuntimeTest : public testing::Test {
  protected:
@@ -113,7 +113,7 @@ TEST_F(RuntimeTest, TellsTheTimeBetweenTwoMomentsWithoutAWait) {
   const TensorView data(memory->data.get(), kCount, DType::kFloat32, kDevice);
   for (int round = 0; round < 2; ++round) {  // The second with events that have been used before.
     std::vector<Event> moments;
-    const absl::Time begin = absl::Now();
+    const absl::Time begin = SteadyNow();
     for (int i = 0; i < 3; ++i) {
       const absl::StatusOr<Event> moment = runtime_->RecordTimed(stream->ref());
       ASSERT_TRUE(moment.ok()) << moment.status();
@@ -123,7 +123,7 @@ TEST_F(RuntimeTest, TellsTheTimeBetweenTwoMomentsWithoutAWait) {
     const absl::StatusOr<Event> plain = runtime_->Record(stream->ref());
     ASSERT_TRUE(plain.ok() && runtime_->Synchronize(*plain, Soon()).ok());
     const absl::Duration most =
-        absl::Now() - begin + absl::Milliseconds(1);  // The two clocks may differ a little.
+        SteadyNow() - begin + absl::Milliseconds(1);  // The two clocks may differ a little.
     const int64_t waits = runtime_->host_waits();
     const absl::StatusOr<absl::Duration> first = runtime_->Elapsed(moments[0], moments[1]);
     const absl::StatusOr<absl::Duration> second = runtime_->Elapsed(moments[1], moments[2]);

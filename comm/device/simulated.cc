@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/worker_thread.h"
 #include "evenkeel/comm/device/guarded_memory.h"
 #include "evenkeel/comm/device/kernel.h"
@@ -38,7 +39,7 @@ class Moment {
   }
   bool WaitUntil(absl::Time deadline) const {
     absl::MutexLock lock(&mutex_);
-    return mutex_.AwaitWithDeadline(absl::Condition(&has_passed_), deadline);
+    return AwaitUntil(mutex_, absl::Condition(&has_passed_), deadline);
   }
   Clock::time_point passed_at() const {
     absl::MutexLock lock(&mutex_);
@@ -288,7 +289,7 @@ absl::Status SimulatedDevices::Run(StreamRef stream, std::function<void()> work)
     done->Pass();
   });
   constexpr absl::Duration kPatience = absl::Minutes(5);
-  if (done->WaitUntil(absl::Now() + kPatience)) return absl::OkStatus();
+  if (done->WaitUntil(SteadyNow() + kPatience)) return absl::OkStatus();
   return absl::DeadlineExceededError(
       "guarded work waits for later work: guards_memory is for one rank");
 }

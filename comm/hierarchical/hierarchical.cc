@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "evenkeel/comm/base/bytes.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/rank_names.h"
 #include "evenkeel/comm/base/shared_memory.h"
 #include "evenkeel/comm/base/warn.h"
@@ -104,9 +104,9 @@ class Transports {
     for (int rank : map_.leaders()) between.push_back(addresses[rank].between);
     for (const Addresses& one : addresses) all.push_back(one.all);
     // In one order on all ranks, so that nobody waits for who waits for it.
-    if (all_ != nullptr) EK_RETURN_IF_ERROR(all_->Connect(all, deadline - absl::Now()));
-    if (between_ != nullptr) EK_RETURN_IF_ERROR(between_->Connect(between, deadline - absl::Now()));
-    return inside_ == nullptr ? absl::OkStatus() : inside_->Connect(inside, deadline - absl::Now());
+    if (all_ != nullptr) EK_RETURN_IF_ERROR(all_->Connect(all, deadline - SteadyNow()));
+    if (between_ != nullptr) EK_RETURN_IF_ERROR(between_->Connect(between, deadline - SteadyNow()));
+    return inside_ == nullptr ? absl::OkStatus() : inside_->Connect(inside, deadline - SteadyNow());
   }
 
  private:
@@ -135,7 +135,7 @@ class Transports {
 
 absl::Status Connect(internal::HierarchicalBackend& backend, Communicator& comm,
                      const HierarchicalOptions& options) {
-  const absl::Time deadline = absl::Now() + options.connect_timeout;
+  const absl::Time deadline = SteadyNow() + options.connect_timeout;
   ControlChannel& control = comm.control();
   EK_ASSIGN_OR_RETURN(
       const ControlChannel::Parts hosts,
@@ -148,7 +148,7 @@ absl::Status Connect(internal::HierarchicalBackend& backend, Communicator& comm,
   EK_ASSIGN_OR_RETURN(const Addresses mine, transports.Listen(control));
   EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
                       internal::AwaitArrival(control, "addresses", mine.Serialize(),
-                                             {options.group, deadline - absl::Now(),
+                                             {options.group, deadline - SteadyNow(),
                                               options.communicator.watch.warn}));
   std::vector<Addresses> addresses;
   for (const std::string& part : parts) {

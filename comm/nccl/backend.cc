@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/librarys_thread.h"
 #include "evenkeel/comm/base/parties.h"
 #include "evenkeel/comm/control/arrival.h"
@@ -85,7 +86,7 @@ NcclBackend::~NcclBackend() {
 
 absl::Status NcclBackend::Connect(ControlChannel& control, const std::string& unique_id,
                                   absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = SteadyNow() + timeout;
   control_ = &control;
   NcclPeer mine{.version = api_.version(), .device = settings_.device};
   EK_ASSIGN_OR_RETURN(mine.place, api_.PlaceOf(settings_.device));
@@ -98,7 +99,7 @@ absl::Status NcclBackend::Connect(ControlChannel& control, const std::string& un
     peers.push_back(std::move(peer));
   }
   EK_RETURN_IF_ERROR(CheckPeers(peers));
-  EK_ASSIGN_OR_RETURN(const std::string id, AgreeOnId(control, unique_id, deadline - absl::Now()));
+  EK_ASSIGN_OR_RETURN(const std::string id, AgreeOnId(control, unique_id, deadline - SteadyNow()));
   EK_RETURN_IF_ERROR(connection_->Open(id, settings_.rank, settings_.world_size, deadline));
   absl::MutexLock lock(&mutex_);
   if (!ended_.ok()) return ended_;
@@ -149,7 +150,7 @@ absl::Status NcclBackend::OrderBefore(const Operation& operation, const Mark& ma
     const Waits::Scope scope(
         control_->waits(), [&operation] { return LaunchWait(operation); },
         [&mark] { return mark.is_decided.HasBeenNotified(); });
-    if (!mark.is_decided.WaitForNotificationWithDeadline(deadline)) {
+    if (!mark.is_decided.WaitUntil(deadline)) {
       return absl::DeadlineExceededError(
           absl::StrCat("nccl: ", ToString(operation.what),
                        " was not launched in time: a rank has not issued it"));
@@ -207,7 +208,7 @@ void NcclBackend::WatchCompletions() {
       const auto ready = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
         return is_leaving_ || !flights_.empty();
       };
-      (void)mutex_.AwaitWithTimeout(absl::Condition(&ready), kIdleLook);
+      (void)AwaitFor(mutex_, absl::Condition(&ready), kIdleLook);
       if (is_leaving_) return;
     }
     const std::shared_ptr<Flight> front = NextFlight();
@@ -257,7 +258,7 @@ void NcclBackend::EndGroup(const absl::Status& why) {
 
 absl::Status NcclBackend::Drain() {
   EK_ASSIGN_OR_RETURN(const Event end, runtime_.Record(stream_.ref()));
-  const absl::Status drained = runtime_.Synchronize(end, absl::Now() + settings_.abort_patience);
+  const absl::Status drained = runtime_.Synchronize(end, SteadyNow() + settings_.abort_patience);
   if (!absl::IsDeadlineExceeded(drained)) return drained;
   return absl::DeadlineExceededError(
       absl::StrCat("the stream of ", ToString(settings_.device), " is still not empty ",
@@ -271,7 +272,7 @@ void NcclBackend::Abort(const absl::Status& why) {
     absl::MutexLock lock(&mutex_);
     if (!ended_.ok()) {
       // Another thread does it; after it nothing touches a buffer.
-      (void)mutex_.AwaitWithTimeout(absl::Condition(&has_drained_), 5 * settings_.abort_patience);
+      (void)AwaitFor(mutex_, absl::Condition(&has_drained_), 5 * settings_.abort_patience);
       return;
     }
     first = ended_ = why;
@@ -303,7 +304,7 @@ absl::Status NcclBackend::LetGo(const absl::Status& why) {
   {
     absl::MutexLock lock(&mutex_);
     const auto is_free = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !is_launching_; };
-    if (!mutex_.AwaitWithTimeout(absl::Condition(&is_free), settings_.abort_patience)) {
+    if (!AwaitFor(mutex_, absl::Condition(&is_free), settings_.abort_patience)) {
       trouble = Both(trouble, absl::DeadlineExceededError("a launch has not returned"));
     }
   }

@@ -31,9 +31,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/backend.h"
+#include "evenkeel/comm/base/notification.h"
 #include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/nccl/api.h"
@@ -78,7 +78,7 @@ class NcclBackend : public Backend {
  private:
   // The part of an operation that OrderBefore() needs, also after the operation's end.
   struct Mark {
-    absl::Notification is_decided;
+    Notification is_decided;
     Event done;  // Behind the operation; null if it was never launched.
   };
   struct Flight {

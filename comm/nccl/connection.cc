@@ -7,8 +7,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
+#include "evenkeel/comm/base/notification.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {
@@ -20,7 +21,7 @@ constexpr absl::Duration kLongestPause = absl::Milliseconds(1);
 // Aborts on a thread of its own, because NCCL may wait for what never comes.
 absl::Status AbortWithin(absl::Duration patience, NcclApi& api, NcclComm comm) {
   struct Shared {
-    absl::Notification is_done;
+    Notification is_done;
     NcclAnswer answer;
   };
   auto shared = std::make_shared<Shared>();
@@ -28,7 +29,7 @@ absl::Status AbortWithin(absl::Duration patience, NcclApi& api, NcclComm comm) {
     shared->answer = api.Abort(comm);
     shared->is_done.Notify();
   });
-  if (shared->is_done.WaitForNotificationWithTimeout(patience)) {
+  if (shared->is_done.WaitUntil(SteadyNow() + patience)) {
     thread.join();
     return ToStatus("ncclCommAbort", shared->answer);
   }
@@ -48,7 +49,7 @@ absl::Status NcclConnection::Begin(absl::string_view what, Kind kind, absl::Time
     const bool must_wait = is_busy_ || (is_in_progress_ && kind == Kind::kCommand);
     return !must_wait || !ended_.ok();
   };
-  if (!mutex_.AwaitWithDeadline(absl::Condition(&ready), deadline)) {
+  if (!AwaitUntil(mutex_, absl::Condition(&ready), deadline)) {
     return absl::DeadlineExceededError(
         absl::StrCat("nccl: ", what, ": an earlier call is still in progress at the deadline"));
   }
@@ -110,7 +111,7 @@ absl::Status NcclConnection::AwaitProgress(absl::string_view what, absl::Time de
     NcclAnswer state;
     EK_RETURN_IF_ERROR(Ask(what, deadline, &state));
     if (state.code != NcclCode::kInProgress) return absl::OkStatus();
-    if (absl::Now() > deadline) {
+    if (SteadyNow() > deadline) {
       return absl::DeadlineExceededError(
           absl::StrCat("nccl: ", what, ": still in progress at the deadline"));
     }
@@ -130,7 +131,7 @@ absl::Status NcclConnection::Abort(const absl::Status& why) {
     absl::MutexLock lock(&mutex_);
     if (!ended_.ok()) {
       // Another thread does it.
-      if (!mutex_.AwaitWithTimeout(absl::Condition(&has_let_go_), 3 * patience_)) {
+      if (!AwaitFor(mutex_, absl::Condition(&has_let_go_), 3 * patience_)) {
         return absl::DeadlineExceededError("nccl: an abort on another thread has not ended");
       }
       return abort_;
@@ -138,14 +139,14 @@ absl::Status NcclConnection::Abort(const absl::Status& why) {
     ended_ = why;
     // A call that hangs is what ncclCommAbort may come into; any other is over soon.
     const auto is_free = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !is_busy_; };
-    (void)mutex_.AwaitWithTimeout(absl::Condition(&is_free), patience_ / 2);
+    (void)AwaitFor(mutex_, absl::Condition(&is_free), patience_ / 2);
     comm = comm_;
     comm_ = nullptr;
   }
   if (comm != nullptr) trouble = AbortWithin(patience_, api_, comm);
   absl::MutexLock lock(&mutex_);
   const auto is_free = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !is_busy_; };
-  if (trouble.ok() && !mutex_.AwaitWithTimeout(absl::Condition(&is_free), patience_)) {
+  if (trouble.ok() && !AwaitFor(mutex_, absl::Condition(&is_free), patience_)) {
     trouble = absl::DeadlineExceededError("nccl: a call has not returned after ncclCommAbort");
   }
   trouble.Update(late_abort_);
@@ -167,7 +168,7 @@ bool NcclConnection::has_ended() const {
 bool NcclConnection::MayFree() const {
   absl::MutexLock lock(&mutex_);
   if (ended_.ok()) return true;
-  return mutex_.AwaitWithTimeout(absl::Condition(&has_let_go_), 3 * patience_) && abort_.ok() &&
+  return AwaitFor(mutex_, absl::Condition(&has_let_go_), 3 * patience_) && abort_.ok() &&
          !is_left_behind_;
 }
 

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/warn.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/status.h"
@@ -78,7 +78,7 @@ absl::StatusOr<Memory> NcclMemory::AllocateRegistered(int64_t bytes, bool* refus
   EK_RETURN_IF_ERROR(ToStatus("ncclMemAlloc", api_.AllocateMemory(device, at_least, &data)));
   void* handle = nullptr;
   const absl::Status registered = connection_->Call(
-      "ncclCommRegister", absl::Now() + kTurnTimeout,
+      "ncclCommRegister", SteadyNow() + kTurnTimeout,
       [&](NcclComm comm) { return api_.Register(comm, data, at_least, &handle); });
   if (!registered.ok()) {
     *refused = !connection_->has_ended();
@@ -91,7 +91,7 @@ absl::StatusOr<Memory> NcclMemory::AllocateRegistered(int64_t bytes, bool* refus
     places->Remove(buffer);
     absl::Status gone;
     if (handle != nullptr) {
-      gone = connection->Call("ncclCommDeregister", absl::Now() + kTurnTimeout,
+      gone = connection->Call("ncclCommDeregister", SteadyNow() + kTurnTimeout,
                               [&](NcclComm comm) { return api.Deregister(comm, handle); });
     }
     // A group that has ended has taken its registrations along. What is still registered, or used,
@@ -108,7 +108,7 @@ absl::Status NcclMemory::Clear(const Memory& memory) {
   // Not the group's stream, which may wait for peers.
   EK_ASSIGN_OR_RETURN(const Stream stream, runtime_.CreateStream(settings_.device));
   EK_RETURN_IF_ERROR(runtime_.Zero(memory.data.get(), memory.bytes, stream.ref()));
-  const absl::Status cleared = runtime_.Synchronize(stream.ref(), absl::Now() + kClearTimeout);
+  const absl::Status cleared = runtime_.Synchronize(stream.ref(), SteadyNow() + kClearTimeout);
   if (!cleared.ok()) {  // It may happen yet.
     KeepForever(memory.data);
     KeepForever(stream.handle);

@@ -9,7 +9,7 @@
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/net/frame.h"
 #include "evenkeel/comm/status.h"
 
@@ -65,7 +65,7 @@ void Connection::Close(absl::Duration linger) {
   if (!thread_.joinable()) return;
   {
     absl::MutexLock lock(&mutex_);
-    close_by_ = absl::Now() + linger;
+    close_by_ = SteadyNow() + linger;
   }
   wake_.Signal();
   thread_.join();
@@ -88,16 +88,16 @@ void Connection::Run() {
   while (over.ok()) {
     const Plan plan = NextPlan();
     const bool closing = plan.close_by != absl::InfiniteFuture();
-    if (closing && absl::Now() >= plan.close_by) return;
+    if (closing && SteadyNow() >= plan.close_by) return;
     if (closing && !plan.has_data && !said_goodbye) {
       said_goodbye = shutdown(greeted_.fd.get(), SHUT_WR) == 0;
       if (!said_goodbye) return;
     }
     over = plan.error;
     if (!over.ok()) break;
-    const absl::Time start = absl::Now();
+    const absl::Time start = SteadyNow();
     over = Turn(plan);
-    if (plan.listens) PassTime(absl::Now() - start);
+    if (plan.listens) PassTime(SteadyNow() - start);
   }
   shutdown(greeted_.fd.get(), SHUT_RDWR);  // So that the server does not wait for this end.
   {
@@ -119,7 +119,7 @@ absl::Status Connection::Turn(const Plan& plan) {
       {greeted_.fd.get(), static_cast<short>(POLLIN | (plan.has_data ? POLLOUT : 0)), 0},
       {wake_.fd(), POLLIN, 0}};
   const absl::Time until =
-      plan.listens ? std::min(plan.close_by, absl::Now() + kListening) : plan.close_by;
+      plan.listens ? std::min(plan.close_by, SteadyNow() + kListening) : plan.close_by;
   if (poll(entries, 2, PollTimeout(until)) <= 0) return absl::OkStatus();
   if (entries[1].revents != 0) wake_.Clear();
   return (entries[0].revents & ~POLLOUT) != 0 ? Receive() : absl::OkStatus();

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/warn.h"
 #include "evenkeel/comm/net/hmac.h"
 #include "evenkeel/comm/status.h"
@@ -117,7 +118,7 @@ std::string Places(const std::vector<HostPort>& servers) {
 
 absl::StatusOr<Greeted> Greet(const FindServer& find, const Hello& hello, const JobSecret& job,
                               absl::Time deadline, const Cancelled& cancelled) {
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   absl::Time warn_at = start + kSilentWait;
   absl::Duration pause = kFirstPause, patience = kFirstPatience;
   absl::Status last;
@@ -125,16 +126,16 @@ absl::StatusOr<Greeted> Greet(const FindServer& find, const Hello& hello, const 
     EK_ASSIGN_OR_RETURN(const std::vector<HostPort> servers, find());
     for (const HostPort& server : servers) {
       // The warning does not wait for an attempt to end; later attempts have their full patience.
-      const absl::Time begin = absl::Now();
+      const absl::Time begin = SteadyNow();
       const absl::Time challenge_by =
           begin < warn_at ? std::min(warn_at, begin + patience) : begin + patience;
       Attempt attempt = GreetOnce(server, hello, job, challenge_by, deadline, cancelled);
       if (attempt.result.ok() || attempt.is_final) return std::move(attempt.result);
       // An attempt that the deadline has cut short is no better reason than the one before.
-      if (last.ok() || absl::Now() < deadline) last = attempt.result.status();
+      if (last.ok() || SteadyNow() < deadline) last = attempt.result.status();
       if (cancelled != nullptr) EK_RETURN_IF_ERROR(cancelled());
     }
-    const absl::Time now = absl::Now();
+    const absl::Time now = SteadyNow();
     const auto text = [&] {
       return absl::StrCat(
           NameOf(hello), " found no store at ", Places(servers), " within ",

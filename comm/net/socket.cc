@@ -20,7 +20,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {
@@ -272,11 +272,11 @@ absl::Status WaitFor(const UniqueFd& fd, short events, absl::Time deadline,
   while (true) {
     pollfd entry = {fd.get(), events, 0};
     const absl::Time until =
-        cancelled == nullptr ? deadline : std::min(deadline, absl::Now() + kGlance);
+        cancelled == nullptr ? deadline : std::min(deadline, SteadyNow() + kGlance);
     const int ready = poll(&entry, 1, PollTimeout(until));
     if (ready > 0) return absl::OkStatus();
     if (ready < 0 && errno != EINTR) return absl::InternalError(ErrnoText("poll"));
-    if (absl::Now() >= deadline) return absl::DeadlineExceededError("no reply");
+    if (SteadyNow() >= deadline) return absl::DeadlineExceededError("no reply");
     if (cancelled != nullptr) EK_RETURN_IF_ERROR(cancelled());
   }
 }
@@ -321,7 +321,7 @@ Transfer ReceiveSome(const UniqueFd& fd, std::string& buffer) {
 int PollTimeout(absl::Time deadline) {
   if (deadline == absl::InfiniteFuture()) return -1;
   const absl::Duration left =
-      std::clamp(deadline - absl::Now(), absl::ZeroDuration(), absl::Hours(1));
+      std::clamp(deadline - SteadyNow(), absl::ZeroDuration(), absl::Hours(1));
   return static_cast<int>(absl::ToInt64Milliseconds(absl::Ceil(left, absl::Milliseconds(1))));
 }
 

@@ -1,7 +1,7 @@
 // TCP sockets of the control plane: addresses, connections, and waits with a deadline.
 //
 //   EK_ASSIGN_OR_RETURN(HostPort address, HostPort::Parse("10.0.0.7:29400"));
-//   EK_ASSIGN_OR_RETURN(UniqueFd fd, ConnectTo(address, absl::Now() + absl::Seconds(5)));
+//   EK_ASSIGN_OR_RETURN(UniqueFd fd, ConnectTo(address, SteadyNow() + absl::Seconds(5)));
 //
 // All sockets made with it are non-blocking, closed on exec and in children that fork() makes, and
 // send small messages at once.

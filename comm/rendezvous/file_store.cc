@@ -14,6 +14,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/read_file.h"
 #include "evenkeel/comm/control/key_value.h"
 #include "evenkeel/comm/net/socket.h"
@@ -130,10 +131,10 @@ absl::StatusOr<Draft> WriteDraft(const std::string& folder, absl::string_view co
 absl::StatusOr<UniqueFd> Lock(const std::string& path) {
   UniqueFd lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!lock) return FileError(path);
-  const absl::Time deadline = absl::Now() + kLockTimeout;
+  const absl::Time deadline = SteadyNow() + kLockTimeout;
   while (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK && errno != EINTR) return FileError(path);
-    if (absl::Now() >= deadline)
+    if (SteadyNow() >= deadline)
       return absl::DeadlineExceededError(absl::StrCat(path, ": locked by another process"));
     absl::SleepFor(absl::Milliseconds(1));
   }
@@ -157,16 +158,16 @@ absl::Status FileStore::Set(absl::string_view key, absl::string_view value) {
 absl::StatusOr<std::string> FileStore::Get(absl::string_view key, absl::Duration timeout) {
   EK_ASSIGN_OR_RETURN(const std::string name, FileName(key));
   const std::string path = absl::StrCat(folder_, "/", name);
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = SteadyNow() + timeout;
   absl::Duration pause = absl::Milliseconds(1);
   while (true) {
     absl::StatusOr<std::string> content = ReadFile(path, Links::kRefuse);
     if (!absl::IsNotFound(content.status())) return content;
-    if (absl::Now() >= deadline) {
+    if (SteadyNow() >= deadline) {
       return absl::DeadlineExceededError(absl::StrCat("no rank has set \"", key, "\" in ", folder_,
                                                       " within ", absl::FormatDuration(timeout)));
     }
-    absl::SleepFor(std::min(pause, deadline - absl::Now()));
+    absl::SleepFor(std::min(pause, deadline - SteadyNow()));
     pause = std::min(pause * 2, absl::Milliseconds(50));
   }
 }

@@ -4,7 +4,7 @@
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/control/exchange_tree.h"
 #include "evenkeel/comm/control/key_value.h"
 #include "evenkeel/comm/control/link_meter.h"
@@ -63,7 +63,7 @@ absl::StatusOr<std::unique_ptr<Connection>> ConnectAs(
   EK_ASSIGN_OR_RETURN(internal::Greeted greeted,
                       Greet([&options] { return FindServer(options); }, hello,
                             {options.job, options.secret, options.host},
-                            absl::Now() + std::min(options.timeout, timeout), cancelled));
+                            SteadyNow() + std::min(options.timeout, timeout), cancelled));
   return Connection::Create(std::move(greeted));
 }
 
@@ -139,7 +139,7 @@ absl::StatusOr<StoreReply> TcpStore::Call(StoreRequest request, absl::Duration t
   const auto is_over = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return reply != nullptr || !lost_.ok();
   };
-  mutex_.AwaitWithTimeout(absl::Condition(&is_over), timeout);
+  AwaitFor(mutex_, absl::Condition(&is_over), timeout);
   absl::StatusOr<StoreReply> result =
       lost_.ok()
           ? absl::DeadlineExceededError(absl::StrCat("no value \"", key, "\" in the store within ",
@@ -205,7 +205,7 @@ absl::StatusOr<std::string> TcpObserver::Status(absl::Duration timeout) {
   const auto is_over = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return answered_ >= mine || !lost_.ok();
   };
-  if (!mutex_.AwaitWithTimeout(absl::Condition(&is_over), timeout)) {
+  if (!AwaitFor(mutex_, absl::Condition(&is_over), timeout)) {
     return absl::DeadlineExceededError(absl::StrCat(ServerName(), " does not reply within ",
                                                     absl::FormatDuration(timeout),
                                                     ": its process hangs, or the network is down"));

@@ -16,6 +16,7 @@
 #include "absl/time/clock.h"
 #include "evenkeel/comm/arith/common_part.h"
 #include "evenkeel/comm/arith/reduce_kernels.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/librarys_thread.h"
 #include "evenkeel/comm/base/shared_memory.h"
 #include "evenkeel/comm/shm/board.h"
@@ -197,13 +198,13 @@ absl::StatusOr<std::string> ShmBackend::Core::Listen(std::string key) {
 
 absl::Status ShmBackend::Core::Connect(const std::vector<std::string>& addresses,
                                        absl::Duration timeout) {
-  const absl::Status status = Meet(addresses, absl::Now() + timeout);
+  const absl::Status status = Meet(addresses, SteadyNow() + timeout);
   if (status.ok() || absl::IsPermissionDenied(status)) return status;
   // Who has not come may be lost, and the control plane knows why.
   const auto has_ended = [this]()
                              ABSL_EXCLUSIVE_LOCKS_REQUIRED(lanes_mutex_) { return !ended_.ok(); };
   absl::MutexLock lock(&lanes_mutex_);
-  if (lanes_mutex_.AwaitWithTimeout(absl::Condition(&has_ended), kMeetingPatience)) return ended_;
+  if (AwaitFor(lanes_mutex_, absl::Condition(&has_ended), kMeetingPatience)) return ended_;
   return Annotate(status, absl::StrCat("rank ", names_[rank_],
                                        " could not connect to the other ranks of its host"));
 }
@@ -229,7 +230,7 @@ absl::Status ShmBackend::Core::Meet(const std::vector<std::string>& addresses,
     }
     if (!absl::IsNotFound(given.status())) return given.status();
     if (stop_) break;
-    if (absl::Now() >= deadline) {
+    if (SteadyNow() >= deadline) {
       return absl::DeadlineExceededError(absl::StrCat("rank ", names_[rank_], ": rank ", names_[0],
                                                       " has not given the shared memory"));
     }
@@ -486,7 +487,7 @@ void ShmBackend::Core::Help(Call& call, absl::Time until) {
     if (shares_processors_) sched_yield();
     for (int pause = 0; pause < kPausesPerLook; ++pause) Pause();
     if (look % kLooksPerGlance != 0) continue;
-    const absl::Time now = absl::Now();
+    const absl::Time now = SteadyNow();
     if (asleep_at == absl::InfinitePast()) asleep_at = now + kWaitersPatience;
     if (now >= until) break;
     if (now < asleep_at) continue;
@@ -509,7 +510,7 @@ void ShmBackend::Core::Run() {
   while (!thread_stops_) {
     // A look at all lanes. Before it sleeps, it lets go of them with the others told to ring.
     const uint32_t seen = bell.load();
-    const bool is_last_look = absl::Now() >= asleep_at;
+    const bool is_last_look = SteadyNow() >= asleep_at;
     bool has_moved = false;
     bool is_under_way = false;
     for (Lane* lane : Lanes()) {
@@ -529,7 +530,7 @@ void ShmBackend::Core::Run() {
     }
     if (!is_last_look) {
       if (has_moved) {
-        asleep_at = absl::Now() + (is_under_way && !shares_processors_ ? kThreadsPatienceUnderWay
+        asleep_at = SteadyNow() + (is_under_way && !shares_processors_ ? kThreadsPatienceUnderWay
                                                                        : kThreadsPatience);
       }
       continue;
@@ -537,7 +538,7 @@ void ShmBackend::Core::Run() {
     thread_sleeps_ = true;
     if (bell.load() == seen && !thread_stops_) AwaitBell(bell, seen, absl::InfiniteDuration());
     thread_sleeps_ = false;
-    asleep_at = absl::Now() + kThreadsPatience;
+    asleep_at = SteadyNow() + kThreadsPatience;
   }
   for (Lane* lane : Lanes()) FinishLeft(*lane);
 }

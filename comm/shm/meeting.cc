@@ -14,8 +14,8 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/time/clock.h"
 #include "evenkeel/comm/base/bytes.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/parties.h"
 #include "evenkeel/comm/net/hmac.h"
 #include "evenkeel/comm/status.h"
@@ -192,9 +192,9 @@ absl::Status ShmMeeting::Meet(const std::vector<std::string>& addresses, absl::T
     if (!address.ok()) return Annotate(address.status(), absl::StrCat("rank ", group_.names[to]));
     calls_.push_back({.to = to, .address = *std::move(address), .pause = kFirstPause});
   }
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   while (true) {
-    const absl::Time now = absl::Now();
+    const absl::Time now = SteadyNow();
     EK_RETURN_IF_ERROR(cancelled());
     for (Call& call : calls_) EK_RETURN_IF_ERROR(TurnCall(call, now));
     Accept(now);

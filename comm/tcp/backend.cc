@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "evenkeel/comm/arith/common_part.h"
 #include "evenkeel/comm/arith/reduce_kernels.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/net/peer_greeting.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/tcp/collectives.h"
@@ -77,7 +77,7 @@ class TcpBackend::Lane {
       bool is_closing = false;
       {
         absl::MutexLock lock(&mutex_);
-        mutex_.AwaitWithDeadline(absl::Condition(this, &Lane::HasNews), wake_at);
+        AwaitUntil(mutex_, absl::Condition(this, &Lane::HasNews), wake_at);
         issued.swap(queue_);
         news.swap(news_);
         is_closing = is_closing_;
@@ -90,7 +90,7 @@ class TcpBackend::Lane {
         }
       }
       for (const int64_t number : news) LookAt(messages_.find(number));
-      if (is_closing || absl::Now() >= wake_at) {
+      if (is_closing || SteadyNow() >= wake_at) {
         for (auto at = messages_.begin(); at != messages_.end();) LookAt(at++);
       }
       if (is_closing && messages_.empty() && issued.empty()) return;
@@ -119,7 +119,7 @@ class TcpBackend::Lane {
       backend_->Leave();
     }
     if (!result.has_value()) {
-      if (absl::Now() < DeadlineOf(at->second)) return;
+      if (SteadyNow() < DeadlineOf(at->second)) return;
       result = absl::DeadlineExceededError("");
     }
     const Operation operation = at->second.message->operation();
@@ -141,7 +141,7 @@ class TcpBackend::Lane {
 
   absl::Status Explained(const absl::Status& status, const Operation& operation) const {
     if (status.ok()) return status;
-    const bool is_late = absl::Now() >= operation.deadline &&
+    const bool is_late = SteadyNow() >= operation.deadline &&
                          (absl::IsDeadlineExceeded(status) || absl::IsUnavailable(status));
     const absl::Status seen = backend_->names_.AtOperation(
         is_late ? absl::DeadlineExceededError("the operation missed its deadline") : status,
@@ -203,7 +203,7 @@ absl::StatusOr<std::string> TcpBackend::Listen(
 absl::Status TcpBackend::Connect(const std::vector<std::string>& addresses,
                                  absl::Duration timeout) {
   EK_RETURN_IF_ERROR(Enter());
-  absl::Status status = mesh_->Connect(addresses, absl::Now() + timeout);
+  absl::Status status = mesh_->Connect(addresses, SteadyNow() + timeout);
   Leave();
   if (status.ok()) {
     absl::MutexLock lock(&mutex_);
@@ -275,7 +275,7 @@ void TcpBackend::SetEnded(const absl::Status& why) {
 absl::Status TcpBackend::FirstCause(const absl::Status& seen, absl::Duration patience) {
   const auto has_ended = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !ended_.ok(); };
   absl::MutexLock lock(&mutex_);
-  return mutex_.AwaitWithTimeout(absl::Condition(&has_ended), patience) ? ended_ : seen;
+  return AwaitFor(mutex_, absl::Condition(&has_ended), patience) ? ended_ : seen;
 }
 
 }  // namespace evenkeel::internal

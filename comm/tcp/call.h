@@ -4,7 +4,7 @@
 //   TcpCall call(rank, group, /*to=*/0, address);
 //   while (!call.IsDone()) {
 //     ... poll() for what call.AddTo(entries, wake_at) asks for ...
-//     EK_RETURN_IF_ERROR(call.Turn(absl::Now()));
+//     EK_RETURN_IF_ERROR(call.Turn(SteadyNow()));
 //   }
 //
 // A caller that is disconnected before a reply calls again, with growing delays.

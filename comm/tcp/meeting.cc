@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/status.h"
 
@@ -57,10 +57,10 @@ absl::StatusOr<std::vector<UniqueFd>> TcpMeeting::Meet(const std::vector<std::st
     EK_ASSIGN_OR_RETURN(HostPort address, HostPort::Parse(addresses[to]));
     calls_.emplace_back(rank_, group_, to, std::move(address));
   }
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   absl::Time warn_at = start + kSilentWait;
   while (true) {
-    const absl::Time now = absl::Now();
+    const absl::Time now = SteadyNow();
     EK_RETURN_IF_ERROR(cancelled());
     for (TcpCall& call : calls_) {
       if (!call.IsDone()) EK_RETURN_IF_ERROR(call.Turn(now));

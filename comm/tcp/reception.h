@@ -4,7 +4,7 @@
 //   TcpReception reception(rank, group, std::move(listener), greeting_timeout);
 //   while (!reception.IsComplete()) {
 //     ... poll() for what reception.AddTo(entries, wake_at) asks for ...
-//     reception.Turn(absl::Now());
+//     reception.Turn(SteadyNow());
 //   }
 //
 // A caller is sent a challenge and has a few seconds and two kilobytes for its hello; of too many

@@ -12,8 +12,8 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/tcp/wire.h"
 
@@ -106,8 +106,7 @@ absl::Status TcpTransport::Pending::Wait(absl::Time deadline) {
   if (!HasEnded(t)) {
     t.waiters_.push_back(&operation);
     bool is_late = false;
-    while (!HasEnded(t) && !is_late)
-      is_late = operation.changed.WaitWithDeadline(&t.mutex_, deadline);
+    while (!HasEnded(t) && !is_late) is_late = WaitUntil(operation.changed, t.mutex_, deadline);
     t.waiters_.erase(std::find(t.waiters_.begin(), t.waiters_.end(), &operation));
   }
   if (!t.ended_.ok()) return t.ended_;
@@ -206,7 +205,7 @@ void TcpTransport::Flush(absl::Time deadline) {
     bool is_late = false;
     while (!is_late && connection->status.ok() &&
            (connection->is_writing || !messages_.outgoing(connection->peer).empty())) {
-      is_late = call_over_.WaitWithDeadline(&mutex_, deadline);
+      is_late = WaitUntil(call_over_, mutex_, deadline);
     }
   }
   --waiting_for_calls_;
@@ -325,7 +324,7 @@ void TcpTransport::Write(Connection& connection) {
 }
 
 void TcpTransport::Loop() {
-  absl::Time looked = absl::Now();
+  absl::Time looked = SteadyNow();
   while (true) {
     for (const epoll_event& event : poller_.Wait(looked + options_.delivery.look)) {
       if (event.data.u64 != kWakeTag) {
@@ -336,7 +335,7 @@ void TcpTransport::Loop() {
       absl::MutexLock lock(&mutex_);
       if (is_closing_) return;
     }
-    const absl::Time now = absl::Now();
+    const absl::Time now = SteadyNow();
     if (now - looked < options_.delivery.look) continue;
     LookAfterDelivery(now - looked);
     looked = now;

@@ -14,9 +14,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
 #include "evenkeel/comm/abi/connect.h"
 #include "evenkeel/comm/base/bytes.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/control/waits.h"
@@ -104,7 +104,7 @@ class MonitorOverCommunicator final : public StepMonitor {
   }
   void BeginBackward() override { clock_.BeginBackward(); }
   void BeginWait() override {
-    if (ThisThread().empty()) waiting_since_ = absl::GetCurrentTimeNanos();
+    if (ThisThread().empty()) waiting_since_ = absl::ToUnixNanos(SteadyNow());
     ThisThread().emplace_back();
   }
   void EndWait() override {
@@ -202,10 +202,11 @@ class MonitorOverCommunicator final : public StepMonitor {
   std::string StatusJson() const {
     const int64_t since = waiting_since_;
     absl::MutexLock lock(&mutex_);
-    return ToJson({.step = steps_,
-                   .phase = clock_.phase(),
-                   .waited_ms = since == 0 ? 0 : (absl::GetCurrentTimeNanos() - since) / 1'000'000},
-                  detector_.Recent(), rank_);
+    return ToJson(
+        {.step = steps_,
+         .phase = clock_.phase(),
+         .waited_ms = since == 0 ? 0 : (absl::ToUnixNanos(SteadyNow()) - since) / 1'000'000},
+        detector_.Recent(), rank_);
   }
 
   void OnNotice(int from, absl::string_view topic, absl::string_view notice) {

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {
@@ -128,7 +128,7 @@ absl::Status DeviceCalls::Drain() {
   absl::Status first = failure_;
   for (const Work& work : works_) first.Update(work.Wait());
   works_.clear();
-  const absl::Time deadline = absl::Now() + timeout_;
+  const absl::Time deadline = SteadyNow() + timeout_;
   const auto wait = [&](Piece& piece) {
     if (piece.used) first.Update(runtime_->Synchronize(piece.used, deadline));
     piece.used = Event();

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "evenkeel/comm/base/bytes.h"
+#include "evenkeel/comm/base/clock.h"
 
 namespace evenkeel {
 namespace {
@@ -80,7 +81,7 @@ void FollowedCalls::AwaitNext(int64_t step, absl::Time deadline) {
     return IsNext(step) || answered_ >= step;
   };
   absl::MutexLock lock(&mutex_);
-  mutex_.AwaitWithDeadline(absl::Condition(&has_come), deadline);
+  AwaitUntil(mutex_, absl::Condition(&has_come), deadline);
 }
 
 void FollowedCalls::Answered(int64_t step) {

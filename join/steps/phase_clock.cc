@@ -4,7 +4,7 @@
 #include <chrono>
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/control/waits.h"
 
 namespace evenkeel {
@@ -22,7 +22,7 @@ StepPhase PhaseClock::Enter(StepPhase next) {
   // A phase inside of backward ends with backward again.
   const bool begins =
       next == StepPhase::kBackward && phase_.load(std::memory_order_relaxed) == StepPhase::kForward;
-  if (begins) backward_began_ = absl::Now();
+  if (begins) backward_began_ = SteadyNow();
   return phase_.exchange(next, std::memory_order_relaxed);
 }
 
@@ -39,7 +39,7 @@ void PhaseClock::EndReduction(const BucketsReady& ready) {
     if (!ended_.has_value()) ended_.emplace();
     PhaseTimes interval{.waited_us = waited_ns_ / 1000};
     for (size_t i = 0; i < busy_ns_.size(); ++i) interval.busy_us[i] = busy_ns_[i] / 1000;
-    // The wall clock, by which `ready` was measured, may be set in the meantime.
+    // `ready` is rounded apart from the interval.
     const int64_t most = interval.total_us();
     interval.ready = {.first_us = std::clamp<int64_t>(ready.first_us, 0, most),
                       .last_us = std::clamp<int64_t>(ready.last_us, 0, most)};

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/control/waits.h"
 
 namespace evenkeel {
@@ -66,7 +67,7 @@ TEST(PhaseClockTest, BackwardBeginsOnceInAnInterval) {
   clock.EndReduction();
   EXPECT_EQ(clock.backward_began(), absl::InfiniteFuture());
   clock.Enter(StepPhase::kForward);
-  const absl::Time before = absl::Now();
+  const absl::Time before = SteadyNow();
   clock.BeginBackward();
   const absl::Time began = clock.backward_began();
   EXPECT_GE(began, before);
@@ -83,7 +84,7 @@ TEST(PhaseClockTest, BucketsAreReadyWithinTheInterval) {
   PhaseClock clock;
   clock.EndReduction();
   Sleep(1);
-  clock.EndReduction({.first_us = -5, .last_us = int64_t{1} << 60});  // The clock was set.
+  clock.EndReduction({.first_us = -5, .last_us = int64_t{1} << 60});
   const std::optional<PhaseTimes> times = clock.Take();
   EXPECT_EQ(times->ready, (BucketsReady{.first_us = 0, .last_us = times->total_us()}));
 }

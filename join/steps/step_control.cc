@@ -12,6 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "evenkeel/comm/base/bytes.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/librarys_thread.h"
 #include "evenkeel/comm/control/rank_status.h"
 #include "evenkeel/comm/control/waits.h"
@@ -243,7 +244,7 @@ StepTicket::StepTicket(int64_t step, bool is_exhausted, StepControl* control)
     : step_(step),
       is_exhausted_(is_exhausted),
       control_(control),
-      deadline_(absl::Now() + control->comm_->timeout()) {}
+      deadline_(SteadyNow() + control->comm_->timeout()) {}
 
 absl::StatusOr<StepAnswer> StepTicket::Wait() const {
   if (const absl::StatusOr<StepAnswer>* answer = GivenAnswer()) return *answer;
@@ -252,7 +253,7 @@ absl::StatusOr<StepAnswer> StepTicket::Wait() const {
   auto answered = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return answer_ != nullptr; };
   {
     absl::MutexLock lock(&mutex_);
-    if (mutex_.AwaitWithDeadline(absl::Condition(&answered), deadline_)) return *answer_;
+    if (AwaitUntil(mutex_, absl::Condition(&answered), deadline_)) return *answer_;
   }
   control_->OnDeadline(Describe());
   absl::MutexLock lock(&mutex_);
@@ -262,7 +263,7 @@ absl::StatusOr<StepAnswer> StepTicket::Wait() const {
 
 absl::Time StepTicket::Renew() {
   absl::MutexLock lock(&mutex_);
-  return deadline_ = absl::Now() + control_->comm_->timeout();
+  return deadline_ = SteadyNow() + control_->comm_->timeout();
 }
 
 internal::Wait StepTicket::Describe() const {
@@ -663,7 +664,7 @@ absl::StatusOr<std::optional<std::string>> StepControl::NextCall(
   // Over a tree the answer can overtake the notices of calls.
   while (calls_.position() < before) {
     EK_RETURN_IF_ERROR(comm_->status());
-    if (absl::Now() > deadline) {
+    if (SteadyNow() > deadline) {
       return absl::DeadlineExceededError(
           absl::StrCat("rank ", comm_->rank(), " did not receive call ", calls_.position(), " of ",
                        before, " before step ", answer.step));

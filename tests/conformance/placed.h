@@ -18,9 +18,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/memory.h"
@@ -46,7 +46,7 @@ class Placed {
   absl::Status Move(void* to, const void* from) {
     if (runtime_ == nullptr || view_.count == 0) return absl::OkStatus();
     EK_RETURN_IF_ERROR(runtime_->Copy(to, from, view_.bytes(), stream_.ref()));
-    return runtime_->Synchronize(stream_.ref(), absl::Now() + kPatience);
+    return runtime_->Synchronize(stream_.ref(), SteadyNow() + kPatience);
   }
 
   std::vector<T>* host_ = nullptr;
@@ -81,7 +81,7 @@ absl::Status Read(Communicator& comm, TensorView from, std::vector<T>& to) {
   }
   EK_ASSIGN_OR_RETURN(const Stream stream, comm.runtime()->CreateStream(comm.device()));
   EK_RETURN_IF_ERROR(comm.runtime()->Copy(to.data(), from.data, from.bytes(), stream.ref()));
-  return comm.runtime()->Synchronize(stream.ref(), absl::Now() + kPatience);
+  return comm.runtime()->Synchronize(stream.ref(), SteadyNow() + kPatience);
 }
 template <typename T>
 absl::Status Write(Communicator& comm, const std::vector<T>& from, TensorView to) {
@@ -91,7 +91,7 @@ absl::Status Write(Communicator& comm, const std::vector<T>& from, TensorView to
   }
   EK_ASSIGN_OR_RETURN(const Stream stream, comm.runtime()->CreateStream(comm.device()));
   EK_RETURN_IF_ERROR(comm.runtime()->Copy(to.data, from.data(), to.bytes(), stream.ref()));
-  return comm.runtime()->Synchronize(stream.ref(), absl::Now() + kPatience);
+  return comm.runtime()->Synchronize(stream.ref(), SteadyNow() + kPatience);
 }
 
 }  // namespace evenkeel

@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/net/peer_greeting.h"
 
 namespace evenkeel {
@@ -84,7 +84,7 @@ std::string Stranger::FirstWords(Trick trick) {
 }
 
 void Stranger::Go(const internal::HostPort& address) {
-  absl::StatusOr<internal::UniqueFd> fd = internal::ConnectTo(address, absl::Now() + kToConnect);
+  absl::StatusOr<internal::UniqueFd> fd = internal::ConnectTo(address, SteadyNow() + kToConnect);
   if (!fd.ok()) return;  // Nobody listens there any more, or the queue is full.
   const Trick trick = kTricks[next_trick_++ % std::size(kTricks)];
   ++tried_[trick];

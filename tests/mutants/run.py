@@ -369,7 +369,8 @@ def main():
     if problems:
         fail(*problems)
     labels = sorted({test.label for test in tests})
-    if subprocess.run([*bazel, "build", "--noshow_progress", *labels], cwd=options.scratch, check=False).returncode:
+    build = [*bazel, "build", "--keep_going", "--noshow_progress", *labels]
+    if subprocess.run(build, cwd=options.scratch, check=False).returncode:
         fail("the mutants do not compile")
 
     unmutated = run_unmutated(options.scratch, targets, tests, options)

@@ -22,6 +22,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/tests/simulation/clock.h"
 #include "evenkeel/tests/simulation/world.h"
 
@@ -68,12 +69,21 @@ void Forget(const void* address, const Thread* thread) {
   if (found->second.empty()) Queues().erase(found);
 }
 
-// Waits until WakeAll() finds the condition true, or until the deadline.
-void WaitIn(const void* address, const absl::Condition* condition, Nanos deadline,
+// Waits to be woken, or until the deadline. Also returns true, as if woken, when its clock is set.
+bool Block(const Deadline& deadline, const char* doing) {
+  Thread* const self = World::Current();
+  self->waits_by_clock = !deadline.is_steady && deadline.time != absl::InfiniteFuture();
+  const bool is_woken = World::Get()->Block(deadline.InWorld(), doing);
+  self->waits_by_clock = false;
+  return is_woken;
+}
+
+// Waits until WakeAll() finds the condition true, or until the deadline. The caller looks again.
+void WaitIn(const void* address, const absl::Condition* condition, const Deadline& deadline,
             const char* doing) {
   Thread* const self = World::Current();
   Queues()[address].push_back({self, condition});
-  (void)World::Get()->Block(deadline, doing);
+  (void)Block(deadline, doing);
   Forget(address, self);
 }
 
@@ -103,7 +113,7 @@ void Lock(const void* lock, bool for_reading, const char* doing) {
   World::Get()->Point(doing);
   while (!IsFree(word, for_reading)) {
     World::Get()->WaitsFor(HolderOf(lock), lock);
-    WaitIn(lock, nullptr, kNever, doing);
+    WaitIn(lock, nullptr, Deadline(), doing);
   }
   Take(word, for_reading);
 }
@@ -137,13 +147,13 @@ void Unlock(const void* lock) {
 }
 
 bool LockWhen(const void* lock, bool for_reading, const absl::Condition& condition,
-              Nanos deadline) {
+              const Deadline& deadline) {
   const Inside inside;
   constexpr char kDoing[] = "waits for a condition";
   Lock(lock, for_reading, kDoing);
   while (!condition.Eval()) {
     if (World::Current() == nullptr) std::abort();  // No thread can ever make it true.
-    if (World::Get()->now() >= deadline) return false;
+    if (deadline.InWorld() <= World::Get()->now()) return false;
     Release(lock);
     WaitIn(lock, &condition, deadline, kDoing);
     Lock(lock, for_reading, kDoing);
@@ -151,7 +161,7 @@ bool LockWhen(const void* lock, bool for_reading, const absl::Condition& conditi
   return true;
 }
 
-bool Await(const void* lock, const absl::Condition& condition, Nanos deadline) {
+bool Await(const void* lock, const absl::Condition& condition, const Deadline& deadline) {
   const Inside inside;
   if (condition.Eval()) return true;
   const bool for_reading = (WordOf(lock) & kWriter) == 0;
@@ -159,7 +169,7 @@ bool Await(const void* lock, const absl::Condition& condition, Nanos deadline) {
   return LockWhen(lock, for_reading, condition, deadline);
 }
 
-bool WaitFor(const void* variable, const void* lock, Nanos deadline) {
+bool WaitFor(const void* variable, const void* lock, const Deadline& deadline) {
   const Inside inside;
   constexpr char kDoing[] = "waits for a signal";
   if (World::Current() == nullptr) std::abort();
@@ -167,7 +177,7 @@ bool WaitFor(const void* variable, const void* lock, Nanos deadline) {
   Thread* const self = World::Current();
   Queues()[variable].push_back({self, nullptr});
   Release(lock);
-  const bool is_late = !World::Get()->Block(deadline, kDoing);
+  const bool is_late = !Block(deadline, kDoing) || deadline.InWorld() <= World::Get()->now();
   Forget(variable, self);
   Lock(lock, for_reading, kDoing);
   return is_late;
@@ -175,6 +185,25 @@ bool WaitFor(const void* variable, const void* lock, Nanos deadline) {
 
 }  // namespace
 }  // namespace evenkeel::simulation
+
+namespace evenkeel {
+
+absl::Time SteadyNow() {
+  const simulation::Thread* const thread = simulation::World::Current();
+  if (thread == nullptr) return absl::Now();
+  return absl::FromUnixNanos(
+      simulation::SteadyTime(*thread->host, simulation::World::Get()->Tick()));
+}
+
+bool AwaitUntil(absl::Mutex& mutex, const absl::Condition& condition, absl::Time deadline) {
+  return simulation::Await(&mutex, condition, {.time = deadline, .is_steady = true});
+}
+
+bool WaitUntil(absl::CondVar& signal, absl::Mutex& mutex, absl::Time deadline) {
+  return simulation::WaitFor(&signal, &mutex, {.time = deadline, .is_steady = true});
+}
+
+}  // namespace evenkeel
 
 namespace absl {
 ABSL_NAMESPACE_BEGIN
@@ -188,30 +217,30 @@ bool Mutex::TryLock() { return sim::TryLock(this, false); }
 void Mutex::ReaderLock() { sim::Lock(this, true, "takes a lock for reading"); }
 void Mutex::ReaderUnlock() { sim::Unlock(this); }
 bool Mutex::ReaderTryLock() { return sim::TryLock(this, true); }
-void Mutex::Await(const Condition& condition) { sim::Await(this, condition, sim::kNever); }
+void Mutex::Await(const Condition& condition) { sim::Await(this, condition, sim::Deadline()); }
 void Mutex::LockWhen(const Condition& condition) {
-  sim::LockWhen(this, false, condition, sim::kNever);
+  sim::LockWhen(this, false, condition, sim::Deadline());
 }
 void Mutex::ReaderLockWhen(const Condition& condition) {
-  sim::LockWhen(this, true, condition, sim::kNever);
+  sim::LockWhen(this, true, condition, sim::Deadline());
 }
 bool Mutex::AwaitWithTimeout(const Condition& condition, Duration timeout) {
-  return sim::Await(this, condition, sim::TimeAfter(timeout));
+  return sim::Await(this, condition, {Now() + timeout});
 }
 bool Mutex::AwaitWithDeadline(const Condition& condition, Time deadline) {
-  return sim::Await(this, condition, sim::WorldTime(deadline));
+  return sim::Await(this, condition, {deadline});
 }
 bool Mutex::LockWhenWithTimeout(const Condition& condition, Duration timeout) {
-  return sim::LockWhen(this, false, condition, sim::TimeAfter(timeout));
+  return sim::LockWhen(this, false, condition, {Now() + timeout});
 }
 bool Mutex::LockWhenWithDeadline(const Condition& condition, Time deadline) {
-  return sim::LockWhen(this, false, condition, sim::WorldTime(deadline));
+  return sim::LockWhen(this, false, condition, {deadline});
 }
 bool Mutex::ReaderLockWhenWithTimeout(const Condition& condition, Duration timeout) {
-  return sim::LockWhen(this, true, condition, sim::TimeAfter(timeout));
+  return sim::LockWhen(this, true, condition, {Now() + timeout});
 }
 bool Mutex::ReaderLockWhenWithDeadline(const Condition& condition, Time deadline) {
-  return sim::LockWhen(this, true, condition, sim::WorldTime(deadline));
+  return sim::LockWhen(this, true, condition, {deadline});
 }
 void Mutex::AssertHeld() const {
   if ((sim::WordOf(this) & sim::kWriter) != 0) return;
@@ -228,12 +257,12 @@ void Mutex::EnableDebugLog(const char*) {}
 
 CondVar::~CondVar() {}
 void CondVar::EnableDebugLog(const char*) {}
-void CondVar::Wait(Mutex* mutex) { sim::WaitFor(this, mutex, sim::kNever); }
+void CondVar::Wait(Mutex* mutex) { sim::WaitFor(this, mutex, sim::Deadline()); }
 bool CondVar::WaitWithTimeout(Mutex* mutex, Duration timeout) {
-  return sim::WaitFor(this, mutex, sim::TimeAfter(timeout));
+  return sim::WaitFor(this, mutex, {Now() + timeout});
 }
 bool CondVar::WaitWithDeadline(Mutex* mutex, Time deadline) {
-  return sim::WaitFor(this, mutex, sim::WorldTime(deadline));
+  return sim::WaitFor(this, mutex, {deadline});
 }
 void CondVar::SignalAll() {
   const sim::Inside inside;

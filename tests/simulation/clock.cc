@@ -12,27 +12,24 @@ constexpr absl::Duration kLongest = absl::Hours(24 * 365);
 
 }  // namespace
 
-int64_t TimeOfDay(const Host& host, Nanos now) {
+int64_t TimeOfDay(const Host& host, Nanos now) { return SteadyTime(host, now) + host.clock_set; }
+
+int64_t SteadyTime(const Host& host, Nanos now) {
   return kBeginning + host.clock_offset + now +
          std::llround(static_cast<double>(now) * host.clock_drift * 1e-6);
 }
 
-Nanos WorldTime(absl::Time time_of_day) {
+Nanos Deadline::InWorld() const {
   const Thread* const thread = World::Current();
-  if (thread == nullptr || time_of_day == absl::InfiniteFuture()) return kNever;
+  if (thread == nullptr || time == absl::InfiniteFuture()) return kNever;
   const Nanos now = World::Get()->now();
-  const int64_t here = TimeOfDay(*thread->host, now);
-  const absl::Duration left = time_of_day - absl::FromUnixNanos(here);
+  const Host& host = *thread->host;
+  const absl::Duration left =
+      time - absl::FromUnixNanos(is_steady ? SteadyTime(host, now) : TimeOfDay(host, now));
   if (left >= kLongest) return kNever;
   const auto on_clock = std::max<double>(0, absl::ToDoubleNanoseconds(left));
   // Rounded up: at that time the clock must have reached the deadline.
-  return now + static_cast<Nanos>(std::ceil(on_clock / (1 + thread->host->clock_drift * 1e-6)));
-}
-
-Nanos TimeAfter(absl::Duration timeout) {
-  if (World::Current() == nullptr || timeout >= kLongest) return kNever;
-  return World::Get()->now() +
-         std::max<Nanos>(0, absl::ToInt64Nanoseconds(absl::Ceil(timeout, absl::Nanoseconds(1))));
+  return now + static_cast<Nanos>(std::ceil(on_clock / (1 + host.clock_drift * 1e-6)));
 }
 
 }  // namespace evenkeel::simulation

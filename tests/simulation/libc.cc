@@ -223,7 +223,7 @@ int clock_nanosleep(clockid_t clock, int flags, const timespec* time, timespec* 
   if (flags != TIMER_ABSTIME) {
     until += TheWorld().now();
   } else if (clock == CLOCK_REALTIME) {
-    until = evenkeel::simulation::WorldTime(absl::FromUnixNanos(until));
+    until = evenkeel::simulation::Deadline{.time = absl::FromUnixNanos(until)}.InWorld();
   }
   TheWorld().Sleep(until, "sleeps");
   return 0;

@@ -1,8 +1,8 @@
 // The ways in which a group loses a rank.
 //
-//   std::set<int> lost = LostRanks(LossKind::kDeaf, 2, stage);  // {2}, if it is alone on its
-//   machine Inflict(LossKind::kDeaf, 2, stage); absl::string_view text = TextOf(LossKind::kDeaf);
-//   // "is deaf"
+//   std::set<int> lost = LostRanks(LossKind::kDeaf, 2, stage);  // {2}, if alone on its machine
+//   Inflict(LossKind::kDeaf, 2, stage);
+//   absl::string_view text = TextOf(LossKind::kDeaf);  // "is deaf"
 //
 // The network fails for a machine: all of its ranks are lost. If there is no other machine, the
 // rank is stopped instead, or killed instead of mute.

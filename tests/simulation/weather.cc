@@ -23,6 +23,8 @@ constexpr Nanos kShortestReading = 200, kLongestReading = 10 * kMicrosecond;
 // them (half of this on average) is silent for as long as one that is lost.
 constexpr Nanos kLongestPauses = 40 * kMillisecond;
 
+constexpr Nanos kShortestJump = 10 * kMillisecond, kLongestJump = 10'000 * kSecond;
+
 bool Contains(const std::vector<int>& list, int element) {
   return std::find(list.begin(), list.end(), element) != list.end();
 }
@@ -100,6 +102,20 @@ void DrawConditions(uint64_t seed, int ranks, Weather& weather) {
   }
 }
 
+void DrawJumps(uint64_t seed, Weather& weather) {
+  Draws draws(seed ^ 0xc10c5e7);
+  if (!draws.OneIn(4)) return;
+  weather.jumps.resize(1 + draws.Below(2));
+  for (ClockJump& jump : weather.jumps) {
+    jump.when = draws.Magnitude(kMillisecond, 3 * kSecond);
+    jump.by = draws.Magnitude(kShortestJump, kLongestJump);
+    if (draws.OneIn(2)) jump.by = -jump.by;
+    const size_t host = draws.Below(static_cast<int>(weather.machines.size()) + 1);
+    jump.machine =
+        host < weather.machines.size() ? weather.machines[host] : weather.machine_of_store;
+  }
+}
+
 }  // namespace
 
 Weather DrawWeather(uint64_t seed, int ranks, const std::vector<std::string>& backends) {
@@ -108,6 +124,7 @@ Weather DrawWeather(uint64_t seed, int ranks, const std::vector<std::string>& ba
   DrawConditions(seed, ranks, weather);
   Draws draws(seed ^ 0xbacce4d);
   DrawBackend(draws, ranks, backends, weather);
+  DrawJumps(seed, weather);
   return weather;
 }
 
@@ -125,6 +142,13 @@ void Schedule(const Weather& weather, World& world, Network& network) {
     };
     world.At(blip.when, [change] { change(&Network::CutOneWay); });
     world.At(blip.when + blip.lasts, [change] { change(&Network::HealOneWay); });
+  }
+  for (const ClockJump& jump : weather.jumps) {
+    world.At(jump.when, [&world, jump] {
+      for (const std::unique_ptr<Host>& host : world.hosts()) {
+        if (host->machine == jump.machine) world.SetClock(host.get(), jump.by);
+      }
+    });
   }
 }
 
@@ -150,6 +174,10 @@ std::string Describe(const Weather& weather) {
                     absl::StrJoin(blip.here, ","),
                     blip.is_one_way ? " lose what they send to the others" : " are cut off");
   }
+  for (const ClockJump& jump : weather.jumps) {
+    absl::StrAppend(&text, "; at ", Text(jump.when), " the clock of machine ", jump.machine,
+                    " is set by ", Text(jump.by));
+  }
   if (weather.backend == "tcp") return text;
   return absl::StrCat(
       text, "; over ", weather.backend, ", ranks on machines ",
@@ -174,6 +202,11 @@ std::vector<Weather> Simpler(const Weather& weather) {
   for (size_t i = 0; i < weather.blips.size(); ++i) {
     Weather next = weather;
     next.blips.erase(next.blips.begin() + static_cast<int>(i));
+    add(next);
+  }
+  for (size_t i = 0; i < weather.jumps.size(); ++i) {
+    Weather next = weather;
+    next.jumps.erase(next.jumps.begin() + static_cast<int>(i));
     add(next);
   }
   if (weather.slow_host >= 0) {

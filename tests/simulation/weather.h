@@ -26,6 +26,13 @@ struct Blip {
   bool is_one_way = false;
 };
 
+// The clock of one machine is set, as by NTP, by an administrator, or when a virtual machine
+// continues.
+struct ClockJump {
+  Nanos when = 0, by = 0;
+  int machine = 0;
+};
+
 struct Weather {
   WorldOptions world;
   NetworkOptions network;
@@ -34,6 +41,7 @@ struct Weather {
   int slow_host = -1;      // The host whose threads pause longer; -1: none.
   int slowness = 1;        // The factor of its pauses.
   std::vector<Blip> blips;
+  std::vector<ClockJump> jumps;
   std::string backend = "tcp";
   // By rank. Over tcp, each rank has a machine of its own, and so has the store; over shm, all are
   // on one; over hierarchical, a machine may have several ranks.
@@ -49,7 +57,7 @@ struct Weather {
 // "tcp" is drawn.
 Weather DrawWeather(uint64_t seed, int ranks, const std::vector<std::string>& backends);
 std::string Describe(const Weather& weather);
-// Makes the blips happen.
+// Makes the blips and the jumps happen.
 void Schedule(const Weather& weather, World& world, Network& network);
 // Returns weathers that have one disturbance less than this one.
 std::vector<Weather> Simpler(const Weather& weather);

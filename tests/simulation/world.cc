@@ -311,6 +311,14 @@ void World::Continue(Host* host) {
   host->held.clear();
 }
 
+void World::SetClock(Host* host, Nanos by) {
+  Trace("sets its clock", host->id, by);
+  host->clock_set += by;
+  for (const std::unique_ptr<Thread>& thread : threads_) {
+    if (thread->host == host && thread->waits_by_clock) Wake(thread.get());
+  }
+}
+
 void World::WaitsFor(Thread* holder, const void* lock) {
   current->wanted = lock;
   current->holder = holder;

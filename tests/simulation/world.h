@@ -58,6 +58,7 @@ struct Thread {
   Thread* holder = nullptr;
   std::set<const void*> revived_for;  // On a dead or stopped host: locks that it must release.
   bool is_inside = false;             // In an operation of the world.
+  bool waits_by_clock = false;        // Until its host's clock shows a time of day.
   const char* doing = "";             // For reports of hangs.
   pthread_t real = 0;
   std::function<void()> body;
@@ -72,9 +73,9 @@ struct Host {
   // Processes with the same number share a kernel: Unix sockets, memory and its futexes, and a
   // network that never fails between them. Negative: a machine of its own.
   int machine = -1;
-  // The host's clock is ahead of the world's by `clock_offset`, and is `clock_drift` parts per
-  // million fast.
-  Nanos clock_offset = 0;
+  // The host's clock was ahead of the world's by `clock_offset` when it began, is `clock_drift`
+  // parts per million fast, and has been set by `clock_set` since.
+  Nanos clock_offset = 0, clock_set = 0;
   double clock_drift = 0;
   // The factor by which each loss of the processor lasts longer.
   int slowness = 1;
@@ -159,6 +160,8 @@ class World {
   void Stop(Host* host);
   void Continue(Host* host);  // After Stop().
   std::function<void(Host*)> on_death;
+  // Sets the host's time of day, forward or back. Threads that wait for a time of day look again.
+  void SetClock(Host* host, Nanos by);
   // The ranks are threads of one process, so they share its global locks. A thread that another one
   // waits for runs until it has released the lock, also on a dead or stopped host.
   void WaitsFor(Thread* holder, const void* lock);

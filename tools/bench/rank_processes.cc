@@ -21,6 +21,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/tools/bench/rank_side.h"
 
@@ -89,8 +90,8 @@ class RankProcesses : public Peer {
 
   ~RankProcesses() override {
     ranks_.clear();
-    for (const absl::Time end = absl::Now() + (has_failed_ ? absl::ZeroDuration() : kLeaveTimeout);
-         !Reap() && absl::Now() < end;) {
+    for (const absl::Time end = SteadyNow() + (has_failed_ ? absl::ZeroDuration() : kLeaveTimeout);
+         !Reap() && SteadyNow() < end;) {
       absl::SleepFor(absl::Milliseconds(5));
     }
     for (const pid_t pid : pids_) {
@@ -105,7 +106,7 @@ class RankProcesses : public Peer {
       EK_ASSIGN_OR_RETURN(const pid_t pid, Spawn(program, Log()));
       pids_.push_back(pid);
     }
-    absl::Status status = Meet(absl::Now() + patience_);
+    absl::Status status = Meet(SteadyNow() + patience_);
     has_failed_ = !status.ok();
     return status;
   }
@@ -159,7 +160,7 @@ class RankProcesses : public Peer {
     for (size_t come = 0; come < ranks_.size(); ++come) {
       for (pollfd ready{.fd = listener_.get(), .events = POLLIN}; poll(&ready, 1, 100) <= 0;) {
         if (Reap(/*stops_at_one=*/true)) return Gone("a rank ended before it connected");
-        if (absl::Now() >= deadline) {
+        if (SteadyNow() >= deadline) {
           return Gone(absl::StrCat(come, " of ", ranks_.size(), " ranks connected within ",
                                    absl::FormatDuration(patience_)));
         }
@@ -194,7 +195,7 @@ class RankProcesses : public Peer {
     std::set<size_t> open;
     for (size_t rank = 0; rank < ranks_.size(); ++rank) open.insert(rank);
     absl::Status status;
-    const absl::Time deadline = absl::Now() + kAnswerTimeout;
+    const absl::Time deadline = SteadyNow() + kAnswerTimeout;
     while (!open.empty()) {
       std::vector<pollfd> fds;
       for (const size_t rank : open) fds.push_back({.fd = ranks_[rank]->fd(), .events = POLLIN});
@@ -203,7 +204,7 @@ class RankProcesses : public Peer {
           errno != EINTR) {
         return SystemError("poll");
       }
-      if (absl::Now() >= deadline)
+      if (SteadyNow() >= deadline)
         return Gone(absl::StrCat("rank ", *open.begin(), " does not respond to \"", text, "\""));
       for (const pollfd& fd : fds) {
         if (fd.revents == 0) continue;

@@ -22,8 +22,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/tools/bench/case.h"
 #include "evenkeel/tools/bench/peer.h"
 #include "evenkeel/tools/bench/rows.h"
@@ -58,7 +58,7 @@ struct SweepOptions {
   std::vector<std::string> bases;                  // With which backends the others are compared.
   // Buffers stay from block to block while all of them together are no more than that.
   int64_t memory = INT64_MAX;
-  std::function<absl::Time()> now = absl::Now;
+  std::function<absl::Time()> now = SteadyNow;
 };
 
 struct SweepObserver {

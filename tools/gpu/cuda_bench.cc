@@ -9,8 +9,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/device/cuda.h"
 #include "evenkeel/comm/status.h"
 
@@ -45,7 +45,7 @@ class CudaTimer : public DeviceTimer {
     EK_RETURN_IF_ERROR(FromCuda("cudaEventRecord", cudaEventRecord(begin_.get(), stream)));
     EK_RETURN_IF_ERROR(work());
     EK_RETURN_IF_ERROR(FromCuda("cudaEventRecord", cudaEventRecord(end_.get(), stream)));
-    EK_RETURN_IF_ERROR(runtime_.Synchronize(stream_, absl::Now() + kLongestBlock));
+    EK_RETURN_IF_ERROR(runtime_.Synchronize(stream_, SteadyNow() + kLongestBlock));
     float milliseconds = 0;
     EK_RETURN_IF_ERROR(FromCuda("cudaEventElapsedTime",
                                 cudaEventElapsedTime(&milliseconds, begin_.get(), end_.get())));

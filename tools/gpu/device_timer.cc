@@ -5,8 +5,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/device/simulated.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
@@ -22,10 +22,10 @@ class HostTimer : public DeviceTimer {
   HostTimer(DeviceRuntime& runtime, StreamRef stream) : runtime_(runtime), stream_(stream) {}
 
   absl::StatusOr<double> Seconds(const std::function<absl::Status()>& work) override {
-    const absl::Time begin = absl::Now();
+    const absl::Time begin = SteadyNow();
     EK_RETURN_IF_ERROR(work());
     EK_RETURN_IF_ERROR(runtime_.Synchronize(stream_, begin + kLongestBlock));
-    return absl::ToDoubleSeconds(absl::Now() - begin);
+    return absl::ToDoubleSeconds(SteadyNow() - begin);
   }
 
  private:

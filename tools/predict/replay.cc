@@ -17,6 +17,7 @@
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/value_memory.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
@@ -31,7 +32,7 @@
 namespace evenkeel {
 namespace {
 
-void SleepUntil(absl::Time time) { absl::SleepFor(time - absl::Now()); }
+void SleepUntil(absl::Time time) { absl::SleepFor(time - SteadyNow()); }
 
 // A parameter for each bucket.
 class Replayer {
@@ -80,7 +81,7 @@ class Replayer {
     EK_RETURN_IF_ERROR(ddp_->BeginStep());
     absl::SleepFor(absl::Seconds(parts_.begin));
     recorder_.Mark(SpanKind::kBegin);
-    const absl::Time begun = absl::Now();
+    const absl::Time begun = SteadyNow();
     for (size_t b = 0; b < parts_.buckets.size(); ++b) {
       SleepUntil(begun + absl::Seconds(deviation * parts_.buckets[b].ready));
       params_.SetGradState(static_cast<int>(b), GradState::kLocal);
@@ -114,7 +115,7 @@ class Replayer {
 absl::Status Replay(Communicator& comm, const StepParts& parts, const ReplayOptions& options,
                     const std::string& path) {
   Replayer replayer(comm, parts, options);
-  const int64_t begin_ns = absl::GetCurrentTimeNanos();
+  const int64_t begin_ns = absl::ToUnixNanos(SteadyNow());
   EK_RETURN_IF_ERROR(replayer.Run());
   const RankRecord mine{.rank = comm.rank(), .host = HostName(), .traces = replayer.traces()};
   EK_ASSIGN_OR_RETURN(std::vector<RankRecord> ranks, GatherRecords(comm, mine));

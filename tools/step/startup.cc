@@ -18,7 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/tools/launcher.h"
 #include "evenkeel/tools/measure/paired_ratio.h"
@@ -105,7 +105,7 @@ absl::StatusOr<Start> StartOnce(const StartupOptions& options) {
                                       absl::StrCat("--nproc=", options.ranks), "--max_steps=100",
                                       absl::StrCat("--metrics=", path)};
   if (!options.data_dir.empty()) command.push_back(absl::StrCat("--data=", options.data_dir));
-  const absl::Time begin = absl::Now();
+  const absl::Time begin = SteadyNow();
   Process process(std::move(command));
   if (process.error() != 0) {
     return absl::NotFoundError(
@@ -113,9 +113,9 @@ absl::StatusOr<Start> StartOnce(const StartupOptions& options) {
   }
   Start start;
   std::string text;
-  while (absl::Now() - begin < options.timeout) {
+  while (SteadyNow() - begin < options.timeout) {
     text += lines.Read(absl::Milliseconds(100));
-    const double now = absl::ToDoubleSeconds(absl::Now() - begin);
+    const double now = absl::ToDoubleSeconds(SteadyNow() - begin);
     if (start.group == 0 && absl::StrContains(text, R"("event":"run")")) start.group = now;
     if (absl::StrContains(text, R"("event":"step")")) {
       start.first_step = now;

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/tools/measure/heap_counter.h"
@@ -155,9 +156,9 @@ class Measurement {
   absl::StatusOr<Block> RunBlock(const Row& row) {
     StepSamples samples;
     EK_RETURN_IF_ERROR(comm_.control().Exchange("row", row.name, comm_.timeout()).status());
-    const absl::Time start = absl::Now();
+    const absl::Time start = SteadyNow();
     EK_RETURN_IF_ERROR(trainings_[row.way]->RunBlock(row.block, StepsOf(row), samples));
-    return BlockOf(comm_, absl::ToDoubleSeconds(absl::Now() - start), samples);
+    return BlockOf(comm_, absl::ToDoubleSeconds(SteadyNow() - start), samples);
   }
 
   absl::StatusOr<RowResult> ResultOf(int index) {

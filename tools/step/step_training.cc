@@ -5,11 +5,11 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "evenkeel/bucket/step_times.h"
 #include "evenkeel/bucket/value_memory.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/join.h"
@@ -17,7 +17,7 @@
 namespace evenkeel {
 namespace {
 
-double Since(absl::Time start) { return absl::ToDoubleSeconds(absl::Now() - start); }
+double Since(absl::Time start) { return absl::ToDoubleSeconds(SteadyNow() - start); }
 
 }  // namespace
 
@@ -102,10 +102,10 @@ absl::Status StepTraining::Steps(int steps, StepSamples& samples) {
 }
 
 absl::Status StepTraining::Step(StepSamples& samples) {
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   model_->parameters().ClearGradients();
   EK_RETURN_IF_ERROR(ForwardAndBackward(samples));
-  const absl::Time reduced = absl::Now();
+  const absl::Time reduced = SteadyNow();
   if (plain_optimizer_ != nullptr) plain_optimizer_->Step();
   if (optimizer_ != nullptr) EK_RETURN_IF_ERROR(optimizer_->Step());
   samples.update.push_back(Since(reduced));
@@ -117,7 +117,7 @@ absl::Status StepTraining::Step(StepSamples& samples) {
 absl::Status StepTraining::ForwardAndBackward(StepSamples& samples) {
   if (ddp_ != nullptr) EK_RETURN_IF_ERROR(ddp_->BeginStep());
   EK_RETURN_IF_ERROR(model_->Forward());
-  const absl::Time turn = absl::Now();
+  const absl::Time turn = SteadyNow();
   EK_RETURN_IF_ERROR(model_->Backward(
       [&](int param) { return ddp_ == nullptr ? absl::OkStatus() : ddp_->GradientReady(param); }));
   if (ddp_ != nullptr) EK_RETURN_IF_ERROR(ddp_->FinishStep());

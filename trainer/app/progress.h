@@ -1,7 +1,7 @@
 // A line that shows the progress of training.
 //
 //   ProgressLine progress(stdout, {.total_steps = 1875, .epochs = 4});
-//   progress.Update({.step = 12, .count = 1536, .loss = 0.61, .accuracy = 0.78}, absl::Now());
+//   progress.Update({.step = 12, .count = 1536, .loss = 0.61, .accuracy = 0.78}, SteadyNow());
 //   progress.Finish();                        // before anything else is printed
 //
 //   epoch 1/4  step 12/1875  loss 0.6100  accuracy 78.0%  9876 samples/s  exposed 4.2%  0:31 left

@@ -11,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/trainer/app/describe_options.h"
 #include "evenkeel/trainer/app/memory_plan.h"
@@ -167,7 +168,7 @@ void RunOutput::ShowProgress(const StepFacts& facts, const StepNumbers& numbers)
   }
   if (!std::isnan(numbers.exposed_ratio))
     state_.exposed = Follow(state_.exposed, numbers.exposed_ratio);
-  progress_->Update(state_, absl::Now());
+  progress_->Update(state_, SteadyNow());
 }
 
 void RunOutput::WriteStep(const StepFacts& facts, const StepNumbers& numbers) {

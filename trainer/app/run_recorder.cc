@@ -8,7 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
-#include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/version.h"
 #include "evenkeel/trainer/app/describe_options.h"
@@ -106,7 +106,7 @@ RunRecorder::RunRecorder(const TrainOptions& options, const TrainingRun& run, Ru
       evaluates_part_(options.flags.eval_batches > 0),
       report_file_(options.flags.report),
       trace_file_(options.flags.trace),
-      start_(absl::Now()),
+      start_(SteadyNow()),
       record_(std::move(history)),
       steps_(std::move(record_.steps)) {
   const int ranks = run.communicator().world_size();
@@ -130,7 +130,7 @@ RunRecorder::RunRecorder(const TrainOptions& options, const TrainingRun& run, Ru
 }
 
 double RunRecorder::Seconds() const {
-  return record_.seconds + absl::ToDoubleSeconds(absl::Now() - start_);
+  return record_.seconds + absl::ToDoubleSeconds(SteadyNow() - start_);
 }
 
 void RunRecorder::NoteFreezing(int64_t step) {

@@ -16,9 +16,9 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/agree.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/fields.h"
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/status.h"
@@ -190,7 +190,7 @@ class Job {
   // The report of a run that goes on has the record of this rank alone.
   void RenewReport() {
     if (output_ == nullptr || !options_.wants_record()) return;
-    const absl::Time now = absl::Now();
+    const absl::Time now = SteadyNow();
     if (now - renewed_ < kReportEvery) return;
     renewed_ = now;
     output_->RenewReport({run_.Record()});
@@ -302,7 +302,7 @@ class Job {
   std::map<int, std::string> hosts_;   // By rank of the job's first group.
   bool has_one_host_ = true;
   std::vector<LostRank> lost_;
-  absl::Time renewed_ = absl::Now();  // When the report was written.
+  absl::Time renewed_ = SteadyNow();  // When the report was written.
   bool failed_locally_ = false;
   bool is_left_behind_ = false;  // The other ranks continue without this one.
   bool has_ended_ = false;       // This rank has left the group.

@@ -16,8 +16,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
 #include "evenkeel/comm/agree.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/phase.h"
@@ -55,7 +55,7 @@ uint64_t HashOf(const void* data, int64_t bytes, uint64_t seed) {
 
 absl::Status TrainingRun::Save(int epoch, int64_t steps, int model_rank) {
   const PhaseScope saving(*comm_, StepPhase::kSaving);
-  const absl::Time begin = absl::Now();  // The step waits from here on.
+  const absl::Time begin = SteadyNow();  // The step waits from here on.
   // Less than the other ranks wait in the next step for one whose disk is slow.
   NoteSaved(checkpoints_->Wait(comm_->timeout() / 2), /*goes_on=*/true);
   EK_RETURN_IF_ERROR(ddp_->RebuildNow());  // As the next step would: its plan is saved.

@@ -11,10 +11,10 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/step_times.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/join.h"
 #include "evenkeel/join/phase.h"
@@ -86,7 +86,7 @@ absl::Status TrainingRun::CheckLoss(int64_t step, double loss) {
 absl::StatusOr<BatchResult> TrainingRun::Note(int64_t step, int epoch, const StepResult& result) {
   BatchResult whole;
   for (const auto& [pending, share] : result.parts) {
-    const absl::StatusOr<BatchResult> pass = pending.Wait(absl::Now() + comm_->timeout());
+    const absl::StatusOr<BatchResult> pass = pending.Wait(SteadyNow() + comm_->timeout());
     EK_RETURN_IF_ERROR(Own(pass.status()));
     EK_RETURN_IF_ERROR(CheckLoss(step, pass->loss_mean));
     whole.predictions += pass->predictions;
@@ -140,7 +140,7 @@ absl::Status TrainingRun::ReportPassed(OnStep on_step) {
 
 absl::Status TrainingRun::ReportAll(OnStep on_step) {
   if (unreported_.empty()) return absl::OkStatus();
-  EK_RETURN_IF_ERROR(Own(clock_->Wait(unreported_.back().marks, absl::Now() + comm_->timeout())));
+  EK_RETURN_IF_ERROR(Own(clock_->Wait(unreported_.back().marks, SteadyNow() + comm_->timeout())));
   unreported_.back().facts.gradient_norm = NormOf(options_, optimizer_->last_check());
   return ReportPassed(on_step);
 }
@@ -258,10 +258,10 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(
   // An earlier run has done the steps before it.
   const int64_t before = std::max<int64_t>(0, first_step_ - plan().FirstStep(epoch));
   StepFacts facts{.epoch = epoch, .step = plan().FirstStep(epoch) + before};
-  absl::Time begin = absl::Now();
+  absl::Time begin = SteadyNow();
   EpochResult result;
   const auto finish_step = [&](const StepAnswer& answer, StepResult pending) -> absl::Status {
-    const absl::Time end = absl::Now();
+    const absl::Time end = SteadyNow();
     facts.took = end - std::exchange(begin, end);
     facts.active = answer.active;
     facts.samples = answer.samples;
@@ -307,7 +307,7 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(
   const auto test = [&](int root) -> absl::Status {
     EK_RETURN_IF_ERROR(TestInEpoch(root, pauses));
     result.has_converged = has_converged();
-    begin = absl::Now();  // No part of the next step.
+    begin = SteadyNow();  // No part of the next step.
     return absl::OkStatus();
   };
   pause_->on_call = [&](const StepAnswer& answer) -> absl::Status {
@@ -322,7 +322,7 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(
     if (is_save_due(answer)) {
       EK_RETURN_IF_ERROR(Save(epoch, facts.step, options_.flags.join ? answer.highest_active : 0));
     }
-    begin = absl::Now();
+    begin = SteadyNow();
     return clock_ == nullptr ? absl::OkStatus() : Own(clock_->Start());
   };
   watch_->on_call = [&](const StepAnswer& answer) {
@@ -345,7 +345,7 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(
     if (clock_ != nullptr) EK_RETURN_IF_ERROR(Own(clock_->Start()));
     // Traces have the time of day; nothing else needs it.
     if (clock_ != nullptr && recorder_.is_on()) {
-      EK_RETURN_IF_ERROR(Own(clock_->Align(absl::Now() + comm_->timeout())));
+      EK_RETURN_IF_ERROR(Own(clock_->Align(SteadyNow() + comm_->timeout())));
     }
     const auto goes_on = [&] {
       return done < plan().BatchesOf(rank, epoch) && !result.stopped_after.has_value() &&

@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/zero_optim/checkpoint/file_io.h"
 
@@ -74,7 +75,7 @@ bool FolderLock::IsAtItsPath() const {
 absl::StatusOr<std::unique_ptr<FolderLock>> FolderLock::Take(const std::string& folder,
                                                              absl::string_view job,
                                                              absl::Duration patience) {
-  const absl::Time deadline = absl::Now() + patience;
+  const absl::Time deadline = SteadyNow() + patience;
   while (true) {
     EK_ASSIGN_OR_RETURN(std::unique_ptr<FolderLock> lock, Open(absl::StrCat(folder, "/", kFile)));
     EK_ASSIGN_OR_RETURN(const bool is_taken, lock->TryLock());
@@ -86,7 +87,7 @@ absl::StatusOr<std::unique_ptr<FolderLock>> FolderLock::Take(const std::string& 
       continue;
     }
     if (lock->ReadJob() == job) return Succeed(*lock, job);
-    if (absl::Now() >= deadline) return IsAnothers(lock->path_);
+    if (SteadyNow() >= deadline) return IsAnothers(lock->path_);
     absl::SleepFor(kLook);
   }
 }

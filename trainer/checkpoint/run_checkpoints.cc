@@ -11,9 +11,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
 #include "evenkeel/comm/agree.h"
 #include "evenkeel/comm/arith/finite.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/fields.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/steps/step_control.h"
@@ -381,7 +381,7 @@ void RunCheckpoints::Start(Communicator& comm, RunToSave run) {
   };
   hooks.end = [this, writing, rank](const absl::Status& result) {
     EndedCheckpoint& ended = writing->ended;
-    ended.took = absl::Now() - writing->begin;
+    ended.took = SteadyNow() - writing->begin;
     ended.status = result;
     if (result.ok()) return;
     if (rank == 0 && folder_ != nullptr) folder_->Discard();
@@ -396,7 +396,7 @@ void RunCheckpoints::Start(Communicator& comm, RunToSave run) {
                  .hooks = std::move(hooks)},
                 copied);
   writing->ended.copied_bytes = writer_.copy_bytes();
-  writing->ended.stall = absl::Now() - writing->begin;
+  writing->ended.stall = SteadyNow() - writing->begin;
   writing_ = std::move(writing);
 }
 

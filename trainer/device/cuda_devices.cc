@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/device/cuda_parts.h"
 
@@ -30,7 +30,7 @@ std::string Answer() {
 absl::StatusOr<std::string> ReadAll(int file, absl::Time deadline) {
   std::string text;
   while (true) {
-    const int64_t left = std::max<int64_t>(0, absl::ToInt64Milliseconds(deadline - absl::Now()));
+    const int64_t left = std::max<int64_t>(0, absl::ToInt64Milliseconds(deadline - SteadyNow()));
     pollfd ready{.fd = file, .events = POLLIN};
     const int polled = poll(&ready, 1, static_cast<int>(std::min<int64_t>(left, 1 << 30)));
     if (polled == 0) return absl::DeadlineExceededError("the CUDA driver does not respond");
@@ -71,7 +71,7 @@ absl::StatusOr<int> CountCudaDevices(absl::Duration timeout) {
     _exit(is_written ? 0 : 1);
   }
   close(pipes[1]);
-  const absl::StatusOr<std::string> answer = ReadAll(pipes[0], absl::Now() + timeout);
+  const absl::StatusOr<std::string> answer = ReadAll(pipes[0], SteadyNow() + timeout);
   close(pipes[0]);
   if (!answer.ok()) kill(child, SIGKILL);
   while (waitpid(child, nullptr, 0) < 0 && errno == EINTR) {

@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/data/batch.h"
@@ -55,7 +55,7 @@ class DeviceGptModel : public Gpt {
     auto* const scores = static_cast<float*>(next_scores_.data.get());
     EK_RETURN_IF_ERROR(runtime.Copy(scores, memory_.scores + row * ScoreStride(options_.vocabulary),
                                     bytes, work_->stream()));
-    EK_RETURN_IF_ERROR(runtime.Synchronize(work_->stream(), absl::Now() + place().timeout));
+    EK_RETURN_IF_ERROR(runtime.Synchronize(work_->stream(), SteadyNow() + place().timeout));
     return std::span<const float>(scores, options_.vocabulary);
   }
 

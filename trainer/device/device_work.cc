@@ -7,7 +7,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
@@ -58,7 +58,7 @@ DeviceWork::DeviceWork(const DevicePlace& place)
 
 // Memory outlives what uses it.
 DeviceWork::~DeviceWork() {
-  const absl::Time deadline = absl::Now() + place_.timeout;
+  const absl::Time deadline = SteadyNow() + place_.timeout;
   runtime().Synchronize(stream(), deadline).IgnoreError();
   runtime().Synchronize(copies_.ref(), deadline).IgnoreError();
 }
@@ -93,7 +93,7 @@ absl::StatusOr<DeviceBatch> DeviceWork::Upload(const Batch& batch,
   EK_ASSIGN_OR_RETURN(before.used, runtime().Record(stream()));
   EK_ASSIGN_OR_RETURN(const bool is_free, runtime().IsDone(slot.copied));
   if (!is_free)
-    EK_RETURN_IF_ERROR(runtime().Synchronize(slot.copied, absl::Now() + place_.timeout));
+    EK_RETURN_IF_ERROR(runtime().Synchronize(slot.copied, SteadyNow() + place_.timeout));
   if (slot.pinned.bytes < bytes) {
     EK_ASSIGN_OR_RETURN(slot.pinned, runtime().AllocatePinned(bytes));
   }
@@ -138,7 +138,7 @@ absl::Status DeviceBuffer::Need(DeviceWork& work, int64_t bytes) {
   if (bytes <= memory_.bytes) return absl::OkStatus();
   if (memory_.bytes > 0) {
     // Both streams may still use it.
-    const absl::Time deadline = absl::Now() + work.place_.timeout;
+    const absl::Time deadline = SteadyNow() + work.place_.timeout;
     EK_RETURN_IF_ERROR(work.runtime().Synchronize(work.stream(), deadline));
     EK_RETURN_IF_ERROR(work.runtime().Synchronize(work.copies_.ref(), deadline));
   }

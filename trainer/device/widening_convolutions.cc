@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/device/copy.h"
 #include "evenkeel/comm/status.h"
 
@@ -47,7 +47,7 @@ absl::StatusOr<float*> WideningConvolutions::Room(Memory& memory, int64_t count,
   const int64_t bytes = count * static_cast<int64_t>(sizeof(float));
   if (memory.bytes < bytes) {
     // Work on the stream may still use the smaller one.
-    if (memory.bytes > 0) EK_RETURN_IF_ERROR(runtime_.Synchronize(stream, absl::Now() + kTimeout));
+    if (memory.bytes > 0) EK_RETURN_IF_ERROR(runtime_.Synchronize(stream, SteadyNow() + kTimeout));
     memory = {};
     EK_ASSIGN_OR_RETURN(memory, runtime_.Allocate(device_, bytes));
   }

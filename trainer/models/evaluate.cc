@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/data/batch.h"
 #include "evenkeel/trainer/models/batch_result.h"
@@ -31,7 +31,7 @@ absl::StatusOr<Evaluation> Evaluate(Model& model, const Dataset& data, int64_t b
   PendingResult before;
   const auto add = [&](const PendingResult& pending) -> absl::Status {
     EK_ASSIGN_OR_RETURN(const BatchResult result,
-                        pending.Wait(absl::Now() + model.place().timeout));
+                        pending.Wait(SteadyNow() + model.place().timeout));
     evaluation.predictions += result.predictions;
     evaluation.correct += result.correct;
     evaluation.loss_sum += result.loss_mean * static_cast<double>(result.predictions);

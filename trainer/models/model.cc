@@ -10,8 +10,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
 #include "evenkeel/bucket/value_memory.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
@@ -113,7 +113,7 @@ absl::StatusOr<HostTensors> Model::ToHost() const {
   for (int i = 0; i < parameters_.size(); ++i) copy(parameters_[i].value, tensors.values);
   for (const NamedBuffer& buffer : buffers_) copy(buffer.value, tensors.buffers);
   // Also after an error: copies may be on their way into what is freed then.
-  status.Update(runtime.Synchronize(stream, absl::Now() + place_.timeout));
+  status.Update(runtime.Synchronize(stream, SteadyNow() + place_.timeout));
   EK_RETURN_IF_ERROR(status);
   return tensors;
 }
@@ -129,7 +129,7 @@ absl::Status Model::FromHost(const HostTensors& tensors) {
   }
   for (size_t i = 0; i < buffers_.size(); ++i)
     EK_RETURN_IF_ERROR(copy(tensors.buffers[i], buffers_[i].value));
-  return place_.runtime->Synchronize(stream, absl::Now() + place_.timeout);
+  return place_.runtime->Synchronize(stream, SteadyNow() + place_.timeout);
 }
 
 absl::Status Model::MoveValuesTo(Communicator& comm) {
@@ -147,7 +147,7 @@ absl::Status Model::MoveValuesTo(Communicator& comm) {
 absl::StatusOr<BatchResult> Model::Forward(const Batch& batch, Mode mode,
                                            const PassOptions& options) {
   EK_ASSIGN_OR_RETURN(const PendingResult result, StartForward(batch, mode, options));
-  return result.Wait(absl::Now() + place_.timeout);
+  return result.Wait(SteadyNow() + place_.timeout);
 }
 
 absl::StatusOr<PendingResult> Model::StartForward(const Batch& batch, Mode mode,

@@ -44,7 +44,9 @@ class PrometheusFile : public MetricsSink {
                                                                scalar.value};
     }
     step_ = point.step;
-    if (point.time - written_ < options_.period) return absl::OkStatus();
+    // The clock may have been set back.
+    const absl::Duration since = absl::AbsDuration(point.time - written_);
+    if (since < options_.period) return absl::OkStatus();
     return WriteFile(point.time, /*is_up=*/true);
   }
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 
 namespace evenkeel {
 namespace {
@@ -37,12 +37,11 @@ void StepRecorder::Begin(int64_t step) {
   current_.reset();
   if (!IsSampled(step)) return;
   current_.emplace(StepTrace{.step = step});
-  marked_ns_ = absl::GetCurrentTimeNanos();
+  marked_ns_ = absl::ToUnixNanos(SteadyNow());
 }
 
 void StepRecorder::AddSpan(SpanKind kind) {
-  const int64_t now =
-      std::max(marked_ns_, absl::GetCurrentTimeNanos());  // The host's clock may be set back.
+  const int64_t now = absl::ToUnixNanos(SteadyNow());
   current_->spans.push_back({.kind = kind, .begin_ns = marked_ns_, .end_ns = now});
   marked_ns_ = now;
 }
@@ -73,7 +72,7 @@ void StepRecorder::NoteDevice(int64_t step, const StreamStep& device) {
 void StepRecorder::Follow(int64_t step, absl::Time begin) {
   if (!IsSampled(step)) return;
   const int64_t begin_ns = absl::ToUnixNanos(begin);
-  const int64_t end_ns = std::max(begin_ns, absl::GetCurrentTimeNanos());
+  const int64_t end_ns = absl::ToUnixNanos(SteadyNow());
   Keep({.step = step,
         .spans = {{.kind = SpanKind::kFollow, .begin_ns = begin_ns, .end_ns = end_ns}}});
 }

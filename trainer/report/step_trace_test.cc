@@ -13,6 +13,7 @@
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/reduction.h"
 #include "evenkeel/bucket/step_times.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/report/run_record.h"
 #include "evenkeel/trainer/report/stream_clock.h"
@@ -140,7 +141,7 @@ TEST(StepRecorderTest, StepsThatAreRepeatedReplaceWhatThereWas) {
   recorder.Begin(6);
   recorder.Mark(SpanKind::kForward);  // And then a rank is lost.
   take(4, SpanKind::kOptimizer);
-  recorder.Follow(5, absl::Now() - absl::Milliseconds(1));
+  recorder.Follow(5, SteadyNow() - absl::Milliseconds(1));
   std::vector<int64_t> steps;
   for (const StepTrace& trace : recorder.traces()) steps.push_back(trace.step);
   EXPECT_THAT(steps, ElementsAre(2, 3, 4, 5));

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
@@ -11,14 +11,14 @@ namespace evenkeel {
 absl::Status StreamClock::Start() {
   EK_ASSIGN_OR_RETURN(last_, runtime_.RecordTimed(stream_));
   settled_ = last_;
-  settled_ns_ = absl::GetCurrentTimeNanos();
+  settled_ns_ = absl::ToUnixNanos(SteadyNow());
   return absl::OkStatus();
 }
 
 absl::Status StreamClock::Align(absl::Time deadline) {
   EK_ASSIGN_OR_RETURN(const bool is_done, runtime_.IsDone(settled_));
   if (!is_done) EK_RETURN_IF_ERROR(runtime_.Synchronize(settled_, deadline));
-  settled_ns_ = is_done ? settled_ns_ : absl::GetCurrentTimeNanos();
+  settled_ns_ = is_done ? settled_ns_ : absl::ToUnixNanos(SteadyNow());
   return absl::OkStatus();
 }
 
@@ -37,7 +37,7 @@ absl::Status StreamClock::Mark(SpanKind kind) {
 }
 
 StreamMarks StreamClock::End() {
-  current_.issued_ns = absl::GetCurrentTimeNanos();
+  current_.issued_ns = absl::ToUnixNanos(SteadyNow());
   last_ = EndOf(current_);
   return std::exchange(current_, {});
 }
@@ -48,7 +48,7 @@ absl::Status StreamClock::Wait(const StreamMarks& marks, absl::Time deadline) {
 }
 
 absl::StatusOr<StreamStep> StreamClock::Read(const StreamMarks& marks) {
-  const int64_t seen_ns = absl::GetCurrentTimeNanos();
+  const int64_t seen_ns = absl::ToUnixNanos(SteadyNow());
   StreamStep step;
   std::vector<int64_t> ends_ns;  // The ends of the parts, since `before`.
   absl::Duration last_gradient;

@@ -18,6 +18,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/base/bytes.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/worker_thread.h"
 #include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/status.h"
@@ -356,10 +357,10 @@ class Save {
 
   // On rank 0: waits for the parts of the other ranks.
   absl::Status Receive(std::vector<Part>& parts) const {
-    const absl::Time deadline = absl::Now() + comm_.timeout();
+    const absl::Time deadline = SteadyNow() + comm_.timeout();
     for (int rank = 1; rank < comm_.world_size(); ++rank) {
       const absl::StatusOr<std::string> bytes =
-          Receive(absl::StrCat("part/", rank), rank, deadline - absl::Now());
+          Receive(absl::StrCat("part/", rank), rank, deadline - SteadyNow());
       if (!bytes.ok() && !comm_.status().ok())
         return parts[0].status.ok() ? bytes.status() : parts[0].status;
       absl::StatusOr<Part> part = bytes.ok() ? Part::Parse(*bytes) : bytes.status();

@@ -10,7 +10,7 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/device/kernel.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/zero_optim/device/update.cuh"
@@ -159,7 +159,7 @@ absl::StatusOr<std::unique_ptr<DeviceUpdate>> DeviceUpdate::Create(DeviceRuntime
 }
 
 DeviceUpdate::~DeviceUpdate() {
-  const absl::Time deadline = absl::Now() + kPatience;
+  const absl::Time deadline = SteadyNow() + kPatience;
   for (const auto& [stream, event] : last_use_) (void)runtime_->Synchronize(event, deadline);
 }
 

@@ -16,8 +16,8 @@
 #include <optional>
 #include <utility>
 
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/zero_optim/device/device_update.h"
 #include "evenkeel/zero_optim/gradient_check.h"
 
@@ -42,7 +42,7 @@ class LastChecks {
   static const std::optional<GradientCheck>& Fetch(Entry& entry) {
     if (entry.device == nullptr) return entry.check;
     const auto fetched = entry.device->LastCheck(
-        absl::Now() + absl::Minutes(10), static_cast<int>(entry.device->checks() - entry.number));
+        SteadyNow() + absl::Minutes(10), static_cast<int>(entry.device->checks() - entry.number));
     entry.device = nullptr;
     entry.check = GradientCheck{.norm = kInfinityNorm, .is_finite = false};
     if (fetched.ok() && fetched->has_value()) entry.check = *fetched;

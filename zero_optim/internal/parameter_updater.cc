@@ -12,8 +12,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {
@@ -256,7 +256,7 @@ absl::StatusOr<GradientCheck> ParameterUpdater::MeasureNow(
   EK_RETURN_IF_ERROR(device_->SetList(kMeasureList, groups_.rules(), items, stream()));
   EK_RETURN_IF_ERROR(device_->Measure(kMeasureList, norm, stream()));
   EK_RETURN_IF_ERROR(add_up());
-  return device_->CheckNow(norm, grad_scale, stream(), absl::Now() + kPatience);
+  return device_->CheckNow(norm, grad_scale, stream(), SteadyNow() + kPatience);
 }
 
 absl::Status ParameterUpdater::Keep(Memory memory) {
@@ -266,7 +266,7 @@ absl::Status ParameterUpdater::Keep(Memory memory) {
 absl::Status ParameterUpdater::Refresh() {
   if (!device_knows_better_) return absl::OkStatus();
   EK_ASSIGN_OR_RETURN(const std::vector<int64_t> steps,
-                      device_->ReadSteps(stream(), absl::Now() + kPatience));
+                      device_->ReadSteps(stream(), SteadyNow() + kPatience));
   device_knows_better_ = false;
   for (int param = 0; param < params_->size(); ++param) {
     if (steps[param] == slots_[param].step) continue;
@@ -309,7 +309,7 @@ absl::Status ParameterUpdater::CopyNow(const TensorView& to, const TensorView& f
 }
 
 absl::Status ParameterUpdater::Synchronize() {
-  return is_on_device() ? runtime_->Synchronize(stream(), absl::Now() + kPatience)
+  return is_on_device() ? runtime_->Synchronize(stream(), SteadyNow() + kPatience)
                         : absl::OkStatus();
 }
 

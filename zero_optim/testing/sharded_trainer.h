@@ -13,9 +13,9 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/bucket/data_parallel.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/device/simulated.h"
 #include "evenkeel/comm/status.h"
@@ -122,7 +122,7 @@ struct Trainer {
   // Until the device has run what is on the stream; nothing on the CPU.
   absl::Status Finish() {
     if (devices == nullptr) return absl::OkStatus();
-    return devices->Synchronize(stream.ref(), absl::Now() + absl::Minutes(1));
+    return devices->Synchronize(stream.ref(), SteadyNow() + absl::Minutes(1));
   }
 
   Communicator* comm = nullptr;

@@ -12,8 +12,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/device/cuda_context.h"
 #include "evenkeel/comm/device/kernel.h"
 #include "evenkeel/comm/memory.h"
@@ -229,7 +229,7 @@ class CudnnConvolutions : public CudaConvolutions {
     if (static_cast<int64_t>(bytes) <= memory.bytes) return absl::OkStatus();
     bytes = std::max(bytes, kLeastWorkspace);
     // In the first step only. What is on the stream may still use the smaller one.
-    if (memory.bytes > 0) EK_RETURN_IF_ERROR(runtime_.Synchronize(stream, absl::Now() + kTimeout));
+    if (memory.bytes > 0) EK_RETURN_IF_ERROR(runtime_.Synchronize(stream, SteadyNow() + kTimeout));
     memory = {};
     EK_ASSIGN_OR_RETURN(memory, runtime_.Allocate(device_, static_cast<int64_t>(bytes)));
     return absl::OkStatus();

@@ -16,9 +16,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/device/tested_devices.h"
 #include "evenkeel/comm/types.h"
@@ -90,7 +90,7 @@ class DeviceGptTest : public testing::Test {
       return absl::OkStatus();
     });
     EXPECT_TRUE(backward.ok()) << backward;
-    const absl::StatusOr<BatchResult> result = pending->Wait(absl::Now() + absl::Minutes(2));
+    const absl::StatusOr<BatchResult> result = pending->Wait(SteadyNow() + absl::Minutes(2));
     EXPECT_TRUE(result.ok()) << result.status();
     result_ = *result;
     Gradients gradients;
@@ -108,7 +108,7 @@ class DeviceGptTest : public testing::Test {
     }
     const StreamRef stream = model.place().stream.ref();
     EXPECT_TRUE(devices_->Copy(values.data(), tensor.data, tensor.bytes(), stream).ok());
-    EXPECT_TRUE(devices_->Synchronize(stream, absl::Now() + absl::Minutes(2)).ok());
+    EXPECT_TRUE(devices_->Synchronize(stream, SteadyNow() + absl::Minutes(2)).ok());
     return values;
   }
 

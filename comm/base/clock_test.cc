@@ -1,0 +1,175 @@
+#include "evenkeel/comm/base/clock.h"
+
+#include <errno.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/timerfd.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "gtest/gtest.h"
+
+// By so many seconds the time of day of this process is ahead of the kernel's; less if negative.
+std::atomic<int64_t> seconds_ahead{0};
+
+// The timer that tells of clock settings, and a pipe whose bytes stand for them.
+std::atomic<int> watched_timer{-1};
+int settings[2] = {-1, -1};
+
+extern "C" {
+int clock_gettime(clockid_t clock, timespec* time) noexcept {
+  const int status = static_cast<int>(syscall(SYS_clock_gettime, clock, time));
+  if (clock == CLOCK_REALTIME) time->tv_sec += seconds_ahead;
+  return status;
+}
+
+int gettimeofday(timeval* time, void* zone) noexcept {
+  const int status = static_cast<int>(syscall(SYS_gettimeofday, time, zone));
+  time->tv_sec += seconds_ahead;
+  return status;
+}
+
+int timerfd_settime(int timer, int flags, const itimerspec* value, itimerspec* old) noexcept {
+  if (flags == (TFD_TIMER_ABSTIME | TFD_TIMER_CANCEL_ON_SET)) watched_timer = timer;
+  return static_cast<int>(syscall(SYS_timerfd_settime, timer, flags, value, old));
+}
+
+ssize_t read(int fd, void* to, size_t bytes) {
+  if (fd < 0 || fd != watched_timer) return syscall(SYS_read, fd, to, bytes);
+  char byte = 0;
+  if (syscall(SYS_read, settings[0], &byte, 1) != 1) return -1;
+  errno = ECANCELED;
+  return -1;
+}
+}
+
+namespace evenkeel {
+namespace {
+
+constexpr int64_t kHour = 3600;
+constexpr absl::Duration kShort = absl::Milliseconds(100), kLong = absl::Seconds(60);
+
+// Abseil's waits end when the kernel's clock shows a time that they compute from this process's
+// clock when they begin. So a wait that begins while this one is an hour behind is one during which
+// the kernel's clock is set an hour forward, and it ends at once; a wait that begins while this one
+// is an hour ahead lasts an hour longer.
+class ClockTest : public testing::Test {
+ protected:
+  static void SetUpTestSuite() { ASSERT_EQ(pipe(settings), 0); }
+  ~ClockTest() override { seconds_ahead = 0; }
+
+  // Sets the clock right after a while, as the kernel reports it.
+  static std::thread SetRight() {
+    return std::thread([] {
+      absl::SleepFor(kShort / 2);
+      seconds_ahead = 0;
+      EXPECT_EQ(write(settings[1], "", 1), 1);
+    });
+  }
+
+  absl::Mutex mutex_;
+  absl::CondVar signal_;
+  bool is_done_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+TEST_F(ClockTest, SteadyTimeGoesOnWhenTheClockIsSet) {
+  const absl::Time before = SteadyNow();
+  for (const int64_t ahead : {kHour, -kHour}) {
+    seconds_ahead = ahead;
+    EXPECT_GE(SteadyNow(), before);
+    EXPECT_LT(SteadyNow() - before, kLong);
+  }
+}
+
+TEST_F(ClockTest, AWaitEndsAtItsDeadline) {
+  const absl::MutexLock lock(&mutex_);
+  const absl::Time start = SteadyNow();
+  EXPECT_FALSE(AwaitFor(mutex_, absl::Condition(&is_done_), kShort));
+  EXPECT_GE(SteadyNow() - start, kShort);
+  EXPECT_FALSE(AwaitUntil(mutex_, absl::Condition(&is_done_), absl::InfinitePast()));
+  is_done_ = true;
+  EXPECT_TRUE(AwaitUntil(mutex_, absl::Condition(&is_done_), absl::InfinitePast()));
+  EXPECT_TRUE(AwaitUntil(mutex_, absl::Condition(&is_done_), absl::InfiniteFuture()));
+}
+
+TEST_F(ClockTest, AClockThatIsSetForwardEndsNoWait) {
+  seconds_ahead = -kHour;
+  std::thread setter([this] {
+    absl::SleepFor(kShort);
+    const absl::MutexLock lock(&mutex_);
+    is_done_ = true;
+  });
+  {
+    const absl::MutexLock lock(&mutex_);
+    EXPECT_FALSE(mutex_.AwaitWithTimeout(absl::Condition(&is_done_), kLong))
+        << "Abseil's waits follow the clock no longer: ours can be simpler";
+    EXPECT_TRUE(AwaitFor(mutex_, absl::Condition(&is_done_), kLong));
+    EXPECT_FALSE(WaitUntil(signal_, mutex_, SteadyNow() + kLong));  // Not late.
+  }
+  setter.join();
+}
+
+TEST_F(ClockTest, AClockThatIsSetBackProlongsNoWait) {
+  seconds_ahead = kHour;
+  std::thread setter = SetRight();
+  {
+    const absl::MutexLock lock(&mutex_);
+    const absl::Time start = SteadyNow();
+    EXPECT_FALSE(AwaitFor(mutex_, absl::Condition(&is_done_), kShort));
+    EXPECT_GE(SteadyNow() - start, kShort);
+    EXPECT_LT(SteadyNow() - start, kLong);
+  }
+  setter.join();
+}
+
+TEST_F(ClockTest, AClockThatIsSetBackProlongsNoWaitForASignal) {
+  seconds_ahead = kHour;
+  std::thread setter = SetRight();
+  {
+    const absl::MutexLock lock(&mutex_);
+    const absl::Time start = SteadyNow();
+    while (!WaitUntil(signal_, mutex_, start + kShort)) {
+    }
+    EXPECT_GE(SteadyNow() - start, kShort);
+    EXPECT_LT(SteadyNow() - start, kLong);
+  }
+  setter.join();
+}
+
+TEST_F(ClockTest, AChildOfForkWaitsToo) {
+  {
+    const absl::MutexLock lock(&mutex_);
+    EXPECT_FALSE(AwaitFor(mutex_, absl::Condition(&is_done_), absl::Milliseconds(1)));
+  }
+  std::thread waiting([this] {
+    const absl::MutexLock lock(&mutex_);
+    EXPECT_TRUE(AwaitFor(mutex_, absl::Condition(&is_done_), kLong));
+  });
+  absl::SleepFor(kShort);
+  const pid_t child = fork();
+  if (child == 0) {
+    absl::Mutex mutex;
+    const bool never = false;
+    const absl::MutexLock lock(&mutex);
+    _exit(AwaitFor(mutex, absl::Condition(&never), kShort) ? 1 : 0);
+  }
+  int status = -1;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  {
+    const absl::MutexLock lock(&mutex_);
+    is_done_ = true;
+  }
+  waiting.join();
+}
+
+}  // namespace
+}  // namespace evenkeel

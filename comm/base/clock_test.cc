@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <functional>
 #include <thread>
 
 #include "absl/base/thread_annotations.h"
@@ -66,13 +67,22 @@ class ClockTest : public testing::Test {
   static void SetUpTestSuite() { ASSERT_EQ(pipe(settings), 0); }
   ~ClockTest() override { seconds_ahead = 0; }
 
-  // Sets the clock right after a while, as the kernel reports it.
-  static std::thread SetRight() {
-    return std::thread([] {
+  // Expects `wait` to end at its deadline, although the clock is set back meanwhile.
+  void ExpectNotProlonged(const std::function<void(absl::Time deadline)>& wait) {
+    seconds_ahead = kHour;
+    std::thread setter([] {
       absl::SleepFor(kShort / 2);
       seconds_ahead = 0;
-      EXPECT_EQ(write(settings[1], "", 1), 1);
+      EXPECT_EQ(write(settings[1], "", 1), 1);  // As the kernel reports it.
     });
+    {
+      const absl::MutexLock lock(&mutex_);
+      const absl::Time start = SteadyNow();
+      wait(start + kShort);
+      EXPECT_GE(SteadyNow() - start, kShort);
+      EXPECT_LT(SteadyNow() - start, kLong);
+    }
+    setter.join();
   }
 
   absl::Mutex mutex_;
@@ -118,30 +128,16 @@ TEST_F(ClockTest, AClockThatIsSetForwardEndsNoWait) {
 }
 
 TEST_F(ClockTest, AClockThatIsSetBackProlongsNoWait) {
-  seconds_ahead = kHour;
-  std::thread setter = SetRight();
-  {
-    const absl::MutexLock lock(&mutex_);
-    const absl::Time start = SteadyNow();
-    EXPECT_FALSE(AwaitFor(mutex_, absl::Condition(&is_done_), kShort));
-    EXPECT_GE(SteadyNow() - start, kShort);
-    EXPECT_LT(SteadyNow() - start, kLong);
-  }
-  setter.join();
+  ExpectNotProlonged([&](absl::Time deadline) {
+    EXPECT_FALSE(AwaitUntil(mutex_, absl::Condition(&is_done_), deadline));
+  });
 }
 
 TEST_F(ClockTest, AClockThatIsSetBackProlongsNoWaitForASignal) {
-  seconds_ahead = kHour;
-  std::thread setter = SetRight();
-  {
-    const absl::MutexLock lock(&mutex_);
-    const absl::Time start = SteadyNow();
-    while (!WaitUntil(signal_, mutex_, start + kShort)) {
+  ExpectNotProlonged([&](absl::Time deadline) {
+    while (!WaitUntil(signal_, mutex_, deadline)) {
     }
-    EXPECT_GE(SteadyNow() - start, kShort);
-    EXPECT_LT(SteadyNow() - start, kLong);
-  }
-  setter.join();
+  });
 }
 
 TEST_F(ClockTest, AChildOfForkWaitsToo) {

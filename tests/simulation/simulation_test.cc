@@ -42,9 +42,9 @@ Output Simulate(const std::vector<std::string>& flags) {
 }
 
 TEST(SimulationTest, EverySeedEndsAsItMust) {
-  Output output = Simulate({"--seeds=3000", "--most_failures=3"});
+  Output output = Simulate({"--seeds=4000", "--most_failures=3"});
   EXPECT_EQ(output.exit_code, 0) << output.text();
-  EXPECT_THAT(output.text(), HasSubstr("3000 seeds: 0 failed"));
+  EXPECT_THAT(output.text(), HasSubstr("4000 seeds: 0 failed"));
   output = Simulate(
       {"--first=2000", "--seeds=1000", "--backends=shm,hierarchical", "--most_failures=3"});
   EXPECT_EQ(output.exit_code, 0) << output.text();

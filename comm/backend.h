@@ -57,9 +57,10 @@ struct Operation {
   // For an operation that is a step of another backend's operation: a hash of the latter, which
   // must be equal on all ranks, as `what` must. 0: not a step.
   uint64_t step_of = 0;
-  absl::Time deadline = absl::InfiniteFuture();  // A time of SteadyNow() (comm/base/clock.h).
-  StreamRef after;                               // Start after the work that is on this stream now,
-  Event after_event;                             // and after this moment.
+  // A time of SteadyNow() (comm/base/clock.h).
+  absl::Time deadline = absl::InfiniteFuture();
+  StreamRef after;    // Start after the work that is on this stream now,
+  Event after_event;  // and after this moment.
 };
 
 class Backend {

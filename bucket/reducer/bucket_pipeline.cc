@@ -265,7 +265,7 @@ absl::Status BucketPipeline::FinishOnDevice() {
     absl::MutexLock lock(&mutex_);
     reduced_[b] = std::move(reduced);
     fates_.push_back(fate);
-    times_[b].reduced = SteadyNow();  // When a device has ended it nobody waits to see.
+    times_[b].reduced = SteadyNow();  // No thread waits for the device's end of it.
   }
   return WaitForTheLast();
 }

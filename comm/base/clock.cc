@@ -76,10 +76,10 @@ class Waits {
     const int timer = timerfd_create(CLOCK_REALTIME, TFD_CLOEXEC);
     itimerspec never{};
     never.it_value.tv_sec = std::numeric_limits<time_t>::max();
-    int error =
-        timerfd_settime(timer, TFD_TIMER_ABSTIME | TFD_TIMER_CANCEL_ON_SET, &never, nullptr) == 0
-            ? 0
-            : errno;
+    int error = 0;
+    if (timer < 0 ||
+        timerfd_settime(timer, TFD_TIMER_ABSTIME | TFD_TIMER_CANCEL_ON_SET, &never, nullptr) != 0)
+      error = errno;
     while (error == 0) {
       uint64_t expirations = 0;
       if (read(timer, &expirations, sizeof(expirations)) >= 0 || errno == EINTR) continue;

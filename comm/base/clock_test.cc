@@ -21,7 +21,7 @@
 // By so many seconds the time of day of this process is ahead of the kernel's; less if negative.
 std::atomic<int64_t> seconds_ahead{0};
 
-// The timer that tells of clock settings, and a pipe whose bytes stand for them.
+// The timer whose reads fail when the clock is set, and a pipe whose bytes stand for that.
 std::atomic<int> watched_timer{-1};
 int settings[2] = {-1, -1};
 
@@ -70,13 +70,14 @@ class ClockTest : public testing::Test {
   // Expects `wait` to end at its deadline, although the clock is set back meanwhile.
   void ExpectNotProlonged(const std::function<void(absl::Time deadline)>& wait) {
     seconds_ahead = kHour;
-    std::thread setter([] {
-      absl::SleepFor(kShort / 2);
-      seconds_ahead = 0;
-      EXPECT_EQ(write(settings[1], "", 1), 1);  // As the kernel reports it.
-    });
+    std::thread setter;
     {
       const absl::MutexLock lock(&mutex_);
+      setter = std::thread([this] {
+        { const absl::MutexLock in_the_wait(&mutex_); }
+        seconds_ahead = 0;
+        EXPECT_EQ(write(settings[1], "", 1), 1);  // As the kernel reports it.
+      });
       const absl::Time start = SteadyNow();
       wait(start + kShort);
       EXPECT_GE(SteadyNow() - start, kShort);
@@ -112,15 +113,16 @@ TEST_F(ClockTest, AWaitEndsAtItsDeadline) {
 
 TEST_F(ClockTest, AClockThatIsSetForwardEndsNoWait) {
   seconds_ahead = -kHour;
-  std::thread setter([this] {
-    absl::SleepFor(kShort);
-    const absl::MutexLock lock(&mutex_);
-    is_done_ = true;
-  });
+  std::thread setter;
   {
     const absl::MutexLock lock(&mutex_);
     EXPECT_FALSE(mutex_.AwaitWithTimeout(absl::Condition(&is_done_), kLong))
         << "Abseil's waits follow the clock no longer: ours can be simpler";
+    setter = std::thread([this] {
+      absl::SleepFor(kShort);
+      const absl::MutexLock in_the_wait(&mutex_);
+      is_done_ = true;
+    });
     EXPECT_TRUE(AwaitFor(mutex_, absl::Condition(&is_done_), kLong));
     EXPECT_FALSE(WaitUntil(signal_, mutex_, SteadyNow() + kLong));  // Not late.
   }
@@ -144,28 +146,27 @@ TEST_F(ClockTest, AChildOfForkWaitsToo) {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "ThreadSanitizer allows no threads in a child of fork()";
 #endif
-  {
-    const absl::MutexLock lock(&mutex_);
-    EXPECT_FALSE(AwaitFor(mutex_, absl::Condition(&is_done_), absl::Milliseconds(1)));
-  }
-  std::thread waiting([this] {
-    const absl::MutexLock lock(&mutex_);
-    EXPECT_TRUE(AwaitFor(mutex_, absl::Condition(&is_done_), kLong));
+  absl::Mutex of_parent;
+  bool ends = false;
+  std::thread waiting([&] {
+    const absl::MutexLock lock(&of_parent);
+    EXPECT_TRUE(AwaitFor(of_parent, absl::Condition(&ends), kLong));
   });
   absl::SleepFor(kShort);
   const pid_t child = fork();
   if (child == 0) {
-    absl::Mutex mutex;
-    const bool never = false;
-    const absl::MutexLock lock(&mutex);
-    _exit(AwaitFor(mutex, absl::Condition(&never), kShort) ? 1 : 0);
+    EXPECT_EQ(pipe(settings), 0);  // The parent reads the other one.
+    ExpectNotProlonged([&](absl::Time deadline) {
+      EXPECT_FALSE(AwaitUntil(mutex_, absl::Condition(&is_done_), deadline));
+    });
+    _exit(HasFailure() ? 1 : 0);
   }
   int status = -1;
   EXPECT_EQ(waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
   {
-    const absl::MutexLock lock(&mutex_);
-    is_done_ = true;
+    const absl::MutexLock lock(&of_parent);
+    ends = true;
   }
   waiting.join();
 }

@@ -18,6 +18,8 @@
 
 namespace evenkeel {
 
+// Times are those of SteadyNow() (comm/base/clock.h).
+
 // The times at which a bucket was ready, launched and reduced, and the number of the step's
 // gradients at its launch. Without a thread of the reduction, the end of a bucket that backward
 // hides is exact only in measured steps (stats.h, tuner.h); else it is the time at which the step

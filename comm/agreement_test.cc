@@ -11,6 +11,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "comm/base/clock.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/control/link.h"
@@ -67,8 +68,8 @@ Work IssueDifferently(Communicator& comm, std::vector<float>& data) {
 
 // Waits, at most for half a minute, until the group has ended.
 absl::Status EndOf(const Communicator& comm) {
-  const absl::Time latest = absl::Now() + absl::Seconds(30);
-  while (comm.status().ok() && absl::Now() < latest) absl::SleepFor(absl::Milliseconds(1));
+  const absl::Time latest = SteadyNow() + absl::Seconds(30);
+  while (comm.status().ok() && SteadyNow() < latest) absl::SleepFor(absl::Milliseconds(1));
   return comm.status();
 }
 
@@ -108,7 +109,7 @@ TEST_P(AgreementTest, AMonitoredBarrierPassesWhenAllHaveCome) {
 
 TEST_P(AgreementTest, AMonitoredBarrierNamesAllWhoHaveNotCome) {
   Statuses seen(4);
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   RunRanksOver(GetParam(), 4, [&](Communicator& comm) {
     if (comm.rank() % 2 == 0)
       return seen.Note(comm, comm.MonitoredBarrier(absl::Milliseconds(300)));
@@ -116,7 +117,7 @@ TEST_P(AgreementTest, AMonitoredBarrierNamesAllWhoHaveNotCome) {
     EXPECT_EQ(comm.MonitoredBarrier(absl::Seconds(30)), end) << "late";
     return seen.Note(comm, end);
   }).IgnoreError();
-  EXPECT_GE(absl::Now() - start, absl::Milliseconds(300));
+  EXPECT_GE(SteadyNow() - start, absl::Milliseconds(300));
   for (const absl::Status& status : seen.all()) {
     EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
     EXPECT_THAT(Message(status),
@@ -194,7 +195,7 @@ TEST_P(AgreementTest, EveryCollectiveIsComparedAndWorks) {
 
 TEST_P(AgreementTest, EveryFindsADifferenceBeforeItsDataIsUsed) {
   Statuses seen(3);
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   RunRanksOver(GetParam(), 3,
                [&](Communicator& comm) -> absl::Status {
                  EK_RETURN_IF_ERROR(comm.Barrier());
@@ -203,7 +204,7 @@ TEST_P(AgreementTest, EveryFindsADifferenceBeforeItsDataIsUsed) {
                },
                {.verify = VerifyLevel::kEvery})
       .IgnoreError();
-  EXPECT_LT(absl::Now() - start, absl::Seconds(5));
+  EXPECT_LT(SteadyNow() - start, absl::Seconds(5));
   for (const absl::Status& status : seen.all()) {
     EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
     EXPECT_THAT(Message(status),

@@ -39,7 +39,7 @@ struct FlightEntry {
   int64_t sequence =
       0;  // Position in the channel; for send and recv, among those of the pair, direction and tag.
   Collective what;
-  absl::Time issued;
+  absl::Time issued;                          // Times are those of SteadyNow() (comm/base/clock.h).
   absl::Time ended = absl::InfiniteFuture();  // Infinite: still open.
   absl::StatusCode code = absl::StatusCode::kOk;
   absl::Time deadline = absl::InfiniteFuture();

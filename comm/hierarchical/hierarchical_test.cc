@@ -23,6 +23,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "comm/base/clock.h"
 #include "evenkeel/comm/backend.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/communicator.h"
@@ -99,7 +100,7 @@ TEST(HierarchicalTest, ReducesRegisteredMemory) {
 
 // Ranks 0 and 1 share a host, and a broadcast from rank 2 begins there as one from rank 0 does.
 TEST(HierarchicalTest, RootsThatDifferEndTheGroupAtOnce) {
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   const absl::Status status = RunOn({"a", "a", "b", "b"}, [](Communicator& comm) -> absl::Status {
     std::vector<float> data(100, static_cast<float>(comm.rank()));
     const absl::Status ended = comm.Broadcast(absl::MakeSpan(data), comm.rank() == 1 ? 2 : 0);
@@ -111,7 +112,7 @@ TEST(HierarchicalTest, RootsThatDifferEndTheGroupAtOnce) {
   });
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("the ranks disagree"));
-  EXPECT_LT(absl::Now() - start, absl::Seconds(5));
+  EXPECT_LT(SteadyNow() - start, absl::Seconds(5));
 }
 
 TEST(HierarchicalTest, SplitsInsideAndAcrossHosts) {
@@ -183,7 +184,7 @@ using Group = std::vector<std::unique_ptr<Communicator>>;
 // All ranks of two hosts with two ranks each add until that fails; how it did on each.
 std::vector<absl::Status> AddUntilTheEnd(Group& group,
                                          absl::Duration at_most = absl::InfiniteDuration()) {
-  const absl::Time until = absl::Now() + at_most;
+  const absl::Time until = SteadyNow() + at_most;
   std::vector<absl::Status> ended(group.size());
   std::vector<std::thread> threads;
   for (std::unique_ptr<Communicator>& comm : group) {
@@ -193,7 +194,7 @@ std::vector<absl::Status> AddUntilTheEnd(Group& group,
       bool is_over = false;
       while (status.ok() && !is_over) {
         status = comm->AllReduce(absl::MakeSpan(data), ReduceOp::kAverage);
-        const absl::StatusOr<bool> agreed = comm->AgreeAny(absl::Now() >= until);
+        const absl::StatusOr<bool> agreed = comm->AgreeAny(SteadyNow() >= until);
         is_over = !agreed.ok() || *agreed;
       }
       if (status.ok()) status = comm->status();
@@ -233,7 +234,7 @@ class WatchedGroup {
     options.watch.stall_warning = absl::InfiniteDuration();  // The ranks wait for the network.
     options.watch.warn = [this](const std::string& text) {
       absl::MutexLock lock(&mutex_);
-      warned_.emplace_back(absl::Now(), text);
+      warned_.emplace_back(SteadyNow(), text);
     };
     auto group = CreateHierarchicalGroupInProcess({"a", "a", "b", "b"}, options);
     EXPECT_TRUE(group.ok()) << group.status();
@@ -246,7 +247,7 @@ class WatchedGroup {
 
   void Run() {
     SCOPED_TRACE(network_.what);
-    const absl::Time start = absl::Now();
+    const absl::Time start = SteadyNow();
     for (const int fd : fds_) network_.begin(fd);
     std::thread network([&] {
       if (network_.end == nullptr) return;
@@ -254,7 +255,7 @@ class WatchedGroup {
       for (const int fd : fds_) network_.end(fd);
     });
     const std::vector<absl::Status> ended = AddUntilTheEnd(group_, kEnd);
-    const absl::Duration took = absl::Now() - start;
+    const absl::Duration took = SteadyNow() - start;
     network.join();
     for (const absl::Status& status : ended) {
       EXPECT_EQ(status.code(), network_.ends) << status;
@@ -337,10 +338,10 @@ TEST(HierarchicalTest, AConnectionThatDeliversNothingEndsRanksThatHaveNothingInF
   for (const int fd : internal::TcpConnections()) {
     if (std::count(others.begin(), others.end(), fd) == 0) internal::DropIncoming(fd);
   }
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   is_asked_for.Notify();
   for (std::thread& thread : threads) thread.join();
-  EXPECT_LT(absl::Now() - start, absl::Seconds(30));
+  EXPECT_LT(SteadyNow() - start, absl::Seconds(30));
 }
 
 TEST(HierarchicalTest, RefusesWhatIsNoGroup) {

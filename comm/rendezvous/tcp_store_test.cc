@@ -27,6 +27,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "comm/base/clock.h"
 #include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/control/exchange_tree.h"
 #include "evenkeel/comm/control/key_value.h"
@@ -113,14 +114,14 @@ class Member {
 
 internal::UniqueFd Stranger(const TcpStoreServer& server) {
   return internal::ConnectTo(internal::HostPort::Parse(server.address()).value(),
-                             absl::Now() + kSoon)
+                             SteadyNow() + kSoon)
       .value();
 }
 
 bool IsCutOff(const internal::UniqueFd& fd) {
   std::string bytes;
-  const absl::Time deadline = absl::Now() + kSoon;
-  while (absl::Now() < deadline) {
+  const absl::Time deadline = SteadyNow() + kSoon;
+  while (SteadyNow() < deadline) {
     if (!internal::WaitFor(fd, POLLIN, deadline).ok()) return false;
     if (internal::ReceiveSome(fd, bytes).is_over) return true;
   }
@@ -129,16 +130,16 @@ bool IsCutOff(const internal::UniqueFd& fd) {
 
 // A server that greets one client, and replies to nothing more.
 void GreetAndFallSilent(const internal::UniqueFd& listener) {
-  ASSERT_TRUE(internal::WaitFor(listener, POLLIN, absl::Now() + kSoon).ok());
+  ASSERT_TRUE(internal::WaitFor(listener, POLLIN, SteadyNow() + kSoon).ok());
   const internal::UniqueFd fd = internal::AcceptFrom(listener).value();
   const internal::Challenge challenge{.nonce = std::string(internal::kNonceSize, 'n')};
   ASSERT_TRUE(
-      internal::SendAll(fd, internal::Frame(challenge.Serialize()), absl::Now() + kSoon).ok());
+      internal::SendAll(fd, internal::Frame(challenge.Serialize()), SteadyNow() + kSoon).ok());
   internal::FrameParser parser(internal::kMaxFrame);
   std::optional<std::string> frame;
   std::string bytes;
   while (!frame) {
-    ASSERT_TRUE(internal::WaitFor(fd, POLLIN, absl::Now() + kSoon).ok());
+    ASSERT_TRUE(internal::WaitFor(fd, POLLIN, SteadyNow() + kSoon).ok());
     bytes.clear();
     ASSERT_FALSE(internal::ReceiveSome(fd, bytes).is_over);
     parser.Append(bytes);
@@ -148,8 +149,8 @@ void GreetAndFallSilent(const internal::UniqueFd& listener) {
   verdict.proof =
       internal::ProofOf("secret", challenge, internal::Hello::Parse(*frame).value(), verdict);
   ASSERT_TRUE(
-      internal::SendAll(fd, internal::Frame(verdict.Serialize()), absl::Now() + kSoon).ok());
-  while (internal::WaitFor(fd, POLLIN, absl::Now() + kSoon).ok() &&
+      internal::SendAll(fd, internal::Frame(verdict.Serialize()), SteadyNow() + kSoon).ok());
+  while (internal::WaitFor(fd, POLLIN, SteadyNow() + kSoon).ok() &&
          !internal::ReceiveSome(fd, bytes).is_over) {
   }
 }
@@ -159,7 +160,7 @@ TEST(TcpStoreServerTest, ListensOnTheGivenAddressOnly) {
   EXPECT_GT(server->port(), 0);
   EXPECT_EQ(server->address(), absl::StrCat("127.0.0.1:", server->port()));
   // The whole of 127/8 is this host; a server on all interfaces would answer here.
-  EXPECT_FALSE(internal::ConnectTo({"127.0.0.2", server->port()}, absl::Now() + kSoon).ok());
+  EXPECT_FALSE(internal::ConnectTo({"127.0.0.2", server->port()}, SteadyNow() + kSoon).ok());
 }
 
 TEST(TcpStoreServerTest, RefusesWhatItCannotDo) {
@@ -209,10 +210,10 @@ TEST(TcpStoreTest, ARankComesToAGroupOnce) {
   }
   absl::Status back = absl::OkStatus();
   const absl::Time deadline =
-      absl::Now() + kSoon;  // The server may need a moment to see that it has gone.
+      SteadyNow() + kSoon;  // The server may need a moment to see that it has gone.
   do {
     back = TcpControlLink::Connect(ClientOf(*server, 1, 2)).status();
-  } while (absl::IsInvalidArgument(back) && absl::Now() < deadline);
+  } while (absl::IsInvalidArgument(back) && SteadyNow() < deadline);
   EXPECT_TRUE(absl::IsFailedPrecondition(back)) << back;
 }
 
@@ -307,13 +308,13 @@ TEST(TcpControlLinkTest, AllLearnOfALostRankAtOnce) {
   const std::unique_ptr<TcpStoreServer> server = Serve();
   Member a(*server, 0, 3), b(*server, 1, 3);
   auto c = std::make_unique<Member>(*server, 2, 3);
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   c = nullptr;  // Without Leave().
   for (Member* member : {&a, &b}) {
     EXPECT_THAT(std::string(member->WaitForFailure().message()), HasSubstr("rank 2"));
     EXPECT_EQ(member->culprit(), 2);
   }
-  EXPECT_LT(absl::Now() - start, absl::Seconds(5));
+  EXPECT_LT(SteadyNow() - start, absl::Seconds(5));
 }
 
 TEST(TcpControlLinkTest, WhoComesLateLearnsOfTheFailureBefore) {
@@ -338,7 +339,7 @@ TEST(TcpControlLinkTest, ASilentRankIsLostForTheOthersAndLearnsIt) {
   internal::RankStatus report;
   report.doing = "runs, 1 s after #3 barrier";
   silent->Beat(report.Serialize(), absl::Milliseconds(300));
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   // Ranks that have promised nothing may be silent.
   for (Member* member : {&a, &b}) {
     EXPECT_EQ(member->WaitForFailure().message(),
@@ -346,7 +347,7 @@ TEST(TcpControlLinkTest, ASilentRankIsLostForTheOthersAndLearnsIt) {
               "#3 barrier");
     EXPECT_EQ(member->culprit(), 2);
   }
-  EXPECT_GE(absl::Now() - start, absl::Milliseconds(300));
+  EXPECT_GE(SteadyNow() - start, absl::Milliseconds(300));
   EXPECT_THAT(std::string(silent.WaitForFailure().message()),
               HasSubstr("rank 2 sent no heartbeat for 300ms"));
   std::thread peer(
@@ -360,8 +361,8 @@ TEST(TcpControlLinkTest, ASilentRankIsLostForTheOthersAndLearnsIt) {
 TEST(TcpControlLinkTest, WhoGivesASignOfLifeIsNotSilent) {
   const std::unique_ptr<TcpStoreServer> server = Serve();
   Member member(*server, 0, 2), other(*server, 1, 2);
-  const absl::Time start = absl::Now();
-  while (absl::Now() < start + absl::Seconds(2)) {
+  const absl::Time start = SteadyNow();
+  while (SteadyNow() < start + absl::Seconds(2)) {
     member->Beat("", absl::Seconds(1));
     EXPECT_LT(member->link().Silence(), absl::Seconds(1));
     absl::SleepFor(absl::Milliseconds(50));
@@ -380,16 +381,16 @@ TEST(TcpControlLinkTest, AnErrorOfTheOriginEndsTheWaitForASilentHub) {
   const internal::HostPort address = internal::LocalAddress(*listener).value();
   internal::UniqueFd accepted;
   std::thread hub([&] {
-    ASSERT_TRUE(internal::WaitFor(*listener, POLLIN, absl::Now() + kSoon).ok());
+    ASSERT_TRUE(internal::WaitFor(*listener, POLLIN, SteadyNow() + kSoon).ok());
     accepted = internal::AcceptFrom(*listener).value();
     const internal::Challenge challenge{.nonce = std::string(internal::kNonceSize, 'n')};
     ASSERT_TRUE(
-        internal::SendAll(accepted, internal::Frame(challenge.Serialize()), absl::Now() + kSoon)
+        internal::SendAll(accepted, internal::Frame(challenge.Serialize()), SteadyNow() + kSoon)
             .ok());
   });
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   const auto origin = [&] {
-    return absl::Now() < start + absl::Seconds(1) ? absl::OkStatus()
+    return SteadyNow() < start + absl::Seconds(1) ? absl::OkStatus()
                                                   : absl::UnavailableError("rank 0 is lost");
   };
   const absl::Status status =
@@ -399,7 +400,7 @@ TEST(TcpControlLinkTest, AnErrorOfTheOriginEndsTheWaitForASilentHub) {
           .status();
   hub.join();
   EXPECT_EQ(status, absl::UnavailableError("rank 0 is lost"));
-  EXPECT_LT(absl::Now() - start, absl::Seconds(20));
+  EXPECT_LT(SteadyNow() - start, absl::Seconds(20));
 }
 
 // The network does not reach the hub's host any more, and patience with it has grown to 8 seconds.
@@ -408,12 +409,12 @@ TEST(TcpControlLinkTest, AnErrorOfTheOriginEndsTheWaitForAConnection) {
   ASSERT_TRUE(listener.ok());
   const internal::HostPort address = internal::LocalAddress(*listener).value();
   ASSERT_EQ(listen(listener->get(), /*backlog=*/0), 0);
-  const internal::UniqueFd first = internal::ConnectTo(address, absl::Now() + kSoon).value();
+  const internal::UniqueFd first = internal::ConnectTo(address, SteadyNow() + kSoon).value();
   ASSERT_TRUE(absl::IsDeadlineExceeded(
-      internal::ConnectTo(address, absl::Now() + absl::Milliseconds(50)).status()));
-  const absl::Time start = absl::Now();
+      internal::ConnectTo(address, SteadyNow() + absl::Milliseconds(50)).status()));
+  const absl::Time start = SteadyNow();
   const auto origin = [&] {
-    return absl::Now() < start + absl::Seconds(5.5) ? absl::OkStatus()
+    return SteadyNow() < start + absl::Seconds(5.5) ? absl::OkStatus()
                                                     : absl::UnavailableError("rank 0 is lost");
   };
   EXPECT_EQ(
@@ -422,7 +423,7 @@ TEST(TcpControlLinkTest, AnErrorOfTheOriginEndsTheWaitForAConnection) {
           {.rank = 1, .world_size = 2, .origin = {.status = origin}})
           .status(),
       absl::UnavailableError("rank 0 is lost"));
-  EXPECT_LT(absl::Now() - start, absl::Seconds(10));
+  EXPECT_LT(SteadyNow() - start, absl::Seconds(10));
 }
 
 // A hub that can't answer: it is what a hub does that is stopped.
@@ -444,12 +445,12 @@ TEST(TcpControlLinkTest, NoticesThatTheHubIsSilent) {
     absl::SleepFor(absl::Milliseconds(600));
     EXPECT_EQ(channel.link().Silence(), absl::ZeroDuration()) << "it owes no answer";
     channel.Beat("", absl::Seconds(5));
-    const absl::Time start = absl::Now();
-    while (channel.link().Silence() < absl::Seconds(1) && absl::Now() < start + kSoon) {
+    const absl::Time start = SteadyNow();
+    while (channel.link().Silence() < absl::Seconds(1) && SteadyNow() < start + kSoon) {
       absl::SleepFor(absl::Milliseconds(10));
     }
     EXPECT_GE(channel.link().Silence(), absl::Seconds(1));
-    EXPECT_GE(absl::Now() - start, absl::Seconds(1));
+    EXPECT_GE(SteadyNow() - start, absl::Seconds(1));
   }
   hub.join();
 }
@@ -513,8 +514,8 @@ TEST(TcpControlLinkTest, ADeadlockEndsOnAllRanks) {
     for (const internal::Waits::Seen& seen : now.waits) report.waits.push_back(seen.wait);
     member->Beat(report.Serialize(), absl::ZeroDuration());
   };
-  const absl::Time start = absl::Now();
-  while (a.culprit() == -2 && absl::Now() < start + kSoon) {
+  const absl::Time start = SteadyNow();
+  while (a.culprit() == -2 && SteadyNow() < start + kSoon) {
     beat(a);
     beat(b);
     absl::SleepFor(absl::Milliseconds(20));
@@ -591,11 +592,11 @@ TEST(TcpTreeTest, AllLearnOfALostRankWhereverItStands) {
         channel = nullptr;  // Without Leave().
         return;
       }
-      const absl::Time start = absl::Now();
+      const absl::Time start = SteadyNow();
       const absl::Status status = channel->Exchange("step", "", kSoon).status();
       EXPECT_TRUE(absl::IsUnavailable(status)) << status;
       EXPECT_THAT(std::string(status.message()), HasSubstr(absl::StrCat("rank ", lost)));
-      EXPECT_LT(absl::Now() - start, absl::Seconds(5));
+      EXPECT_LT(SteadyNow() - start, absl::Seconds(5));
     });
   }
 }
@@ -629,9 +630,9 @@ TEST(TcpTreeTest, WhoIsMissingIsExact) {
       });
       if (rank == 5) {
         // The others may still be on their way here.
-        const absl::Time start = absl::Now();
+        const absl::Time start = SteadyNow();
         while (channel->WhoIsMissing("step", 0).text != "ranks 3,6" &&
-               absl::Now() < start + kSoon) {
+               SteadyNow() < start + kSoon) {
         }
         EXPECT_EQ(channel->WhoIsMissing("step", 0).text, "ranks 3,6");
         has_asked.Notify();
@@ -683,8 +684,8 @@ TEST(TcpObserverTest, SeesTheRanksOfEachGroup) {
     status = observer->Status(kSoon).value();
     return absl::StrContains(status, "\"waits_for\":[1,2]") && absl::StrContains(status, "well");
   };
-  const absl::Time deadline = absl::Now() + kSoon;
-  while (!has_come() && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(10));
+  const absl::Time deadline = SteadyNow() + kSoon;
+  while (!has_come() && SteadyNow() < deadline) absl::SleepFor(absl::Milliseconds(10));
   EXPECT_THAT(status, HasSubstr(R"("group":"world","error":"")"));
   EXPECT_THAT(status, HasSubstr(R"("state":"connected","doing":"runs \"well\"","waited_ms":7)"));
   EXPECT_THAT(status, HasSubstr(R"("steps":{"step":3})"));
@@ -710,7 +711,7 @@ internal::Greeted GreetAsObserver(const TcpStoreServer& server) {
                return std::vector<internal::HostPort>{
                    internal::HostPort::Parse(server.address()).value()};
              },
-             hello, {.secret = "secret"}, absl::Now() + kSoon)
+             hello, {.secret = "secret"}, SteadyNow() + kSoon)
       .value();
 }
 
@@ -726,10 +727,10 @@ TEST(TcpObserverTest, NeedsTheSecretAndCanOnlyAsk) {
   const internal::Greeted greeted = GreetAsObserver(*server);
   internal::StoreRequest request{.op = internal::StoreRequest::Op::kSet, .key = "key"};
   const std::string frame = internal::Frame(request.Serialize());
-  ASSERT_TRUE(internal::SendAll(greeted.fd, frame, absl::Now() + kSoon).ok());
+  ASSERT_TRUE(internal::SendAll(greeted.fd, frame, SteadyNow() + kSoon).ok());
   std::string bytes;
   bool is_over = false;
-  while (!is_over && internal::WaitFor(greeted.fd, POLLIN, absl::Now() + kSoon).ok())
+  while (!is_over && internal::WaitFor(greeted.fd, POLLIN, SteadyNow() + kSoon).ok())
     is_over = internal::ReceiveSome(greeted.fd, bytes).is_over;
   EXPECT_TRUE(is_over);
   EXPECT_EQ(bytes, "");
@@ -749,9 +750,9 @@ TEST(TcpObserverTest, ManyDoNotDelayTheRanks) {
   std::string requests;
   for (int i = 0; i < 1000; ++i) requests += internal::Frame("");
   bool is_over = false;
-  const absl::Time deadline = absl::Now() + kSoon;
-  while (!is_over && absl::Now() < deadline)
-    is_over = !internal::SendAll(greeted.fd, requests, absl::Now() + absl::Seconds(1)).ok();
+  const absl::Time deadline = SteadyNow() + kSoon;
+  while (!is_over && SteadyNow() < deadline)
+    is_over = !internal::SendAll(greeted.fd, requests, SteadyNow() + absl::Seconds(1)).ok();
   EXPECT_TRUE(is_over);
 
   std::thread other([&] { EXPECT_TRUE(second->Exchange("meet", "", kSoon).ok()); });
@@ -855,7 +856,7 @@ class RecordingProxy {
       internal::UniqueFd client = internal::AcceptFrom(listener_).value();
       if (!client) continue;
       pairs_.push_back(
-          {std::move(client), internal::ConnectTo(server_, absl::Now() + kSoon).value()});
+          {std::move(client), internal::ConnectTo(server_, SteadyNow() + kSoon).value()});
     }
   }
   static bool Pass(const internal::UniqueFd& from, const internal::UniqueFd& to,
@@ -863,7 +864,7 @@ class RecordingProxy {
     std::string bytes;
     const bool is_over = internal::ReceiveSome(from, bytes).is_over;
     said += bytes;
-    return internal::SendAll(to, bytes, absl::Now() + kSoon).ok() && !is_over;
+    return internal::SendAll(to, bytes, SteadyNow() + kSoon).ok() && !is_over;
   }
 
   const internal::HostPort server_;
@@ -927,7 +928,7 @@ TEST(HandshakeTest, TheSecretIsNeverSent) {
 std::string AnswerTo(const TcpStoreServer& server, absl::string_view bytes) {
   const internal::UniqueFd fd = Stranger(server);
   std::string answer;
-  const absl::Time deadline = absl::Now() + kSoon;
+  const absl::Time deadline = SteadyNow() + kSoon;
   if (!internal::SendAll(fd, bytes, deadline).ok()) return answer;
   while (internal::WaitFor(fd, POLLIN, deadline).ok() &&
          !internal::ReceiveSome(fd, answer).is_over) {
@@ -972,7 +973,7 @@ std::string ConnectToABuild(uint32_t version, absl::string_view build, absl::str
                                           .nonce = std::string(internal::kNonceSize, 'n')};
       (void)internal::SendAll(connections.back(),
                               absl::StrCat(internal::Frame(challenge.Serialize()), more),
-                              absl::Now() + kSoon);
+                              SteadyNow() + kSoon);
     }
   });
   const absl::Status status =
@@ -1054,7 +1055,7 @@ TEST(TcpStoreServerTest, StrangersDisturbNobody) {
       case 4:
         break;
     }
-    (void)internal::SendAll(strangers.back(), bytes, absl::Now() + kSoon);
+    (void)internal::SendAll(strangers.back(), bytes, SteadyNow() + kSoon);
     std::thread peer([&] { EXPECT_TRUE(b->Exchange("live", "b", kSoon).ok()); });
     EXPECT_TRUE(a->Exchange("live", "a", kSoon).ok());
     peer.join();
@@ -1134,7 +1135,7 @@ class CapturedStderr {
   // Returns what has been written, once there is something.
   std::string Wait() const {
     std::string text(4096, '\0');
-    if (!internal::WaitFor(read_, POLLIN, absl::Now() + kSoon).ok()) return "";
+    if (!internal::WaitFor(read_, POLLIN, SteadyNow() + kSoon).ok()) return "";
     text.resize(std::max<ssize_t>(read(read_.get(), text.data(), text.size()), 0));
     return text;
   }
@@ -1157,7 +1158,7 @@ TEST(TcpStoreServerTest, ReportsThatFilesAreMissingAndGoesOn) {
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
   EXPECT_THAT(warning, HasSubstr("rank 0 cannot accept the connection of a rank: accept: Too many "
                                  "open files; it retries, and the rank waits"));
-  EXPECT_TRUE(internal::WaitFor(stranger, POLLIN, absl::Now() + kSoon).ok()) << "a challenge";
+  EXPECT_TRUE(internal::WaitFor(stranger, POLLIN, SteadyNow() + kSoon).ok()) << "a challenge";
 }
 
 TEST(TcpStoreServerTest, ASlowReaderHoldsUpNobody) {

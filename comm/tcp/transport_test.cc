@@ -24,6 +24,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "comm/base/clock.h"
 #include "evenkeel/comm/base/rank_names.h"
 #include "evenkeel/comm/base/warn.h"
 #include "evenkeel/comm/net/socket.h"
@@ -48,8 +49,8 @@ constexpr size_t kSizes[] = {0,     1,     kMaxSmall - 1, kMaxSmall, kMaxSmall +
 
 std::pair<UniqueFd, UniqueFd> Connection() {
   const UniqueFd listener = ListenOn({"127.0.0.1", 0}).value();
-  UniqueFd one = ConnectTo(LocalAddress(listener).value(), absl::Now() + absl::Seconds(30)).value();
-  EXPECT_TRUE(WaitFor(listener, POLLIN, absl::Now() + absl::Seconds(30)).ok());
+  UniqueFd one = ConnectTo(LocalAddress(listener).value(), SteadyNow() + absl::Seconds(30)).value();
+  EXPECT_TRUE(WaitFor(listener, POLLIN, SteadyNow() + absl::Seconds(30)).ok());
   return {std::move(one), AcceptFrom(listener).value()};
 }
 
@@ -105,7 +106,7 @@ class Piece {
 
  private:
   static int Wait(std::deque<TcpTransport::Pending>& pending, absl::Duration timeout) {
-    const absl::Status status = pending.front().Wait(absl::Now() + timeout);
+    const absl::Status status = pending.front().Wait(SteadyNow() + timeout);
     if (!status.ok()) throw StatusError(status);
     const int peer = pending.front().peer();
     pending.pop_front();
@@ -140,7 +141,7 @@ struct RawPeer {
     transport = TcpTransport::Create(0, std::move(connections)).value();
   }
   void Say(absl::string_view bytes) {
-    EXPECT_TRUE(SendAll(fd, bytes, absl::Now() + absl::Seconds(30)).ok());
+    EXPECT_TRUE(SendAll(fd, bytes, SteadyNow() + absl::Seconds(30)).ok());
   }
   void Say(Kind kind, uint64_t slot, uint64_t bytes) {
     const auto header = MessageHeader{kind, slot, bytes}.Serialize();
@@ -149,7 +150,7 @@ struct RawPeer {
   std::string Hear(size_t size) {
     std::string got;
     while (got.size() < size) {
-      EXPECT_TRUE(WaitFor(fd, POLLIN, absl::Now() + absl::Seconds(30)).ok());
+      EXPECT_TRUE(WaitFor(fd, POLLIN, SteadyNow() + absl::Seconds(30)).ok());
       if (ReceiveSome(fd, got).is_over) break;
     }
     return got;
@@ -364,7 +365,7 @@ TEST(TcpTransportTest, AnOperationThatGoesWhileItSendsEndsTheConnection) {
   });
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;
   EXPECT_EQ(status.message(), "rank 0 closed its connection to rank 1");
-  EXPECT_TRUE(absl::IsUnavailable(t[1]->Receive(0, 5, nullptr, 0).Wait(absl::Now() + kSoon)));
+  EXPECT_TRUE(absl::IsUnavailable(t[1]->Receive(0, 5, nullptr, 0).Wait(SteadyNow() + kSoon)));
 }
 
 TEST(TcpTransportTest, WaitsEndAtTheirTimeout) {
@@ -406,11 +407,11 @@ TEST(TcpTransportTest, AbortEndsEveryWaitAtOnceAndTouchesNoMemoryAfterwards) {
       EXPECT_EQ(StatusOf([&] { never->waitRecv(kSoon); }), absl::CancelledError("enough"));
     });
     absl::SleepFor(absl::Milliseconds(round));  // Any moment will do.
-    const absl::Time start = absl::Now();
+    const absl::Time start = SteadyNow();
     t[0]->Abort(absl::CancelledError("enough"));
     waiter.join();
     threads[0].join();
-    EXPECT_LT(absl::Now() - start, absl::Seconds(2));
+    EXPECT_LT(SteadyNow() - start, absl::Seconds(2));
     for (const int rank : {1, 2}) threads[rank].join();
     EXPECT_EQ(statuses[0], absl::CancelledError("enough"));
     for (const int rank : {1, 2})
@@ -437,7 +438,7 @@ TEST(TcpTransportTest, APeerThatGoesIsNamed) {
   peer.fd = UniqueFd();
   for (const absl::Status& status :
        {StatusOf([&] { received->waitRecv(kSoon); }), StatusOf([&] { sent->waitSend(kSoon); }),
-        peer.transport->Send(1, 5, nullptr, 0).Wait(absl::Now() + kSoon)}) {
+        peer.transport->Send(1, 5, nullptr, 0).Wait(SteadyNow() + kSoon)}) {
     EXPECT_EQ(status, absl::UnavailableError("rank 1 closed its connection to rank 0"));
   }
 }
@@ -549,7 +550,7 @@ TEST(TcpTransportTest, NoBytesDoHarm) {
       stream[at] = static_cast<char>(random());
     }
     if (random() % 4 == 0) stream.resize(random() % stream.size());
-    SendAll(peer.fd, stream, absl::Now() + absl::Seconds(30)).IgnoreError();
+    SendAll(peer.fd, stream, SteadyNow() + absl::Seconds(30)).IgnoreError();
     shutdown(peer.fd.get(), SHUT_WR);
     StatusOf([&] { small->waitRecv(kSoon); }).IgnoreError();
     StatusOf([&] { large->waitRecv(kSoon); }).IgnoreError();
@@ -652,10 +653,10 @@ TEST(TcpTransportTest, AConnectionThatDeliversNothingIsWarnedOfAndThenEnds) {
   WatchedPair pair;
   Piece sent(*pair.ranks[0], 100), received(*pair.ranks[1], 100);
   for (const int fd : pair.fds) DropIncoming(fd);
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   sent->send(1, 7);
   const absl::Status ended = StatusOf([&] { sent->waitSend(kSoon); });
-  EXPECT_GE(absl::Now() - start, kLimits.end);
+  EXPECT_GE(SteadyNow() - start, kLimits.end);
   EXPECT_TRUE(absl::IsUnavailable(ended)) << ended;
   EXPECT_THAT(std::string(ended.message()),
               HasSubstr("rank 6 has acknowledged nothing from rank 4 for 3s (124 bytes wait)"));
@@ -671,8 +672,8 @@ TEST(TcpTransportTest, AShortOutageIsWarnedOfAndTheConnectionGoesOn) {
   received->recv(0, 7);
   sent->send(1, 7);
   std::vector<std::string> warned;
-  for (const absl::Time deadline = absl::Now() + absl::Seconds(30);
-       warned.empty() && absl::Now() < deadline;) {
+  for (const absl::Time deadline = SteadyNow() + absl::Seconds(30);
+       warned.empty() && SteadyNow() < deadline;) {
     absl::SleepFor(kLimits.look);
     warned = pair.warnings.Take();
   }
@@ -695,13 +696,13 @@ TEST(TcpTransportTest, APeerThatReadsNothingIsNotLost) {
   Piece sent(*transport, size_t{32} << 20);
   const auto ask = MessageHeader{Kind::kAsk, 7, 0}.Serialize();
   ASSERT_TRUE(
-      SendAll(theirs, absl::string_view(ask.data(), ask.size()), absl::Now() + absl::Seconds(30))
+      SendAll(theirs, absl::string_view(ask.data(), ask.size()), SteadyNow() + absl::Seconds(30))
           .ok());
   sent->send(1, 7);
   absl::SleepFor(kLimits.end + absl::Seconds(1));
   std::string got;
   while (got.size() < sent.data.size()) {
-    ASSERT_TRUE(WaitFor(theirs, POLLIN, absl::Now() + absl::Seconds(30)).ok());
+    ASSERT_TRUE(WaitFor(theirs, POLLIN, SteadyNow() + absl::Seconds(30)).ok());
     ASSERT_FALSE(ReceiveSome(theirs, got).is_over) << got.size();
   }
   sent->waitSend(kSoon);
@@ -710,7 +711,7 @@ TEST(TcpTransportTest, APeerThatReadsNothingIsNotLost) {
 TEST(TcpTransportTest, RefusesARankWithoutAConnection) {
   const Transports t = Connected(2);
   char data[10];
-  const auto deadline = absl::Now() + kSoon;
+  const auto deadline = SteadyNow() + kSoon;
   EXPECT_TRUE(absl::IsInvalidArgument(t[0]->Send(0, 1, data, 10).Wait(deadline))) << "to itself";
   EXPECT_TRUE(absl::IsInvalidArgument(t[0]->Send(2, 1, data, 10).Wait(deadline)));
   EXPECT_TRUE(absl::IsInvalidArgument(t[0]->Receive(-1, 1, data, 10).Wait(deadline)));

@@ -18,6 +18,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "comm/base/clock.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/testing/toy_model.h"
 #include "evenkeel/comm/status.h"
@@ -95,7 +96,7 @@ TEST(OverlapTest, NoBucketLeavesBeforeAllRanksHaveBegunTheStep) {
       model.params().ClearGradients();
       if (comm.rank() == 1) {
         EXPECT_TRUE(is_computed[step].WaitForNotificationWithTimeout(absl::Seconds(30)));
-        begins[step] = absl::Now();
+        begins[step] = SteadyNow();
       }
       EK_RETURN_IF_ERROR(ddp->BeginStep());
       for (int p = 0; p < 6; ++p)

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "comm/base/clock.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/flight_recorder.h"
 #include "evenkeel/comm/status.h"
@@ -106,7 +107,7 @@ TEST(SlicedTrafficTest, UpdatesTheFirstBucketBeforeTheLastGradientIsThere) {
         EK_RETURN_IF_ERROR(comm.status());
         absl::SleepFor(absl::Milliseconds(1));
       }
-      last_gradient = absl::Now();
+      last_gradient = SteadyNow();
       EK_RETURN_IF_ERROR(rank->ddp->GradientReady(param));
     }
     EK_RETURN_IF_ERROR(rank->ddp->FinishStep());

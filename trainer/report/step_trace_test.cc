@@ -10,6 +10,7 @@
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "comm/base/clock.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/reduction.h"
 #include "evenkeel/bucket/step_times.h"
@@ -57,7 +58,7 @@ TEST(StepRecorderTest, IsOffUnlessItKnowsTheRun) {
   recorder.Begin(2);
   recorder.Mark(SpanKind::kForward);
   recorder.End({}, {});
-  recorder.Follow(3, absl::Now());
+  recorder.Follow(3, SteadyNow());
   EXPECT_FALSE(recorder.is_on());
   EXPECT_TRUE(recorder.traces().empty());
 }

@@ -54,7 +54,7 @@ Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and M
 torchrun sets them, and the variables by which evenkeel's ranks find and trust each other.
 
 --on_failure=stop      When a rank fails, the others have --patience_s to end by themselves. The
-                       exit code is the first failed rank's, or 128 + its signal.
+                       exit code is that of the rank that caused it, or 128 + its signal.
 --on_failure=continue  When any rank fails, the others continue: the launcher hosts the store by
                        which they find each other. The exit code is 0 if at least one rank ended
                        well, otherwise as with stop. After a rank has ended well, the launcher

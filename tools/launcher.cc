@@ -12,11 +12,17 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <system_error>
+#include <utility>
 
+#include "absl/algorithm/container.h"
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "evenkeel/comm/base/clock.h"
+#include "evenkeel/comm/failure_info.h"
 #include "evenkeel/comm/rendezvous/tcp_store_server.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/tools/signal_reader.h"
@@ -86,9 +92,27 @@ constexpr size_t kFailuresToList = 8;
 // Failures that are found in so short a time have one cause.
 constexpr absl::Duration kOneBlow = absl::Milliseconds(500);
 
+// The ranks that caused the end of the job's first group, from the server's thread.
+class FirstFailure {
+ public:
+  void Note(const absl::Status& why) {
+    absl::MutexLock lock(&mutex_);
+    if (!info_.has_value()) info_ = FailureInfoOf(why).value_or(FailureInfo{});
+  }
+  bool IsBy(int rank) const {
+    absl::MutexLock lock(&mutex_);
+    return info_.has_value() && absl::c_linear_search(info_->ranks, rank);
+  }
+
+ private:
+  mutable absl::Mutex mutex_;
+  std::optional<FailureInfo> info_ ABSL_GUARDED_BY(mutex_);
+};
+
 class Job {
  public:
-  explicit Job(const LaunchOptions& options) : options_(options) {}
+  Job(const LaunchOptions& options, const FirstFailure& first_failure)
+      : options_(options), first_failure_(first_failure) {}
   ~Job() {
     for (pid_t pid : pids_) {
       if (pid > 0) kill(pid, SIGKILL);
@@ -138,10 +162,14 @@ class Job {
 
  private:
   struct Failure {
+    int rank = 0;
     int exit_code = 0;
     bool by_signal = false;  // That did not come from here.
-    std::string what;        // "rank 1 was killed by SIGSEGV"
+    std::string what;        // "was killed by SIGSEGV"
+    bool was_told = false;   // It ended after it had been told to.
     absl::Time found = SteadyNow();
+
+    std::string ToString() const { return absl::StrCat("rank ", rank, " ", what); }
   };
 
   absl::Status StartOne(char* const* arguments, char* const* variables,
@@ -193,19 +221,15 @@ class Job {
       }
       pid = 0;
       if (answer > 0 && status != 0 && WasEndedHere(status)) {
-        failures_.push_back({1, false, absl::StrCat("rank ", rank, " ", WhyEnded(rank))});
-      } else if (answer <
-                 0) {  // Somebody else in this process waits for children that are not its own.
-        failures_.push_back(
-            {1, false, absl::StrCat("rank ", rank, " ended with an unknown exit status")});
+        Note({rank, 1, false, WhyEnded(rank)});
+      } else if (answer < 0) {  // Other code in this process waits for children of all kinds.
+        Note({rank, 1, false, "ended with an unknown exit status"});
       } else if (WIFSIGNALED(status)) {
         const int signal = WTERMSIG(status);
         const bool is_ours = measures_ > 0 || was_forwarded_;
-        failures_.push_back({128 + signal, !is_ours,
-                             absl::StrCat("rank ", rank, " was killed by ", SignalName(signal))});
+        Note({rank, 128 + signal, !is_ours, absl::StrCat("was killed by ", SignalName(signal))});
       } else if (const int code = WEXITSTATUS(status); code != 0) {
-        failures_.push_back(
-            {code, false, absl::StrCat("rank ", rank, " ended with exit code ", code)});
+        Note({rank, code, false, absl::StrCat("ended with exit code ", code)});
       } else {
         ++ended_well_;
       }
@@ -213,6 +237,11 @@ class Job {
     }
     ++running_;
     if (stopped_by_[rank] != 0) ++stopped_;
+  }
+
+  void Note(Failure failure) {
+    failure.was_told = measures_ > 0;
+    failures_.push_back(std::move(failure));
   }
 
   // How long ranks that are running may be, as things are.
@@ -251,10 +280,15 @@ class Job {
                         " after the others were done and was ended");
   }
 
-  // A process that is killed closes its connections before its parent can learn of its end, so a
-  // rank that gave up because of it may be found first. A signal explains an exit code, not the
+  // The rank that ends first has often only given up because of another one, which ends later: it
+  // says goodbye, or is killed, and then closes its connections before its parent can learn of its
+  // end. The group's error names the cause. Without one, a signal explains an exit code, not the
   // reverse.
   const Failure& Cause() const {
+    const auto named = std::ranges::find_if(failures_, [this](const Failure& failure) {
+      return !failure.was_told && first_failure_.IsBy(failure.rank);
+    });
+    if (named != failures_.end()) return *named;
     const auto killed =
         std::ranges::find_if(failures_, [](const Failure& failure) { return failure.by_signal; });
     const bool is_cause =
@@ -265,7 +299,7 @@ class Job {
   LaunchResult StoppedResult() const {
     const Failure& cause = Cause();
     LaunchResult result{
-        .exit_code = cause.exit_code, .message = cause.what, .by_signal = cause.by_signal};
+        .exit_code = cause.exit_code, .message = cause.ToString(), .by_signal = cause.by_signal};
     if (measures_ == 0) return result;
     // Who interrupts the job knows why the ranks ended.
     result.has_ended_others = !was_forwarded_;
@@ -288,7 +322,7 @@ class Job {
                         .by_signal = std::ranges::any_of(
                             failures_, [](const Failure& failure) { return failure.by_signal; })};
     for (size_t i = 0; i < std::min(failures_.size(), kFailuresToList); ++i) {
-      absl::StrAppend(&result.message, i == 0 ? "" : ", ", failures_[i].what);
+      absl::StrAppend(&result.message, i == 0 ? "" : ", ", failures_[i].ToString());
     }
     if (failures_.size() > kFailuresToList) {
       absl::StrAppend(&result.message, ", and ", failures_.size() - kFailuresToList,
@@ -302,6 +336,7 @@ class Job {
   }
 
   const LaunchOptions& options_;
+  const FirstFailure& first_failure_;
   std::vector<pid_t> pids_;      // By rank; 0: has ended.
   std::vector<int> stopped_by_;  // By rank: the signal after which it does nothing until it is
                                  // continued; 0: it runs.
@@ -322,9 +357,16 @@ absl::StatusOr<LaunchResult> RunAttempt(const LaunchOptions& options,
                                         std::map<std::string, std::string> variables, int restarts,
                                         SignalReader& signals) {
   EK_ASSIGN_OR_RETURN(const std::string secret, NewSecret());
+  FirstFailure first_failure;
+  // Ranks of a group of another size have other numbers.
+  const auto on_failure = [&](int world_size, const absl::Status& why) {
+    if (world_size == options.ranks) first_failure.Note(why);
+  };
   EK_ASSIGN_OR_RETURN(std::unique_ptr<TcpStoreServer> server,
-                      TcpStoreServer::Create(
-                          {.secret = secret, .world_size = options.ranks, .host = "the launcher"}));
+                      TcpStoreServer::Create({.secret = secret,
+                                              .world_size = options.ranks,
+                                              .host = "the launcher",
+                                              .on_failure = on_failure}));
   if (options.on_store) EK_RETURN_IF_ERROR(options.on_store(server->address(), secret));
   variables["WORLD_SIZE"] = variables["LOCAL_WORLD_SIZE"] = absl::StrCat(options.ranks);
   variables["MASTER_ADDR"] = "127.0.0.1";
@@ -334,7 +376,7 @@ absl::StatusOr<LaunchResult> RunAttempt(const LaunchOptions& options,
   variables["EVENKEEL_STORE_HOSTED"] = "1";
   variables["EVENKEEL_SECRET"] = secret;
   variables["EVENKEEL_RESTART"] = absl::StrCat(restarts);
-  Job job(options);
+  Job job(options, first_failure);
   EK_RETURN_IF_ERROR(job.Start(variables, signals));
   LaunchResult result = job.WaitForAll(signals);
   result.restarts = restarts;

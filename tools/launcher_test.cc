@@ -1,13 +1,24 @@
 #include "evenkeel/tools/launcher.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
 
+#include <cstdlib>
+#include <iostream>
 #include <map>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/factory.h"
+#include "evenkeel/comm/status.h"
 
 namespace evenkeel {
 namespace {
@@ -27,6 +38,35 @@ TEST(PauseAfterTest, AFirstPauseMayBeLongerThanTheLongest) {
   const LaunchOptions options{.restart_pause = absl::Seconds(60)};
   EXPECT_EQ(PauseAfter(absl::ZeroDuration(), absl::ZeroDuration(), options), absl::Seconds(60));
   EXPECT_EQ(PauseAfter(absl::ZeroDuration(), absl::Seconds(60), options), absl::Seconds(60));
+}
+
+constexpr char kRankThatAborts[] = "2";
+
+// A rank of NamesTheRankThatTheOthersGaveUpFor. Rank 2 aborts the group, and ends when this
+// program's launcher has seen the ends of all others.
+absl::Status AsRank() {
+  EK_ASSIGN_OR_RETURN(const Environment environment, ReadEnvironment());
+  EK_ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> comm, CreateCommunicator(environment));
+  int64_t pid = getpid();
+  std::vector<int64_t> pids(comm->world_size());
+  EK_RETURN_IF_ERROR(comm->AllGather(absl::MakeSpan(&pid, 1), absl::MakeSpan(pids)));
+  if (std::getenv("RANK") != absl::string_view(kRankThatAborts)) {
+    return comm->Barrier();
+  }
+  comm->Abort(absl::DataLossError("the data is broken"));
+  for (const int64_t other : pids) {
+    while (other != pid && kill(static_cast<pid_t>(other), 0) == 0)
+      absl::SleepFor(absl::Milliseconds(1));
+  }
+  return comm->status();
+}
+
+TEST(LaunchTest, NamesTheRankThatTheOthersGaveUpFor) {
+  const absl::StatusOr<LaunchResult> result =
+      Launch({.ranks = 3, .command = {OwnPath()}, .patience = absl::Seconds(60)});
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->message, "rank 2 ended with exit code 42");
+  EXPECT_EQ(result->exit_code, 42);
 }
 
 TEST(LaunchTest, SaysHowOftenTheJobWasStartedAnew) {
@@ -75,3 +115,13 @@ TEST(LaunchTest, AnAttemptMayHaveVariablesOfItsOwn) {
 
 }  // namespace
 }  // namespace evenkeel
+
+int main(int argc, char** argv) {
+  if (std::getenv("EVENKEEL_STORE") != nullptr) {
+    const absl::Status status = evenkeel::AsRank();
+    std::cerr << status << "\n";
+    return status.ok() ? 0 : 40 + std::atoi(std::getenv("RANK"));
+  }
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

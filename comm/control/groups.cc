@@ -199,7 +199,10 @@ void ControlGroups::AppendStatus(std::string* json) {
 }
 
 void ControlGroups::Deliver(Group& group, absl::Span<const int> to, const ControlMessage& message) {
-  if (message.type == ControlMessage::Type::kFailed) group.has_failed = true;
+  if (message.type == ControlMessage::Type::kFailed && !std::exchange(group.has_failed, true) &&
+      on_failure_ != nullptr) {
+    on_failure_(static_cast<int>(group.members.size()), message.status);
+  }
   const std::string payload = Serialize(message);
   for (const int rank : to) {
     Member& member = group.members[rank];

@@ -36,7 +36,10 @@ namespace evenkeel::internal {
 
 class ControlGroups : public ControlSeats {
  public:
-  explicit ControlGroups(SendFunction send) : send_(std::move(send)) {}
+  // Called once for each group that ends with an error.
+  using FailureFunction = std::function<void(int world_size, const absl::Status& why)>;
+  explicit ControlGroups(SendFunction send, FailureFunction on_failure = nullptr)
+      : send_(std::move(send)), on_failure_(std::move(on_failure)) {}
 
   absl::Status Check(const Hello& hello) const override;
   void Join(PeerId peer, const Hello& hello) override;
@@ -83,6 +86,7 @@ class ControlGroups : public ControlSeats {
   void Deliver(Group& group, absl::Span<const int> to, const ControlMessage& message);
 
   const SendFunction send_;
+  const FailureFunction on_failure_;
   std::map<std::string, Group> groups_;
   std::map<PeerId, Seat> seats_;
   absl::Duration clock_;  // The sum of PassTime().

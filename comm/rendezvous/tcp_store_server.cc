@@ -59,8 +59,9 @@ absl::StatusOr<std::unique_ptr<TcpStoreServer>> TcpStoreServer::Create(
                                                   .host = options.host,
                                                   .greeting_timeout = options.greeting_timeout,
                                                   .linger = options.linger},
-                          [](internal::ControlSeats::SendFunction send) {
-                            return std::make_unique<internal::ControlGroups>(std::move(send));
+                          [&](internal::ControlSeats::SendFunction send) {
+                            return std::make_unique<internal::ControlGroups>(std::move(send),
+                                                                             options.on_failure);
                           }));
   return absl::WrapUnique(new TcpStoreServer(std::move(loop), address.ToString(), address.port,
                                              internal::IsLoopback(local.host)));

@@ -16,10 +16,12 @@
 #ifndef EVENKEEL_COMM_RENDEZVOUS_TCP_STORE_SERVER_H_
 #define EVENKEEL_COMM_RENDEZVOUS_TCP_STORE_SERVER_H_
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
@@ -37,6 +39,9 @@ struct TcpStoreServerOptions {
   std::string host = "rank 0";  // The name of this process, for the message when it dies.
   absl::Duration greeting_timeout = absl::Seconds(10);  // For a connection to authenticate.
   absl::Duration linger = absl::Seconds(5);
+  // Called on the server's thread when a group of the job ends with an error, which is that of all
+  // its ranks (FailureInfoOf() names those that caused it). Must not block.
+  std::function<void(int world_size, const absl::Status& why)> on_failure;
 };
 
 class TcpStoreServer {

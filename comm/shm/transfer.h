@@ -5,19 +5,18 @@
 //   // again and again, while others fill in their seats
 //   switch (transfer.Advance(budget, stop)) { ... }
 //
-// How the data goes:one shot small reductions: each rank puts its input where all can read it, and
-//   each reduces all of it; staged chunk by chunk: each rank puts what others need of its input
-//   into its ring of slots (publish), reduces
-//   its piece of the chunk (reduce), fetches the others' results (take). A rank whose input lies in
-//              registered memory publishes it by saying where it is;
-//   (all_gather_v and all_to_all_v) the same, but the chunks are those of a stream: the sizes of
-//   the
-//              rank's parts, then the parts. The ranks learn from the beginnings of all streams how
-//              many chunks there are;
-//   direct     all-reduce and reduce where all buffers are registered: blocks of each rank's share
-//              are reduced from all
-//              buffers into all buffers, by whoever comes first. A rank that has the processor does
-//              the work of one that has not.
+// How the data goes:
+//   one shot  small reductions: each rank puts its input where all can read it, and reduces all of
+//             it;
+//   staged    chunk by chunk: each rank puts what others need of its input into its ring of slots
+//             (publish), reduces its piece of the chunk (reduce), and fetches the others' results
+//             (take). A rank whose input lies in registered memory publishes it by saying where it
+//             is. In all_gather_v and all_to_all_v the chunks are those of a stream: the sizes of
+//             the rank's parts, then the parts. The ranks learn from the beginnings of all streams
+//             how many chunks there are;
+//   direct    all-reduce and reduce where all buffers are registered: blocks of each rank's share
+//             are reduced from all buffers into all buffers, by any rank that has the processor.
+//
 // Each element is combined in rank order by one rank, so results depend neither on which way it
 // goes, nor on sizes.
 //

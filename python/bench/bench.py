@@ -7,8 +7,8 @@
 Prints tables in Markdown. Each process holds both libraries and times them in turn, in blocks of
 some 0.3 s (steps: 1 s) that begin with a barrier; each table cell is the median of the ratios of
 --rounds pairs of blocks, with their 10th and 90th percentile. In shorter blocks much of the time
-would depend on the cores to which the other library's block has moved the threads. A size is that of the whole tensor: the one that is
-reduced or scattered, or the one that gathers.
+would depend on the cores to which the other library's block has moved the threads. A size is that
+of the whole tensor: the one that is reduced or scattered, or the one that gathers.
 
 Needs torch and the wheel of evenkeel_c10d. Open MPI and MPICH: mpi4py from PyPI and Debian's
 openmpi-bin and mpich. oneCCL: `pip install oneccl-devel` into an environment of its own, named by

@@ -6,6 +6,7 @@
 // Forward is not measured: a step begins with BeginStep(), so `to_first_gradient` includes forward
 // and the part of backward before its first gradient.
 //
+// Units:   times are those of SteadyNow() (comm/base/clock.h).
 // Threads: values.
 
 #ifndef EVENKEEL_BUCKET_STEP_TIMES_H_
@@ -17,8 +18,6 @@
 #include "absl/time/time.h"
 
 namespace evenkeel {
-
-// Times are those of SteadyNow() (comm/base/clock.h).
 
 // The times at which a bucket was ready, launched and reduced, and the number of the step's
 // gradients at its launch. Without a thread of the reduction, the end of a bucket that backward

@@ -11,7 +11,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "comm/base/clock.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/control/link.h"

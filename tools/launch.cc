@@ -54,11 +54,13 @@ Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and M
 torchrun sets them, and the variables by which evenkeel's ranks find and trust each other.
 
 --on_failure=stop      When a rank fails, the others have --patience_s to end by themselves. The
-                       exit code is that of the rank that caused it, or 128 + its signal.
+                       exit code is that of the rank that the group's error names, else
+                       of the first one that failed, or 128 + its signal.
 --on_failure=continue  When any rank fails, the others continue: the launcher hosts the store by
                        which they find each other. The exit code is 0 if at least one rank ended
-                       well, otherwise as with stop. After a rank has ended well, the launcher
-                       ends those that do not end within --last_patience_s (60).
+                       well, otherwise that of the first one that failed. After a rank has ended
+                       well, the launcher ends those that do not end within --last_patience_s
+                       (60).
 --max_restarts=N       When the job fails (with continue: no rank ended well), all its ranks are
                        restarted, up to N times; EVENKEEL_RESTART is the number of restarts so far.
                        A program that saves its progress and resumes from there loses little. The

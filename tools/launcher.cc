@@ -16,10 +16,11 @@
 #include <system_error>
 #include <utility>
 
-#include "absl/algorithm/container.h"
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/failure_info.h"
@@ -88,31 +89,39 @@ std::string SignalName(int signal) {
   return name == nullptr ? absl::StrCat("signal ", signal) : absl::StrCat("SIG", name);
 }
 
+constexpr char kWorld[] = "world";  // The usual name of a job's group (comm/factory.h).
 constexpr size_t kFailuresToList = 8;
 // Failures that are found in so short a time have one cause.
 constexpr absl::Duration kOneBlow = absl::Milliseconds(500);
 
-// The ranks that caused the end of the job's first group, from the server's thread.
-class FirstFailure {
+// Holds the ranks that caused the last failure of the job's own group. The server's thread writes
+// them, and the launcher reads them.
+class Culprits {
  public:
-  void Note(const absl::Status& why) {
+  void Set(const absl::Status& why) {
     absl::MutexLock lock(&mutex_);
-    if (!info_.has_value()) info_ = FailureInfoOf(why).value_or(FailureInfo{});
+    ranks_ = FailureInfoOf(why).value_or(FailureInfo{}).ranks;
   }
-  bool IsBy(int rank) const {
+  bool Contain(int rank) const {
     absl::MutexLock lock(&mutex_);
-    return info_.has_value() && absl::c_linear_search(info_->ranks, rank);
+    return std::ranges::find(ranks_, rank) != ranks_.end();
   }
 
  private:
   mutable absl::Mutex mutex_;
-  std::optional<FailureInfo> info_ ABSL_GUARDED_BY(mutex_);
+  std::vector<int> ranks_ ABSL_GUARDED_BY(mutex_);
 };
+
+// Returns whether it is the group of all ranks, or one that they have made again after an error.
+// Other groups number their ranks differently.
+bool IsWorld(absl::string_view group) {
+  return group == kWorld || absl::StartsWith(group, absl::StrCat(kWorld, "+"));
+}
 
 class Job {
  public:
-  Job(const LaunchOptions& options, const FirstFailure& first_failure)
-      : options_(options), first_failure_(first_failure) {}
+  Job(const LaunchOptions& options, const Culprits& culprits)
+      : options_(options), culprits_(culprits) {}
   ~Job() {
     for (pid_t pid : pids_) {
       if (pid > 0) kill(pid, SIGKILL);
@@ -166,7 +175,7 @@ class Job {
     int exit_code = 0;
     bool by_signal = false;  // That did not come from here.
     std::string what;        // "was killed by SIGSEGV"
-    bool was_told = false;   // It ended after it had been told to.
+    bool was_told = false;   // A signal to end it had been sent before it was found.
     absl::Time found = SteadyNow();
 
     std::string ToString() const { return absl::StrCat("rank ", rank, " ", what); }
@@ -226,8 +235,7 @@ class Job {
         Note({rank, 1, false, "ended with an unknown exit status"});
       } else if (WIFSIGNALED(status)) {
         const int signal = WTERMSIG(status);
-        const bool is_ours = measures_ > 0 || was_forwarded_;
-        Note({rank, 128 + signal, !is_ours, absl::StrCat("was killed by ", SignalName(signal))});
+        Note({rank, 128 + signal, true, absl::StrCat("was killed by ", SignalName(signal))});
       } else if (const int code = WEXITSTATUS(status); code != 0) {
         Note({rank, code, false, absl::StrCat("ended with exit code ", code)});
       } else {
@@ -240,7 +248,8 @@ class Job {
   }
 
   void Note(Failure failure) {
-    failure.was_told = measures_ > 0;
+    failure.was_told = measures_ > 0 || was_forwarded_;
+    failure.by_signal &= !failure.was_told;
     failures_.push_back(std::move(failure));
   }
 
@@ -280,17 +289,17 @@ class Job {
                         " after the others were done and was ended");
   }
 
-  // The rank that ends first has often only given up because of another one, which ends later: it
-  // says goodbye, or is killed, and then closes its connections before its parent can learn of its
-  // end. The group's error names the cause. Without one, a signal explains an exit code, not the
-  // reverse.
+  // A rank often ends because of another one that ends later: that one first reports its error to
+  // the others, or its connections close before the launcher can reap it. The group's error names
+  // the cause. Without it, a signal explains an exit code, not the reverse.
   const Failure& Cause() const {
-    const auto named = std::ranges::find_if(failures_, [this](const Failure& failure) {
-      return !failure.was_told && first_failure_.IsBy(failure.rank);
-    });
-    if (named != failures_.end()) return *named;
-    const auto killed =
-        std::ranges::find_if(failures_, [](const Failure& failure) { return failure.by_signal; });
+    const Failure* named = nullptr;
+    for (const Failure& failure : failures_) {
+      if (failure.was_told || !culprits_.Contain(failure.rank)) continue;
+      if (named == nullptr || (failure.by_signal && !named->by_signal)) named = &failure;
+    }
+    if (named != nullptr) return *named;
+    const auto killed = std::ranges::find_if(failures_, &Failure::by_signal);
     const bool is_cause =
         killed != failures_.end() && killed->found - failures_[0].found < kOneBlow;
     return is_cause ? *killed : failures_[0];
@@ -300,6 +309,11 @@ class Job {
     const Failure& cause = Cause();
     LaunchResult result{
         .exit_code = cause.exit_code, .message = cause.ToString(), .by_signal = cause.by_signal};
+    const auto killed = std::ranges::find_if(failures_, &Failure::by_signal);
+    if (!cause.by_signal && killed != failures_.end()) {
+      absl::StrAppend(&result.message, ", and ", killed->ToString());
+      result.by_signal = true;
+    }
     if (measures_ == 0) return result;
     // Who interrupts the job knows why the ranks ended.
     result.has_ended_others = !was_forwarded_;
@@ -336,7 +350,7 @@ class Job {
   }
 
   const LaunchOptions& options_;
-  const FirstFailure& first_failure_;
+  const Culprits& culprits_;
   std::vector<pid_t> pids_;      // By rank; 0: has ended.
   std::vector<int> stopped_by_;  // By rank: the signal after which it does nothing until it is
                                  // continued; 0: it runs.
@@ -357,10 +371,9 @@ absl::StatusOr<LaunchResult> RunAttempt(const LaunchOptions& options,
                                         std::map<std::string, std::string> variables, int restarts,
                                         SignalReader& signals) {
   EK_ASSIGN_OR_RETURN(const std::string secret, NewSecret());
-  FirstFailure first_failure;
-  // Ranks of a group of another size have other numbers.
-  const auto on_failure = [&](int world_size, const absl::Status& why) {
-    if (world_size == options.ranks) first_failure.Note(why);
+  Culprits culprits;
+  const auto on_failure = [&](const std::string& group, int world_size, const absl::Status& why) {
+    if (IsWorld(group) && world_size == options.ranks) culprits.Set(why);
   };
   EK_ASSIGN_OR_RETURN(std::unique_ptr<TcpStoreServer> server,
                       TcpStoreServer::Create({.secret = secret,
@@ -376,7 +389,7 @@ absl::StatusOr<LaunchResult> RunAttempt(const LaunchOptions& options,
   variables["EVENKEEL_STORE_HOSTED"] = "1";
   variables["EVENKEEL_SECRET"] = secret;
   variables["EVENKEEL_RESTART"] = absl::StrCat(restarts);
-  Job job(options, first_failure);
+  Job job(options, culprits);
   EK_RETURN_IF_ERROR(job.Start(variables, signals));
   LaunchResult result = job.WaitForAll(signals);
   result.restarts = restarts;

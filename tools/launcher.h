@@ -91,14 +91,14 @@ struct LaunchOptions {
 
 struct LaunchResult {
   // 0 if all ranks ended well, and with kContinue also if at least one did: each of the others was
-  // lost, and is in the message. Else the code of the rank in the message, the first one with
-  // kContinue, or 128 + its signal.
+  // lost, and is in the message. Else the exit code of the message's first rank, or 128 + its
+  // signal.
   int exit_code = 0;
-  // Empty if no rank failed. With kStop, which one failed and how: "rank 1 was killed by SIGSEGV",
-  // and whether the others were ended after it. Of several, the one that the error of their group
-  // names, else the first. With kContinue, all that failed, in their
-  // order, and what became of the others: "rank 1 was killed by SIGKILL; the other ranks went on
-  // and ended well".
+  // Empty if no rank failed. With kStop, which one failed and how, "rank 1 was killed by SIGSEGV",
+  // and whether the others were ended after it. If several failed, it is a rank that the error of
+  // the group "world" names and that ended by itself; else one that was killed within half a second
+  // of the first failure; else the first. With kContinue, all that failed, in their order, and what
+  // became of the others: "rank 1 was killed by SIGKILL; the other ranks went on and ended well".
   std::string message;
   // A rank that is in the message was killed by a signal.
   bool by_signal = false;

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <cstdlib>
 #include <iostream>
 #include <map>
@@ -16,7 +17,10 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/environment.h"
 #include "evenkeel/comm/factory.h"
 #include "evenkeel/comm/status.h"
 
@@ -40,33 +44,67 @@ TEST(PauseAfterTest, AFirstPauseMayBeLongerThanTheLongest) {
   EXPECT_EQ(PauseAfter(absl::ZeroDuration(), absl::Seconds(60), options), absl::Seconds(60));
 }
 
-constexpr char kRankThatAborts[] = "2";
+// Waits until the launcher has reaped all other ranks.
+absl::Status AwaitEndOfOthers(const std::vector<int64_t>& pids) {
+  const absl::Time deadline = SteadyNow() + absl::Seconds(60);
+  for (const int64_t pid : pids) {
+    while (pid != getpid() && kill(static_cast<pid_t>(pid), 0) == 0) {
+      if (SteadyNow() > deadline) return absl::DeadlineExceededError("another rank still runs");
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+  }
+  return absl::OkStatus();
+}
 
-// A rank of NamesTheRankThatTheOthersGaveUpFor. Rank 2 aborts the group, and ends when this
-// program's launcher has seen the ends of all others.
-absl::Status AsRank() {
+// Runs one of three ranks. One of them aborts the group, and ends after the launcher has reaped the
+// others. `scenario`: "abort": it is rank 2; "crash": rank 0 is also killed, after the error;
+// "recover": rank 2 aborts, all ranks make a new group, and there rank 1 does as rank 2 before.
+absl::Status RunRank(absl::string_view scenario) {
   EK_ASSIGN_OR_RETURN(const Environment environment, ReadEnvironment());
-  EK_ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> comm, CreateCommunicator(environment));
+  EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> comm, CreateCommunicator(environment));
+  const int rank = comm->rank();
   int64_t pid = getpid();
   std::vector<int64_t> pids(comm->world_size());
   EK_RETURN_IF_ERROR(comm->AllGather(absl::MakeSpan(&pid, 1), absl::MakeSpan(pids)));
-  if (std::getenv("RANK") != absl::string_view(kRankThatAborts)) {
-    return comm->Barrier();
+  const absl::Status broken = absl::DataLossError("the data is broken");
+  if (scenario == "recover") {
+    if (rank == 2) comm->Abort(broken);
+    if (comm->Barrier().ok()) return absl::InternalError("the group has not ended");
+    EK_ASSIGN_OR_RETURN(comm, comm->Shrink());
   }
-  comm->Abort(absl::DataLossError("the data is broken"));
-  for (const int64_t other : pids) {
-    while (other != pid && kill(static_cast<pid_t>(other), 0) == 0)
-      absl::SleepFor(absl::Milliseconds(1));
+  if (rank == (scenario == "recover" ? 1 : 2)) {
+    comm->Abort(broken);
+    EK_RETURN_IF_ERROR(AwaitEndOfOthers(pids));
+    std::exit(40 + rank);
   }
-  return comm->status();
+  const absl::Status status = comm->Barrier();
+  if (scenario == "crash" && rank == 0) raise(SIGKILL);
+  return status;
 }
 
-TEST(LaunchTest, NamesTheRankThatTheOthersGaveUpFor) {
-  const absl::StatusOr<LaunchResult> result =
-      Launch({.ranks = 3, .command = {OwnPath()}, .patience = absl::Seconds(60)});
-  ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_EQ(result->message, "rank 2 ended with exit code 42");
-  EXPECT_EQ(result->exit_code, 42);
+LaunchResult LaunchScenario(const std::string& scenario) {
+  const absl::StatusOr<LaunchResult> result = Launch(
+      {.ranks = 3, .command = {OwnPath(), "--scenario", scenario}, .patience = absl::Minutes(2)});
+  EXPECT_TRUE(result.ok()) << result.status();
+  return result.ok() ? *result : LaunchResult{};
+}
+
+TEST(LaunchTest, NamesTheRankThatAborted) {
+  const LaunchResult result = LaunchScenario("abort");
+  EXPECT_EQ(result.message, "rank 2 ended with exit code 42");
+  EXPECT_EQ(result.exit_code, 42);
+  EXPECT_FALSE(result.by_signal);
+}
+
+TEST(LaunchTest, NamesARankThatWasKilledBesideTheOneThatAborted) {
+  const LaunchResult result = LaunchScenario("crash");
+  EXPECT_EQ(result.message, "rank 2 ended with exit code 42, and rank 0 was killed by SIGKILL");
+  EXPECT_EQ(result.exit_code, 42);
+  EXPECT_TRUE(result.by_signal);
+}
+
+TEST(LaunchTest, NamesTheCauseOfTheLastFailure) {
+  EXPECT_EQ(LaunchScenario("recover").message, "rank 1 ended with exit code 41");
 }
 
 TEST(LaunchTest, SaysHowOftenTheJobWasStartedAnew) {
@@ -117,10 +155,10 @@ TEST(LaunchTest, AnAttemptMayHaveVariablesOfItsOwn) {
 }  // namespace evenkeel
 
 int main(int argc, char** argv) {
-  if (std::getenv("EVENKEEL_STORE") != nullptr) {
-    const absl::Status status = evenkeel::AsRank();
+  if (argc == 3 && argv[1] == absl::string_view("--scenario")) {
+    const absl::Status status = evenkeel::RunRank(argv[2]);
     std::cerr << status << "\n";
-    return status.ok() ? 0 : 40 + std::atoi(std::getenv("RANK"));
+    return status.ok() ? EXIT_SUCCESS : EXIT_FAILURE;
   }
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();

@@ -49,8 +49,9 @@ void ControlGroups::Join(PeerId peer, const Hello& hello) {
   if (group.hub == nullptr) {
     group.members.resize(hello.world_size);
     group.hub = std::make_unique<ControlHub>(
-        hello.world_size, [this, &group](absl::Span<const int> to, const ControlMessage& message) {
-          Deliver(group, to, message);
+        hello.world_size,
+        [this, name = hello.group](absl::Span<const int> to, const ControlMessage& message) {
+          Deliver(name, to, message);
         });
   }
   Member& member = group.members[hello.rank];
@@ -198,10 +199,14 @@ void ControlGroups::AppendStatus(std::string* json) {
   }
 }
 
-void ControlGroups::Deliver(Group& group, absl::Span<const int> to, const ControlMessage& message) {
-  if (message.type == ControlMessage::Type::kFailed && !std::exchange(group.has_failed, true) &&
-      on_failure_ != nullptr) {
-    on_failure_(static_cast<int>(group.members.size()), message.status);
+void ControlGroups::Deliver(const std::string& name, absl::Span<const int> to,
+                            const ControlMessage& message) {
+  Group& group = groups_.at(name);
+  if (message.type == ControlMessage::Type::kFailed) {
+    group.has_failed = true;
+    const bool is_to_all = message.sequence == 0;  // A lost rank gets another text.
+    if (is_to_all && on_failure_ != nullptr)
+      on_failure_(name, static_cast<int>(group.members.size()), message.status);
   }
   const std::string payload = Serialize(message);
   for (const int rank : to) {

@@ -36,8 +36,9 @@ namespace evenkeel::internal {
 
 class ControlGroups : public ControlSeats {
  public:
-  // Called once for each group that ends with an error.
-  using FailureFunction = std::function<void(int world_size, const absl::Status& why)>;
+  // Called when a group ends with an error.
+  using FailureFunction =
+      std::function<void(const std::string& group, int world_size, const absl::Status& why)>;
   explicit ControlGroups(SendFunction send, FailureFunction on_failure = nullptr)
       : send_(std::move(send)), on_failure_(std::move(on_failure)) {}
 
@@ -83,7 +84,7 @@ class ControlGroups : public ControlSeats {
   bool AreAllDeaf(const std::string& group) const;
   void SetMaxSilence(Seat& seat, absl::Duration max_silence);
   void AppendStatus(std::string* json);
-  void Deliver(Group& group, absl::Span<const int> to, const ControlMessage& message);
+  void Deliver(const std::string& name, absl::Span<const int> to, const ControlMessage& message);
 
   const SendFunction send_;
   const FailureFunction on_failure_;

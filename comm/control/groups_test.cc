@@ -27,11 +27,16 @@ constexpr absl::Duration kLimit = absl::Seconds(5), kBeat = absl::Milliseconds(2
 class Server {
  public:
   explicit Server(int ranks)
-      : failures_(ranks), groups_([this](ControlSeats::PeerId peer, absl::string_view payload) {
-          const ControlMessage message = ParseControlMessage(payload).value();
-          if (message.type == Type::kFailed && failures_[peer].ok())
-            failures_[peer] = message.status;
-        }) {
+      : failures_(ranks),
+        groups_(
+            [this](ControlSeats::PeerId peer, absl::string_view payload) {
+              const ControlMessage message = ParseControlMessage(payload).value();
+              if (message.type == Type::kFailed && failures_[peer].ok())
+                failures_[peer] = message.status;
+            },
+            [this](const std::string& group, int world_size, const absl::Status& why) {
+              reports_.push_back({group, world_size, why});
+            }) {
     for (int rank = 0; rank < ranks; ++rank) {
       groups_.Join(
           rank,
@@ -64,6 +69,13 @@ class Server {
     return info.has_value() ? info->ranks : std::vector<int>{-1};
   }
   bool HasFailed() const { return !failures_[0].ok(); }
+  struct Report {
+    std::string group;
+    int world_size = 0;
+    absl::Status why;
+  };
+  const std::vector<Report>& reports() const { return reports_; }
+  const absl::Status& failure(int rank) const { return failures_[rank]; }
 
  private:
   void Send(size_t rank, ControlMessage message) {
@@ -76,6 +88,7 @@ class Server {
   std::vector<absl::Status> failures_;  // By rank: the first one that it has received.
   std::vector<ControlSeats::PeerId> dismissed_;
   absl::Duration now_;
+  std::vector<Report> reports_;
   ControlGroups groups_;
 };
 
@@ -87,6 +100,19 @@ TEST(ControlGroupsTest, ARankThatReceivesNothingIsLost) {
   EXPECT_FALSE(server.HasFailed());
   EXPECT_THAT(server.Run(absl::Seconds(2)), ElementsAre(2));
   EXPECT_THAT(server.NamedOn(0), ElementsAre(2));
+}
+
+TEST(ControlGroupsTest, AFailureIsReportedAsTheOthersGetIt) {
+  Server server(3);
+  server.FallsSilent(1);
+  server.Run(2 * kLimit);
+  ASSERT_EQ(server.reports().size(), 1);
+  const auto& [group, world_size, why] = server.reports().front();
+  EXPECT_EQ(group, "world");
+  EXPECT_EQ(world_size, 3);
+  EXPECT_EQ(why, server.failure(0));
+  EXPECT_NE(why, server.failure(1));  // The lost rank gets another text.
+  EXPECT_FALSE(server.failure(1).ok());
 }
 
 TEST(ControlGroupsTest, NoRankIsLostIfAllReceiveNothing) {

@@ -1,3 +1,4 @@
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/control/hub.h"
 
 #include <algorithm>
@@ -8,10 +9,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "comm/base/clock.h"
 #include "evenkeel/comm/control/exchange_tree.h"
 #include "evenkeel/comm/control/link.h"
 #include "evenkeel/comm/control/rank_status.h"

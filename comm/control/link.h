@@ -60,7 +60,8 @@ struct ControlMessage {
     kLeave,  // To the hub: this rank leaves cleanly; its disconnection is not a failure.
     // To the hub: this rank lives; payload = its RankStatus, or empty; request = the longest
     // permitted silence in microseconds, 0: unlimited; parts, in a tree: topics (part) and
-    // sequences (count) of the exchanges that the rank has begun. To a rank, as the reply: the hub lives.
+    // sequences (count) of the exchanges that the rank has begun. To a rank, as the reply: the hub
+    // lives.
     kBeat,
     // To the hub, also after a failure: this rank requests a new group of the surviving ranks;
     // request.

@@ -1,6 +1,7 @@
 // Tests of the behaviour on several hosts; tests/conformance tests all backends, and
 // backend_test.cc the order of the steps.
 
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/hierarchical/hierarchical.h"
 
 #include <sys/socket.h>
@@ -23,7 +24,6 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "comm/base/clock.h"
 #include "evenkeel/comm/backend.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/communicator.h"

@@ -59,7 +59,7 @@ absl::StatusOr<std::unique_ptr<TcpStoreServer>> TcpStoreServer::Create(
                                                   .host = options.host,
                                                   .greeting_timeout = options.greeting_timeout,
                                                   .linger = options.linger},
-                          [&](internal::ControlSeats::SendFunction send) {
+                          [&options](internal::ControlSeats::SendFunction send) {
                             return std::make_unique<internal::ControlGroups>(std::move(send),
                                                                              options.on_failure);
                           }));

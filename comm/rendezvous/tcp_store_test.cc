@@ -1,3 +1,4 @@
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/rendezvous/tcp_store.h"
 
 #include <fcntl.h>
@@ -27,7 +28,6 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "comm/base/clock.h"
 #include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/control/exchange_tree.h"
 #include "evenkeel/comm/control/key_value.h"

@@ -43,9 +43,10 @@ ShmTransfer::ShmTransfer(ShmLane& lane, const Operation& operation)
       count_(operation.what.kind == CollectiveKind::kBarrier ? 0 : operation.what.count),
       in_(operation.in) {
   if (IsUneven(kind_)) {
-    // Each rank begins with another one, so that all are read from at a time.
+    // Each rank begins with another one, so that all are read from at a time. Its own part is last,
+    // and is not published.
     if (kind_ == CollectiveKind::kAllToAllV)
-      std::rotate(in_.begin(), in_.begin() + me(), in_.end());
+      std::rotate(in_.begin(), in_.begin() + (me() + 1) % size(), in_.end());
     for (const TensorView& view : in_) sizes_.push_back(view.count);
   }
   const int64_t all = count_ * element_bytes_;
@@ -382,7 +383,8 @@ absl::StatusOr<int64_t> ShmTransfer::Publish() {
       const int64_t sizes = SizesLength();
       if (chunk == 0) std::memcpy(slot, sizes_.data(), sizes_.size() * sizeof(int64_t));
       const int64_t from = std::max(begin - sizes, int64_t{0});
-      const int64_t to = std::min(begin - sizes + chunk_elements_, CountOf(in_));
+      const int64_t own = kind_ == CollectiveKind::kAllToAllV ? sizes_.back() : 0;
+      const int64_t to = std::min(begin - sizes + chunk_elements_, CountOf(in_) - own);
       if (from < to) {
         std::byte* const at = slot + (sizes + from - begin) * element_bytes_;
         Copy(in_, from, InOnePiece(at, to - from), 0, to - from);
@@ -542,7 +544,8 @@ absl::Status ShmTransfer::ReadSizes() {
       EK_RETURN_IF_ERROR(FindSlots(seat));
       std::memcpy(sizes.data(), Slot(seat, 0), sizes.size() * sizeof(int64_t));
     }
-    const size_t part = kind_ == CollectiveKind::kAllGatherV ? 0 : (me() - seat + size()) % size();
+    const size_t part =
+        kind_ == CollectiveKind::kAllGatherV ? 0 : (me() - seat - 1 + size()) % size();
     const int64_t before = std::accumulate(sizes.begin(), sizes.begin() + part, int64_t{0});
     parts_.push_back({.begin = SizesLength() + before, .length = sizes[part]});
     chunks_ =

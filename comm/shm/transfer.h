@@ -5,17 +5,16 @@
 //   // again and again, while others fill in their seats
 //   switch (transfer.Advance(budget, stop)) { ... }
 //
-// How the data goes:
-//   one shot  small reductions: each rank puts its input where all can read it, and reduces all of
-//             it;
+// Data paths:
+//   one shot  small reductions: each rank publishes its input, and reduces the inputs of all ranks;
 //   staged    chunk by chunk: each rank puts what others need of its input into its ring of slots
 //             (publish), reduces its piece of the chunk (reduce), and fetches the others' results
-//             (take). A rank whose input lies in registered memory publishes it by saying where it
-//             is. In all_gather_v and all_to_all_v the chunks are those of a stream: the sizes of
-//             the rank's parts, then the parts. The ranks learn from the beginnings of all streams
-//             how many chunks there are;
+//             (take). Of an input in registered memory, a rank publishes the location only. In
+//             all_gather_v and all_to_all_v the chunks are those of a stream: the sizes of the
+//             rank's parts, then the parts. The ranks get the number of chunks from the beginnings
+//             of all streams;
 //   direct    all-reduce and reduce where all buffers are registered: blocks of each rank's share
-//             are reduced from all buffers into all buffers, by any rank that has the processor.
+//             are reduced from all buffers into all buffers, by any rank that is running.
 //
 // Each element is combined in rank order by one rank, so results depend neither on which way it
 // goes, nor on sizes.
@@ -193,7 +192,7 @@ class ShmTransfer {
   // By seat: input in registered memory, null if it is staged.
   std::vector<std::shared_ptr<SharedMemory>> held_;
   std::vector<TensorList> sources_;
-  // For uneven collectives. This rank's sizes; in all_to_all_v: for itself, the next seat, ...
+  // For uneven collectives. This rank's sizes; in all_to_all_v: for the next seat, ..., itself.
   std::vector<int64_t> sizes_;
   std::vector<Piece> parts_;  // By seat: the part of its stream that is for this rank.
 };

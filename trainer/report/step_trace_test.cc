@@ -8,9 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "comm/base/clock.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/reduction.h"
 #include "evenkeel/bucket/step_times.h"

@@ -104,6 +104,7 @@ TEST(ControlGroupsTest, ARankThatReceivesNothingIsLost) {
 
 TEST(ControlGroupsTest, AFailureIsReportedAsTheOthersGetIt) {
   Server server(3);
+  server.Run(absl::Seconds(10));
   server.FallsSilent(1);
   server.Run(2 * kLimit);
   ASSERT_EQ(server.reports().size(), 1);

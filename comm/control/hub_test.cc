@@ -1,4 +1,3 @@
-#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/control/hub.h"
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/control/exchange_tree.h"
 #include "evenkeel/comm/control/link.h"
 #include "evenkeel/comm/control/rank_status.h"

@@ -1,7 +1,6 @@
 // Tests of the behaviour on several hosts; tests/conformance tests all backends, and
 // backend_test.cc the order of the steps.
 
-#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/hierarchical/hierarchical.h"
 
 #include <sys/socket.h>
@@ -25,6 +24,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "evenkeel/comm/backend.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/local/run_group.h"

@@ -1,6 +1,5 @@
 // The common behaviour of all stores, whatever they are made of.
 
-#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/rendezvous/store.h"
 
 #include <stdlib.h>
@@ -14,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/rendezvous/file_store.h"
 #include "evenkeel/comm/rendezvous/tcp_store.h"
 #include "evenkeel/comm/rendezvous/tcp_store_server.h"

@@ -1,4 +1,3 @@
-#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/rendezvous/tcp_store.h"
 
 #include <fcntl.h>
@@ -28,6 +27,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/control/exchange_tree.h"
 #include "evenkeel/comm/control/key_value.h"

@@ -43,8 +43,7 @@ ShmTransfer::ShmTransfer(ShmLane& lane, const Operation& operation)
       count_(operation.what.kind == CollectiveKind::kBarrier ? 0 : operation.what.count),
       in_(operation.in) {
   if (IsUneven(kind_)) {
-    // Each rank begins with another one, so that all are read from at a time. Its own part is last,
-    // and is not published.
+    // Each rank begins with another one, so that all are read from at a time. Its own part is last.
     if (kind_ == CollectiveKind::kAllToAllV)
       std::rotate(in_.begin(), in_.begin() + (me() + 1) % size(), in_.end());
     for (const TensorView& view : in_) sizes_.push_back(view.count);
@@ -58,7 +57,7 @@ ShmTransfer::ShmTransfer(ShmLane& lane, const Operation& operation)
     chunk_elements_ = std::max<int64_t>(1, bytes / kLine * kLine / element_bytes_);
   }
   chunks_ = count_ == 0 ? 0 : (count_ + chunk_elements_ - 1) / chunk_elements_;
-  if (IsUneven(kind_)) chunks_ = StreamChunks(CountOf(in_));  // Until ReadSizes().
+  if (IsUneven(kind_)) chunks_ = StreamChunks(sizes_);  // Until ReadSizes().
 }
 
 ShmTransfer::~ShmTransfer() = default;
@@ -383,8 +382,7 @@ absl::StatusOr<int64_t> ShmTransfer::Publish() {
       const int64_t sizes = SizesLength();
       if (chunk == 0) std::memcpy(slot, sizes_.data(), sizes_.size() * sizeof(int64_t));
       const int64_t from = std::max(begin - sizes, int64_t{0});
-      const int64_t own = kind_ == CollectiveKind::kAllToAllV ? sizes_.back() : 0;
-      const int64_t to = std::min(begin - sizes + chunk_elements_, CountOf(in_) - own);
+      const int64_t to = std::min(begin - sizes + chunk_elements_, StreamElements(sizes_));
       if (from < to) {
         std::byte* const at = slot + (sizes + from - begin) * element_bytes_;
         Copy(in_, from, InOnePiece(at, to - from), 0, to - from);
@@ -533,8 +531,13 @@ int64_t ShmTransfer::SizesLength() const {
   return RoundUp(sizes_.size() * sizeof(int64_t), kLine) / element_bytes_;
 }
 
-int64_t ShmTransfer::StreamChunks(int64_t elements) const {
-  return (SizesLength() + elements + chunk_elements_ - 1) / chunk_elements_;
+int64_t ShmTransfer::StreamElements(const std::vector<int64_t>& sizes) const {
+  const int own = kind_ == CollectiveKind::kAllToAllV ? 1 : 0;
+  return std::accumulate(sizes.begin(), sizes.end() - own, int64_t{0});
+}
+
+int64_t ShmTransfer::StreamChunks(const std::vector<int64_t>& sizes) const {
+  return (SizesLength() + StreamElements(sizes) + chunk_elements_ - 1) / chunk_elements_;
 }
 
 absl::Status ShmTransfer::ReadSizes() {
@@ -548,8 +551,7 @@ absl::Status ShmTransfer::ReadSizes() {
         kind_ == CollectiveKind::kAllGatherV ? 0 : (me() - seat - 1 + size()) % size();
     const int64_t before = std::accumulate(sizes.begin(), sizes.begin() + part, int64_t{0});
     parts_.push_back({.begin = SizesLength() + before, .length = sizes[part]});
-    chunks_ =
-        std::max(chunks_, StreamChunks(std::accumulate(sizes.begin(), sizes.end(), int64_t{0})));
+    chunks_ = std::max(chunks_, StreamChunks(sizes));
     if (sizes[part] != operation_.out[seat].count) {
       return SizesDisagree(operation_.what, operation_.sequence, lane_.names[lane_.ranks[seat]],
                            sizes[part], lane_.names[lane_.ranks[me()]], operation_.out[seat].count);
@@ -563,17 +565,19 @@ absl::StatusOr<int64_t> ShmTransfer::TakeFromStreams(int64_t chunk) {
   int64_t elements = 0;
   for (int seat = 0; seat < size(); ++seat) {
     const Piece& part = parts_[seat];
+    if (IsMine(seat)) {  // Needs no waiting: a share of it beside each chunk.
+      const int64_t from = part.length * chunk / chunks_;
+      const int64_t length = part.length * (chunk + 1) / chunks_ - from;
+      Copy(in_, part.begin - SizesLength() + from, {operation_.out[seat]}, from, length);
+      elements += length;
+      continue;
+    }
     const int64_t from = std::max(begin, part.begin);
     const int64_t length = std::min(begin + chunk_elements_, part.begin + part.length) - from;
     if (length <= 0) continue;
-    const TensorList to = {operation_.out[seat].Slice(from - part.begin, length)};
-    if (IsMine(seat)) {
-      Copy(in_, from - SizesLength(), to, 0, length);
-    } else {
-      EK_RETURN_IF_ERROR(FindSlots(seat));
-      Copy(InOnePiece(Slot(seat, chunk) + (from - begin) * element_bytes_, length), 0, to, 0,
-           length);
-    }
+    EK_RETURN_IF_ERROR(FindSlots(seat));
+    Copy(InOnePiece(Slot(seat, chunk) + (from - begin) * element_bytes_, length), 0,
+         {operation_.out[seat]}, from - part.begin, length);
     elements += length;
   }
   return elements * element_bytes_;

@@ -11,8 +11,8 @@
 //             (publish), reduces its piece of the chunk (reduce), and fetches the others' results
 //             (take). Of an input in registered memory, a rank publishes the location only. In
 //             all_gather_v and all_to_all_v the chunks are those of a stream: the sizes of the
-//             rank's parts, then the parts. The ranks get the number of chunks from the beginnings
-//             of all streams;
+//             rank's parts, then the parts for others. The ranks get the number of chunks from the
+//             beginnings of all streams;
 //   direct    all-reduce and reduce where all buffers are registered: blocks of each rank's share
 //             are reduced from all buffers into all buffers, by any rank that is running.
 //
@@ -137,7 +137,9 @@ class ShmTransfer {
 
   // Streams of uneven collectives. Positions are in elements of a rank's stream.
   int64_t SizesLength() const;  // The sizes at the beginning.
-  int64_t StreamChunks(int64_t elements) const;
+  // Behind the sizes. In all_to_all_v without the rank's own part, which it copies by itself.
+  int64_t StreamElements(const std::vector<int64_t>& sizes) const;
+  int64_t StreamChunks(const std::vector<int64_t>& sizes) const;
   absl::Status ReadSizes();
   absl::StatusOr<int64_t> TakeFromStreams(int64_t chunk);
   // Whether somebody has given up in the middle of this operation whose memory this rank may have

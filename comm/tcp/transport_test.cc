@@ -1,4 +1,3 @@
-#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/tcp/transport.h"
 
 #include <poll.h>
@@ -25,6 +24,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/rank_names.h"
 #include "evenkeel/comm/base/warn.h"
 #include "evenkeel/comm/net/socket.h"

@@ -12,15 +12,14 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
-#include <optional>
 #include <system_error>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/escaping.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "absl/synchronization/mutex.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/failure_info.h"
@@ -115,7 +114,8 @@ class Culprits {
 // Returns whether it is the group of all ranks, or one that they have made again after an error.
 // Other groups number their ranks differently.
 bool IsWorld(absl::string_view group) {
-  return group == kWorld || absl::StartsWith(group, absl::StrCat(kWorld, "+"));
+  return absl::ConsumePrefix(&group, kWorld) &&
+         group.find_first_not_of("+0123456789") == absl::string_view::npos;
 }
 
 class Job {
@@ -173,9 +173,9 @@ class Job {
   struct Failure {
     int rank = 0;
     int exit_code = 0;
-    bool by_signal = false;  // That did not come from here.
-    std::string what;        // "was killed by SIGSEGV"
-    bool was_told = false;   // A signal to end it had been sent before it was found.
+    bool by_signal = false;          // The signal did not come from this process.
+    std::string what;                // "was killed by SIGSEGV"
+    bool came_after_signal = false;  // A signal to end it had been sent before it was found.
     absl::Time found = SteadyNow();
 
     std::string ToString() const { return absl::StrCat("rank ", rank, " ", what); }
@@ -248,8 +248,8 @@ class Job {
   }
 
   void Note(Failure failure) {
-    failure.was_told = measures_ > 0 || was_forwarded_;
-    failure.by_signal &= !failure.was_told;
+    failure.came_after_signal = measures_ > 0 || was_forwarded_;
+    failure.by_signal &= !failure.came_after_signal;
     failures_.push_back(std::move(failure));
   }
 
@@ -295,7 +295,7 @@ class Job {
   const Failure& Cause() const {
     const Failure* named = nullptr;
     for (const Failure& failure : failures_) {
-      if (failure.was_told || !culprits_.Contain(failure.rank)) continue;
+      if (failure.came_after_signal || !culprits_.Contain(failure.rank)) continue;
       if (named == nullptr || (failure.by_signal && !named->by_signal)) named = &failure;
     }
     if (named != nullptr) return *named;

@@ -96,9 +96,10 @@ struct LaunchResult {
   int exit_code = 0;
   // Empty if no rank failed. With kStop, which one failed and how, "rank 1 was killed by SIGSEGV",
   // and whether the others were ended after it. If several failed, it is a rank that the error of
-  // the group "world" names and that ended by itself; else one that was killed within half a second
-  // of the first failure; else the first. With kContinue, all that failed, in their order, and what
-  // became of the others: "rank 1 was killed by SIGKILL; the other ranks went on and ended well".
+  // the group "world" names (the last one, if the ranks made it again) and that ended by itself;
+  // else one that was killed within half a second of the first failure; else the first. A rank that
+  // was killed is added. With kContinue, all that failed, in their order, and what became of the
+  // others: "rank 1 was killed by SIGKILL; the other ranks went on and ended well".
   std::string message;
   // A rank that is in the message was killed by a signal.
   bool by_signal = false;

@@ -58,7 +58,7 @@ absl::Status AwaitEndOfOthers(const std::vector<int64_t>& pids) {
 
 // Runs one of three ranks. One of them aborts the group, and ends after the launcher has reaped the
 // others. `scenario`: "abort": it is rank 2; "crash": rank 0 is also killed, after the error;
-// "recover": rank 2 aborts, all ranks make a new group, and there rank 1 does as rank 2 before.
+// "recover": rank 2 aborts, all ranks make a new group, in which rank 1 does what rank 2 did.
 absl::Status RunRank(absl::string_view scenario) {
   EK_ASSIGN_OR_RETURN(const Environment environment, ReadEnvironment());
   EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> comm, CreateCommunicator(environment));
@@ -75,7 +75,7 @@ absl::Status RunRank(absl::string_view scenario) {
   if (rank == (scenario == "recover" ? 1 : 2)) {
     comm->Abort(broken);
     EK_RETURN_IF_ERROR(AwaitEndOfOthers(pids));
-    std::exit(40 + rank);
+    _exit(40 + rank);
   }
   const absl::Status status = comm->Barrier();
   if (scenario == "crash" && rank == 0) raise(SIGKILL);
@@ -84,7 +84,7 @@ absl::Status RunRank(absl::string_view scenario) {
 
 LaunchResult LaunchScenario(const std::string& scenario) {
   const absl::StatusOr<LaunchResult> result = Launch(
-      {.ranks = 3, .command = {OwnPath(), "--scenario", scenario}, .patience = absl::Minutes(2)});
+      {.ranks = 3, .command = {OwnPath(), "--scenario", scenario}, .patience = absl::Seconds(30)});
   EXPECT_TRUE(result.ok()) << result.status();
   return result.ok() ? *result : LaunchResult{};
 }

@@ -196,7 +196,8 @@ int RunProcesses(const TrainOptions& options, std::vector<std::string> arguments
   const bool was_stopped =
       SavesWhenStopped(options) && !result->by_signal &&
       (result->exit_code == 128 + SIGTERM || result->exit_code == 128 + SIGINT);
-  const bool was_said = was_stopped || (result->exit_code == EXIT_FAILURE && !options.goes_on);
+  const bool was_said =
+      was_stopped || (result->exit_code == EXIT_FAILURE && !result->by_signal && !options.goes_on);
   if (!result->message.empty() && !was_said) Fail(result->message);
   return result->exit_code;
 }

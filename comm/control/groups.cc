@@ -205,7 +205,7 @@ void ControlGroups::Deliver(const std::string& name, absl::Span<const int> to,
   if (message.type == ControlMessage::Type::kFailed) {
     group.has_failed = true;
     const bool is_to_all = message.sequence == 0;  // A lost rank gets another text.
-    if (is_to_all && on_failure_ != nullptr)
+    if (is_to_all && on_failure_ != nullptr && !std::exchange(group.has_reported, true))
       on_failure_(name, static_cast<int>(group.members.size()), message.status);
   }
   const std::string payload = Serialize(message);

@@ -36,7 +36,7 @@ namespace evenkeel::internal {
 
 class ControlGroups : public ControlSeats {
  public:
-  // Called when a group ends with an error.
+  // Called once for each group that ends with an error.
   using FailureFunction =
       std::function<void(const std::string& group, int world_size, const absl::Status& why)>;
   explicit ControlGroups(SendFunction send, FailureFunction on_failure = nullptr)
@@ -66,6 +66,7 @@ class ControlGroups : public ControlSeats {
     int connected = 0;
     int disconnected = 0;
     bool has_failed = false;
+    bool has_reported = false;  // To on_failure_.
     std::unique_ptr<ControlHub> hub;
   };
   struct Seat {

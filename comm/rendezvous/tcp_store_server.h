@@ -39,9 +39,9 @@ struct TcpStoreServerOptions {
   std::string host = "rank 0";  // The name of this process, for the message when it dies.
   absl::Duration greeting_timeout = absl::Seconds(10);  // For a connection to authenticate.
   absl::Duration linger = absl::Seconds(5);
-  // Called on the server's thread when a group of the job ends with an error, with the group's name
-  // and size, and the error that its ranks are sent: FailureInfoOf() has those that caused it. Must
-  // not block, and may be called until the server is destroyed.
+  // Called once for each group that ends with an error, on the server's thread, with the group's
+  // name and size, and the error that its ranks are sent: FailureInfoOf() has those that caused it.
+  // Must not block, and may be called until the server is destroyed.
   std::function<void(const std::string& group, int world_size, const absl::Status& why)> on_failure;
 };
 

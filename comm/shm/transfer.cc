@@ -43,7 +43,8 @@ ShmTransfer::ShmTransfer(ShmLane& lane, const Operation& operation)
       count_(operation.what.kind == CollectiveKind::kBarrier ? 0 : operation.what.count),
       in_(operation.in) {
   if (IsUneven(kind_)) {
-    // Each rank begins with another one, so that all are read from at a time. Its own part is last.
+    // Each rank begins with another one, so that all streams are read at the same time. Its own
+    // part is last.
     if (kind_ == CollectiveKind::kAllToAllV)
       std::rotate(in_.begin(), in_.begin() + (me() + 1) % size(), in_.end());
     for (const TensorView& view : in_) sizes_.push_back(view.count);
@@ -96,7 +97,7 @@ absl::Status ShmTransfer::Arrive() {
                                         std::memory_order_relaxed);
 
   // So that who comes last finds all that it needs.
-  const int64_t all = CountOf(in_) * element_bytes_;
+  const int64_t all = (IsUneven(kind_) ? StreamElements(sizes_) : CountOf(in_)) * element_bytes_;
   if (registered_ == nullptr && all <= kEarlyBytes && CanPublish()) {
     way_ = is_one_shot_ ? Way::kOneShot : Way::kStaged;
     EK_RETURN_IF_ERROR(Publish().status());
@@ -537,7 +538,10 @@ int64_t ShmTransfer::StreamElements(const std::vector<int64_t>& sizes) const {
 }
 
 int64_t ShmTransfer::StreamChunks(const std::vector<int64_t>& sizes) const {
-  return (SizesLength() + StreamElements(sizes) + chunk_elements_ - 1) / chunk_elements_;
+  // The own part is copied in as many shares, which must not be longer than chunks.
+  const int64_t own = kind_ == CollectiveKind::kAllToAllV ? sizes.back() : 0;
+  const int64_t elements = std::max(SizesLength() + StreamElements(sizes), own);
+  return (elements + chunk_elements_ - 1) / chunk_elements_;
 }
 
 absl::Status ShmTransfer::ReadSizes() {
@@ -565,9 +569,10 @@ absl::StatusOr<int64_t> ShmTransfer::TakeFromStreams(int64_t chunk) {
   int64_t elements = 0;
   for (int seat = 0; seat < size(); ++seat) {
     const Piece& part = parts_[seat];
-    if (IsMine(seat)) {  // Needs no waiting: a share of it beside each chunk.
-      const int64_t from = part.length * chunk / chunks_;
-      const int64_t length = part.length * (chunk + 1) / chunks_ - from;
+    if (IsMine(seat)) {  // It needs no other rank: a share is copied beside each chunk.
+      const int64_t share = (part.length + chunks_ - 1) / chunks_;
+      const int64_t from = std::min(chunk * share, part.length);
+      const int64_t length = std::min(share, part.length - from);
       Copy(in_, part.begin - SizesLength() + from, {operation_.out[seat]}, from, length);
       elements += length;
       continue;

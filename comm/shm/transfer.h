@@ -137,7 +137,8 @@ class ShmTransfer {
 
   // Streams of uneven collectives. Positions are in elements of a rank's stream.
   int64_t SizesLength() const;  // The sizes at the beginning.
-  // Behind the sizes. In all_to_all_v without the rank's own part, which it copies by itself.
+  // Returns the number of elements behind the sizes. The stream of all_to_all_v lacks the rank's
+  // own part, which the rank copies directly.
   int64_t StreamElements(const std::vector<int64_t>& sizes) const;
   int64_t StreamChunks(const std::vector<int64_t>& sizes) const;
   absl::Status ReadSizes();
@@ -194,7 +195,8 @@ class ShmTransfer {
   // By seat: input in registered memory, null if it is staged.
   std::vector<std::shared_ptr<SharedMemory>> held_;
   std::vector<TensorList> sources_;
-  // For uneven collectives. This rank's sizes; in all_to_all_v: for the next seat, ..., itself.
+  // The sizes of this rank's parts, for uneven collectives. In all_to_all_v the order is the next
+  // seat, ..., this rank.
   std::vector<int64_t> sizes_;
   std::vector<Piece> parts_;  // By seat: the part of its stream that is for this rank.
 };

@@ -34,10 +34,11 @@ bool IsSupported(Communicator& comm) {
 }
 
 // The numbers of elements from one rank to another: all are empty; one part is; all are small; some
-// are larger than a transport moves at once; a few ranks have much and the others nothing.
-enum class Sizes { kNone, kSomeNone, kSmall, kLarge, kOneSided };
-constexpr Sizes kSizes[] = {Sizes::kNone, Sizes::kSomeNone, Sizes::kSmall, Sizes::kLarge,
-                            Sizes::kOneSided};
+// are larger than a transport moves at once; a few ranks have much and the others nothing; a rank
+// keeps nearly all.
+enum class Sizes { kNone, kSomeNone, kSmall, kLarge, kOneSided, kMostlyOwn };
+constexpr Sizes kSizes[] = {Sizes::kNone,  Sizes::kSomeNone, Sizes::kSmall,
+                            Sizes::kLarge, Sizes::kOneSided, Sizes::kMostlyOwn};
 
 int64_t SizeOf(Sizes sizes, int from, int to) {
   const int64_t seed = from * 7 + to * 3;
@@ -52,6 +53,8 @@ int64_t SizeOf(Sizes sizes, int from, int to) {
       return seed % 3 == 0 ? 70'001 + seed : 1 + seed;
     case Sizes::kOneSided:
       return from == 0 && to != 0 ? 100'003 : 0;
+    case Sizes::kMostlyOwn:
+      return from == 0 && to == 0 ? 70'001 : 1 + seed;
   }
   return 0;
 }

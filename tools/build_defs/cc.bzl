@@ -33,9 +33,16 @@ _PROGRAM_DEPS = select({
     "//conditions:default": [],
 })
 
+# From an image, GCC 12 takes the options of functions for another instruction set
+# (__attribute__((target))) as well: -O2 for -O3, and contraction where it is off. So
+# code with options of its own is compiled without one, but for tests, which have no
+# such functions.
 def _copts(kwargs, prelude):
     flags = _TEST_FLAGS if prelude == _TEST_PRELUDE else _FLAGS
-    return flags + ["-include", prelude.rpartition(":")[2] + ".h"] + kwargs.pop("copts", [])
+    own = kwargs.pop("copts", [])
+    if not own or prelude == _TEST_PRELUDE:
+        flags = flags + ["-include", prelude.rpartition(":")[2] + ".h"]
+    return flags + own
 
 def prelude(name, testonly = False, **kwargs):
     """<name>.h: headers that targets include before their first line."""

@@ -4,8 +4,9 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <cstdint>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -14,10 +15,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "absl/types/span.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/environment.h"
@@ -44,35 +45,63 @@ TEST(PauseAfterTest, AFirstPauseMayBeLongerThanTheLongest) {
   EXPECT_EQ(PauseAfter(absl::ZeroDuration(), absl::Seconds(60), options), absl::Seconds(60));
 }
 
-// Waits until the launcher has reaped all other ranks.
-absl::Status AwaitEndOfOthers(const std::vector<int64_t>& pids) {
-  const absl::Time deadline = SteadyNow() + absl::Seconds(20);
-  for (const int64_t pid : pids) {
-    while (pid != getpid() && kill(static_cast<pid_t>(pid), 0) == 0) {
-      if (SteadyNow() > deadline) return absl::DeadlineExceededError("another rank still runs");
-      absl::SleepFor(absl::Milliseconds(1));
-    }
+constexpr int kRanks = 3;
+
+template <typename Condition>
+absl::Status Await(Condition condition, absl::string_view what) {
+  for (const absl::Time deadline = SteadyNow() + absl::Seconds(20); !condition();) {
+    if (SteadyNow() > deadline) return absl::DeadlineExceededError(what);
+    absl::SleepFor(absl::Milliseconds(1));
   }
   return absl::OkStatus();
 }
 
-// Runs one of three ranks. Rank 2 aborts the group, and ends after the launcher has reaped the
-// others, which end with the error, wherever the abort meets them.
-absl::Status RunRank() {
+// Waits until all ranks have come here, which no abort of a group can overtake, and returns their
+// processes.
+absl::StatusOr<std::vector<pid_t>> Meet(const std::string& place, int rank) {
+  const auto file = [&](int r) { return absl::StrCat(place, ".", r); };
+  std::ofstream(file(rank) + ".new") << getpid();
+  std::filesystem::rename(file(rank) + ".new", file(rank));
+  std::vector<pid_t> pids(kRanks);
+  for (int r = 0; r < kRanks; ++r) {
+    EK_RETURN_IF_ERROR(Await([&] { return std::filesystem::exists(file(r)); }, file(r)));
+    std::ifstream(file(r)) >> pids[r];
+  }
+  return pids;
+}
+
+// Runs one of three ranks. One of them aborts the group, and ends after the launcher has reaped the
+// others, which end with the error: rank 2; or, in the scenario "recover", rank 1 in a group that
+// all have made after rank 2 had aborted the first one.
+absl::Status RunRank(absl::string_view scenario, const std::string& folder) {
   EK_ASSIGN_OR_RETURN(const Environment environment, ReadEnvironment());
-  EK_ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> comm, CreateCommunicator(environment));
-  int64_t pid = getpid();
-  std::vector<int64_t> pids(comm->world_size());
-  EK_RETURN_IF_ERROR(comm->AllGather(absl::MakeSpan(&pid, 1), absl::MakeSpan(pids)));
-  if (comm->rank() != 2) return comm->Barrier();
-  comm->Abort(absl::DataLossError("the data is broken"));
-  EK_RETURN_IF_ERROR(AwaitEndOfOthers(pids));
-  _exit(42);
+  EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> comm, CreateCommunicator(environment));
+  const int rank = comm->rank();
+  const absl::Status broken = absl::DataLossError("the data is broken");
+  EK_ASSIGN_OR_RETURN(std::vector<pid_t> pids, Meet(folder + "/first", rank));
+  if (scenario == "recover") {
+    if (rank == 2) comm->Abort(broken);
+    if (comm->Barrier().ok()) return absl::InternalError("the group has not ended");
+    EK_ASSIGN_OR_RETURN(comm, comm->Shrink());
+    EK_ASSIGN_OR_RETURN(pids, Meet(folder + "/second", rank));
+  }
+  if (rank != (scenario == "recover" ? 1 : 2)) return comm->Barrier();
+  comm->Abort(broken);
+  for (const pid_t pid : pids) {
+    if (pid == getpid()) continue;
+    EK_RETURN_IF_ERROR(Await([&] { return kill(pid, 0) != 0; }, "another rank still runs"));
+  }
+  _exit(40 + rank);
 }
 
 LaunchResult LaunchScenario(const std::string& scenario) {
-  const absl::StatusOr<LaunchResult> result = Launch(
-      {.ranks = 3, .command = {OwnPath(), "--scenario", scenario}, .patience = absl::Seconds(30)});
+  const std::string folder = absl::StrCat(testing::TempDir(), "/", scenario);
+  std::filesystem::remove_all(folder);
+  std::filesystem::create_directories(folder);
+  const absl::StatusOr<LaunchResult> result =
+      Launch({.ranks = kRanks,
+              .command = {OwnPath(), "--scenario", scenario, folder},
+              .patience = absl::Seconds(30)});
   EXPECT_TRUE(result.ok()) << result.status();
   return result.ok() ? *result : LaunchResult{};
 }
@@ -89,6 +118,10 @@ TEST(LaunchTest, NamesARankThatWasKilledBesideTheOneThatAborted) {
   EXPECT_EQ(result.message, "rank 2 ended with exit code 42, and rank 0 was killed by SIGKILL");
   EXPECT_EQ(result.exit_code, 42);
   EXPECT_TRUE(result.by_signal);
+}
+
+TEST(LaunchTest, NamesTheCauseOfTheLastFailure) {
+  EXPECT_EQ(LaunchScenario("recover").message, "rank 1 ended with exit code 41");
 }
 
 TEST(LaunchTest, SaysHowOftenTheJobWasStartedAnew) {
@@ -139,8 +172,8 @@ TEST(LaunchTest, AnAttemptMayHaveVariablesOfItsOwn) {
 }  // namespace evenkeel
 
 int main(int argc, char** argv) {
-  if (argc == 3 && argv[1] == absl::string_view("--scenario")) {
-    const absl::Status status = evenkeel::RunRank();
+  if (argc == 4 && argv[1] == absl::string_view("--scenario")) {
+    const absl::Status status = evenkeel::RunRank(argv[2], argv[3]);
     std::cerr << status << "\n";
     const bool is_rank_0 = std::getenv("RANK") == absl::string_view("0");
     if (argv[2] == absl::string_view("crash") && is_rank_0) raise(SIGKILL);

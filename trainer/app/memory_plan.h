@@ -36,9 +36,8 @@ namespace evenkeel {
 // Returns "rank 0 holds 38.1 MiB: parameters 3.21 MiB, ...".
 std::string DescribeMemory(int rank, const RankMemory& memory, absl::string_view verb = "holds");
 
-// Returns the memory that a rank will hold, without the working memory of libraries: with AVX512
-// oneDNN's products keep 1 to 3 MB. `setup` comes from CheckRank() and serves for one call, since
-// its plan counts the passes.
+// Returns the memory that a rank will hold. `setup` comes from CheckRank() and serves for one call,
+// since its plan counts the passes.
 absl::StatusOr<RankMemory> PlanMemory(const TrainOptions& options, int rank, int world_size,
                                       RankSetup& setup);
 

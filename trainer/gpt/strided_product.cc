@@ -124,7 +124,9 @@ auto StridedProducts<Operand>::PlanFor(const StridedShape& shape, bool has_bias)
   try {
     const dnnl::matmul::desc product = has_bias ? dnnl::matmul::desc(left, right, bias, output)
                                                 : dnnl::matmul::desc(left, right, output);
-    plan->primitive = dnnl::matmul(dnnl::matmul::primitive_desc(product, attribute, dnn_.engine));
+    const dnnl::matmul::primitive_desc desc(product, SharedScratch::In(attribute), dnn_.engine);
+    plan->scratch = desc.scratchpad_desc();
+    plan->primitive = dnnl::matmul(desc);
     plan->left = dnn_.Wrap(left, nullptr);
     plan->right = dnn_.Wrap(right, nullptr);
     plan->bias = dnn_.Wrap(bias, nullptr);
@@ -154,13 +156,15 @@ absl::Status StridedProducts<Operand>::Run(const StridedShape& shape, const Oper
       plan->output.set_data_handle(output);
       // The form that takes an array: a map for each product would be memory that is allocated and
       // freed again.
-      const std::array<dnnl_exec_arg_t, 4> arguments = {{{DNNL_ARG_SRC, plan->left.get()},
+      const dnnl::memory scratch = scratch_.Get(dnn_, plan->scratch);
+      const std::array<dnnl_exec_arg_t, 5> arguments = {{{DNNL_ARG_SRC, plan->left.get()},
                                                          {DNNL_ARG_WEIGHTS, plan->right.get()},
                                                          {DNNL_ARG_DST, plan->output.get()},
+                                                         {DNNL_ARG_SCRATCHPAD, scratch.get()},
                                                          {DNNL_ARG_BIAS, plan->bias.get()}}};
       return StatusFromOneDnnCode(
           "matrix product", dnnl_primitive_execute(plan->primitive.get(), dnn_.stream.get(),
-                                                   bias == nullptr ? 3 : 4, arguments.data()));
+                                                   bias == nullptr ? 4 : 5, arguments.data()));
     });
     if (is_done || !status.ok()) return status;
   }

@@ -53,6 +53,7 @@ class StridedProducts {
     bool has_bias;
     bool is_possible = true;
     dnnl::matmul primitive;
+    dnnl::memory::desc scratch;
     dnnl::memory left, right, bias, output;
   };
 
@@ -65,6 +66,7 @@ class StridedProducts {
                           const float* bias, Result* output);
 
   OneDnn dnn_;
+  SharedScratch scratch_;
   std::vector<std::unique_ptr<Plan>> plans_;  // The most recently made last.
   std::vector<Sum> row_;                      // For the plain loops.
   // Products of widened factors; null: not needed so far.

@@ -56,8 +56,10 @@ const MatrixProducts<float>::Plan& MatrixProducts<float>::PlanFor(const ProductS
               .bias = Desc({1, shape.columns}, kFloat, Tag::ab),
               .output = Desc({shape.rows, shape.columns}, kFloat, Tag::ab)};
     const dnnl::matmul::desc product(plan.left, plan.right, plan.bias, plan.output);
-    plan.primitive =
-        dnnl::matmul(dnnl::matmul::primitive_desc(product, AttributeOf(shape.then), dnn_.engine));
+    const dnnl::matmul::primitive_desc desc(product, SharedScratch::In(AttributeOf(shape.then)),
+                                            dnn_.engine);
+    plan.scratch = desc.scratchpad_desc();
+    plan.primitive = dnnl::matmul(desc);
     if (plans_.size() == kPlansKept) plans_.pop_back();
     plans_.push_back(std::move(plan));
     found = plans_.end() - 1;
@@ -74,7 +76,8 @@ absl::Status MatrixProducts<float>::Run(const ProductShape& shape, const float* 
     plan.primitive.execute(dnn_.stream, {{DNNL_ARG_SRC, dnn_.Wrap(plan.left, left)},
                                          {DNNL_ARG_WEIGHTS, dnn_.Wrap(plan.right, right)},
                                          {DNNL_ARG_BIAS, dnn_.Wrap(plan.bias, bias)},
-                                         {DNNL_ARG_DST, dnn_.Wrap(plan.output, output)}});
+                                         {DNNL_ARG_DST, dnn_.Wrap(plan.output, output)},
+                                         {DNNL_ARG_SCRATCHPAD, scratch_.Get(dnn_, plan.scratch)}});
     return absl::OkStatus();
   });
 }

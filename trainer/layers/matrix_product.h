@@ -58,13 +58,14 @@ class MatrixProducts<float> {
  private:
   struct Plan {
     ProductShape shape;
-    dnnl::memory::desc left, right, bias, output;
+    dnnl::memory::desc left, right, bias, output, scratch;
     dnnl::matmul primitive;
   };
 
   const Plan& PlanFor(const ProductShape& shape);  // Throws dnnl::error.
 
   OneDnn dnn_;
+  SharedScratch scratch_;
   std::vector<Plan> plans_;  // The most recently used first.
 };
 

@@ -39,6 +39,35 @@ struct OneDnn {
   }
 };
 
+// Working memory of primitives that never run at the same time. Each of them would keep its own,
+// which AVX512 products have: together some MB.
+//
+//   const dnnl::matmul::primitive_desc desc(product, SharedScratch::In(attribute), dnn.engine);
+//   arguments[DNNL_ARG_SCRATCHPAD] = scratch.Get(dnn, desc.scratchpad_desc());
+//
+// Ownership: the memory is valid until the next call.
+class SharedScratch {
+ public:
+  static dnnl::primitive_attr In(dnnl::primitive_attr attribute) {
+    attribute.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+    return attribute;
+  }
+
+  dnnl::memory Get(const OneDnn& dnn, const dnnl::memory::desc& desc) {
+    const auto bytes = static_cast<int64_t>(desc.get_size());
+    if (bytes > bytes_) {
+      using Data = dnnl::memory::data_type;
+      memory_ = dnnl::memory({{bytes}, Data::u8, dnnl::memory::format_tag::a}, dnn.engine);
+      bytes_ = bytes;
+    }
+    return {desc, dnn.engine, bytes == 0 ? nullptr : memory_.get_data_handle()};
+  }
+
+ private:
+  dnnl::memory memory_;
+  int64_t bytes_ = 0;
+};
+
 absl::Status StatusFromOneDnnCode(absl::string_view what, dnnl_status_t code);
 
 // Runs `call`, which returns an absl::Status or StatusOr, and turns a thrown dnnl::error into one.

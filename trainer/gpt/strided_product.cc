@@ -125,7 +125,7 @@ auto StridedProducts<Operand>::PlanFor(const StridedShape& shape, bool has_bias)
     const dnnl::matmul::desc product = has_bias ? dnnl::matmul::desc(left, right, bias, output)
                                                 : dnnl::matmul::desc(left, right, output);
     const dnnl::matmul::primitive_desc desc(product, SharedScratch::In(attribute), dnn_.engine);
-    plan->scratch = desc.scratchpad_desc();
+    scratch_.Grow(dnn_, desc);
     plan->primitive = dnnl::matmul(desc);
     plan->left = dnn_.Wrap(left, nullptr);
     plan->right = dnn_.Wrap(right, nullptr);
@@ -156,12 +156,12 @@ absl::Status StridedProducts<Operand>::Run(const StridedShape& shape, const Oper
       plan->output.set_data_handle(output);
       // The form that takes an array: a map for each product would be memory that is allocated and
       // freed again.
-      const dnnl::memory scratch = scratch_.Get(dnn_, plan->scratch);
-      const std::array<dnnl_exec_arg_t, 5> arguments = {{{DNNL_ARG_SRC, plan->left.get()},
-                                                         {DNNL_ARG_WEIGHTS, plan->right.get()},
-                                                         {DNNL_ARG_DST, plan->output.get()},
-                                                         {DNNL_ARG_SCRATCHPAD, scratch.get()},
-                                                         {DNNL_ARG_BIAS, plan->bias.get()}}};
+      const std::array<dnnl_exec_arg_t, 5> arguments = {
+          {{DNNL_ARG_SRC, plan->left.get()},
+           {DNNL_ARG_WEIGHTS, plan->right.get()},
+           {DNNL_ARG_DST, plan->output.get()},
+           {DNNL_ARG_SCRATCHPAD, scratch_.memory().get()},
+           {DNNL_ARG_BIAS, plan->bias.get()}}};
       return StatusFromOneDnnCode(
           "matrix product", dnnl_primitive_execute(plan->primitive.get(), dnn_.stream.get(),
                                                    bias == nullptr ? 4 : 5, arguments.data()));

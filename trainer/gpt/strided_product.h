@@ -53,7 +53,6 @@ class StridedProducts {
     bool has_bias;
     bool is_possible = true;
     dnnl::matmul primitive;
-    dnnl::memory::desc scratch;
     dnnl::memory left, right, bias, output;
   };
 

@@ -58,7 +58,7 @@ const MatrixProducts<float>::Plan& MatrixProducts<float>::PlanFor(const ProductS
     const dnnl::matmul::desc product(plan.left, plan.right, plan.bias, plan.output);
     const dnnl::matmul::primitive_desc desc(product, SharedScratch::In(AttributeOf(shape.then)),
                                             dnn_.engine);
-    plan.scratch = desc.scratchpad_desc();
+    scratch_.Grow(dnn_, desc);
     plan.primitive = dnnl::matmul(desc);
     if (plans_.size() == kPlansKept) plans_.pop_back();
     plans_.push_back(std::move(plan));
@@ -77,7 +77,7 @@ absl::Status MatrixProducts<float>::Run(const ProductShape& shape, const float* 
                                          {DNNL_ARG_WEIGHTS, dnn_.Wrap(plan.right, right)},
                                          {DNNL_ARG_BIAS, dnn_.Wrap(plan.bias, bias)},
                                          {DNNL_ARG_DST, dnn_.Wrap(plan.output, output)},
-                                         {DNNL_ARG_SCRATCHPAD, scratch_.Get(dnn_, plan.scratch)}});
+                                         {DNNL_ARG_SCRATCHPAD, scratch_.memory()}});
     return absl::OkStatus();
   });
 }

@@ -58,7 +58,7 @@ class MatrixProducts<float> {
  private:
   struct Plan {
     ProductShape shape;
-    dnnl::memory::desc left, right, bias, output, scratch;
+    dnnl::memory::desc left, right, bias, output;
     dnnl::matmul primitive;
   };
 

@@ -12,6 +12,7 @@
 #ifndef EVENKEEL_TRAINER_LAYERS_ONEDNN_H_
 #define EVENKEEL_TRAINER_LAYERS_ONEDNN_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <oneapi/dnnl/dnnl.hpp>
 #include <type_traits>
@@ -43,9 +44,8 @@ struct OneDnn {
 // which AVX512 products have: together some MB.
 //
 //   const dnnl::matmul::primitive_desc desc(product, SharedScratch::In(attribute), dnn.engine);
-//   arguments[DNNL_ARG_SCRATCHPAD] = scratch.Get(dnn, desc.scratchpad_desc());
-//
-// Ownership: the memory is valid until the next call.
+//   scratch.Grow(dnn, desc);
+//   arguments[DNNL_ARG_SCRATCHPAD] = scratch.memory();
 class SharedScratch {
  public:
   static dnnl::primitive_attr In(dnnl::primitive_attr attribute) {
@@ -53,15 +53,15 @@ class SharedScratch {
     return attribute;
   }
 
-  dnnl::memory Get(const OneDnn& dnn, const dnnl::memory::desc& desc) {
-    const auto bytes = static_cast<int64_t>(desc.get_size());
-    if (bytes > bytes_) {
-      using Data = dnnl::memory::data_type;
-      memory_ = dnnl::memory({{bytes}, Data::u8, dnnl::memory::format_tag::a}, dnn.engine);
-      bytes_ = bytes;
-    }
-    return {desc, dnn.engine, bytes == 0 ? nullptr : memory_.get_data_handle()};
+  // Makes it large enough for the primitive.
+  void Grow(const OneDnn& dnn, const dnnl::primitive_desc& desc) {
+    const auto bytes = static_cast<int64_t>(desc.scratchpad_desc().get_size());
+    if (memory_ && bytes <= bytes_) return;
+    bytes_ = std::max<int64_t>(bytes, 1);
+    using Data = dnnl::memory::data_type;
+    memory_ = dnn.Allocate({{bytes_}, Data::u8, dnnl::memory::format_tag::a});
   }
+  const dnnl::memory& memory() const { return memory_; }
 
  private:
   dnnl::memory memory_;

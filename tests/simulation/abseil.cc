@@ -16,9 +16,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
-#include <unordered_map>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -40,8 +40,8 @@ struct Waiter {
 };
 
 // Leaked, because locks are used until the process ends.
-std::unordered_map<const void*, std::vector<Waiter>>& Queues() {
-  static auto* const queues = new std::unordered_map<const void*, std::vector<Waiter>>();
+absl::flat_hash_map<const void*, std::vector<Waiter>>& Queues() {
+  static auto* const queues = new absl::flat_hash_map<const void*, std::vector<Waiter>>();
   return *queues;
 }
 

@@ -104,9 +104,9 @@ std::string Network::AddressOf(const Host& host) {
 }
 
 File* Network::FindFile(int fd, const char* use) {
-  const auto found = files_.find(fd);
+  File* const file = OpenFile(fd);
   Host* const host = World::Current()->host;
-  if (found == files_.end() || (found->second->host != host && !host->is_dead)) {
+  if (file == nullptr || (file->host != host && !host->is_dead)) {
     // The files of a dead process are closed before its last thread ends.
     if (!host->is_dead) {
       absl::StrAppend(&misuse_, host->name, " calls ", use,
@@ -115,15 +115,13 @@ File* Network::FindFile(int fd, const char* use) {
     errno = EBADF;
     return nullptr;
   }
-  return found->second.get();
+  return file;
 }
 
 int Network::Add(std::shared_ptr<File> file) {
   file->host = World::Current()->host;
-  file->fd = next_fd_++;
-  const int fd = file->fd;
-  files_[fd] = std::move(file);
-  return fd;
+  file->fd = kFirstFd + static_cast<int>(files_.size());
+  return files_.emplace_back(std::move(file))->fd;
 }
 
 void Network::Changed(File& file) {
@@ -211,12 +209,10 @@ void Network::Retransmit(Stream& stream) {
 
 std::vector<std::shared_ptr<Stream>> Network::StreamsBetween(const Host* a, const Host* b) const {
   std::vector<std::shared_ptr<Stream>> found;
-  for (const std::weak_ptr<Stream>& weak : streams_) {
-    const std::shared_ptr<Stream> stream = weak.lock();
-    if (stream == nullptr || stream->other == nullptr) continue;
-    const Host* const here = stream->host;
-    const Host* const there = stream->other->host;
-    if ((here == a && there == b) || (here == b && there == a)) found.push_back(stream);
+  const auto streams = streams_.find(std::minmax(a->id, b->id));
+  if (streams == streams_.end()) return found;
+  for (const std::weak_ptr<Stream>& weak : streams->second) {
+    if (std::shared_ptr<Stream> stream = weak.lock()) found.push_back(std::move(stream));
   }
   return found;
 }
@@ -228,15 +224,15 @@ void Network::Reset(const Host* a, const Host* b) {
 
 void Network::OnDeath(Host* host) {
   std::vector<std::shared_ptr<File>> files;
-  for (const auto& [fd, file] : files_) {
-    if (file->host == host) files.push_back(file);
+  for (const std::shared_ptr<File>& file : files_) {
+    if (file != nullptr && file->host == host) files.push_back(file);
   }
   for (const std::shared_ptr<File>& file : files) Release(file);
 }
 
 // Closes a file as the kernel does: the peer of a connection with unread bytes receives a reset.
 void Network::Release(const std::shared_ptr<File>& file) {
-  files_.erase(file->fd);
+  FileOf(file->fd) = nullptr;
   ReleaseUnix(*file);
   for (Epoll* const watcher : file->watchers) watcher->watched.erase(file->fd);
   file->watchers.clear();
@@ -263,8 +259,8 @@ void Network::Release(const std::shared_ptr<File>& file) {
 }
 
 int Network::OpenFiles() const {
-  return static_cast<int>(std::count_if(files_.begin(), files_.end(), [](const auto& entry) {
-    return !entry.second->host->is_dead && !entry.second->host->is_stopped;
+  return static_cast<int>(std::count_if(files_.begin(), files_.end(), [](const auto& file) {
+    return file != nullptr && !file->host->is_dead && !file->host->is_stopped;
   }));
 }
 
@@ -301,7 +297,7 @@ int Network::Listen(int fd) {
   listener->fd = fd;
   listener->local = socket->local;
   listeners_[{NumberOf(*listener->host), listener->local.second}] = listener;
-  files_[fd] = std::move(listener);
+  FileOf(fd) = std::move(listener);
   return 0;
 }
 
@@ -330,8 +326,7 @@ int Network::Connect(int fd, const sockaddr& to, socklen_t size) {
   auto stream = std::make_shared<Stream>();
   static_cast<Unconnected&>(*stream) = *socket;
   stream->window = options_.window;
-  files_[fd] = stream;
-  streams_.push_back(stream);
+  FileOf(fd) = stream;
   world_.Trace("connects", fd, number);
   TryToConnect(stream, {number, socket->peer.second}, kSecond);
   return Fail(EINPROGRESS);
@@ -365,7 +360,8 @@ void Network::TryToConnect(const std::shared_ptr<Stream>& stream, const Address&
     end->is_connected = true;
     end->other = stream;
     stream->other = end;
-    streams_.push_back(end);
+    std::vector<std::weak_ptr<Stream>>& streams = streams_[std::minmax(stream->host->id, host->id)];
+    streams.insert(streams.end(), {stream, end});
     listener->waiting.push_back(end);
     Changed(*listener);
     Carry(end, 0, [this](Stream& caller) {
@@ -421,7 +417,7 @@ int Network::Shutdown(int fd, int how) {
   if (stream->is_broken || !stream->is_connected) return Fail(ENOTCONN);
   if (how != SHUT_RD && !stream->has_ended) {
     stream->has_ended = true;
-    Carry(std::static_pointer_cast<Stream>(files_[fd]), 0, [this](Stream& end) {
+    Carry(std::static_pointer_cast<Stream>(FileOf(fd)), 0, [this](Stream& end) {
       end.has_peer_ended = true;
       Changed(end);
     });
@@ -434,7 +430,7 @@ int Network::Shutdown(int fd, int how) {
 int Network::Close(int fd) {
   if (Find<File>(fd, "close") == nullptr) return -1;
   world_.Trace("closes", fd);
-  Release(std::shared_ptr<File>(files_[fd]));
+  Release(std::shared_ptr<File>(FileOf(fd)));
   return 0;
 }
 
@@ -473,7 +469,7 @@ ssize_t Network::Write(int fd, const iovec* parts, int count) {
   }
   stream->on_the_way += bytes.size();
   // The bytes go in one or two packets, which a reader may receive one after the other.
-  const std::shared_ptr<Stream> owner = std::static_pointer_cast<Stream>(files_[fd]);
+  const std::shared_ptr<Stream> owner = std::static_pointer_cast<Stream>(FileOf(fd));
   const auto send = [this, &owner](std::string packet) {
     const size_t size = packet.size();
     Carry(owner, size, [this, owner, packet = std::move(packet)](Stream& end) {
@@ -551,10 +547,8 @@ int Network::Poll(pollfd* entries, size_t count, Nanos deadline) {
     (void)world_.Block(deadline, "polls");
     for (size_t i = 0; i < count; ++i) {
       // The file may have been closed meanwhile.
-      if (const auto found = files_.find(entries[i].fd);
-          files[i] != nullptr && found != files_.end() && found->second.get() == files[i]) {
+      if (files[i] != nullptr && OpenFile(entries[i].fd) == files[i])
         std::erase(files[i]->waiters, self);
-      }
     }
   }
 }

@@ -120,6 +120,12 @@ class Network {
   friend struct Stream;
   using Address = std::pair<uint32_t, int>;  // IP address in the host's byte order, port.
 
+  std::shared_ptr<File>& FileOf(int fd) { return files_.at(static_cast<size_t>(fd - kFirstFd)); }
+  // Returns null for a descriptor that is not open.
+  File* OpenFile(int fd) const {
+    const auto index = static_cast<size_t>(fd - kFirstFd);
+    return index < files_.size() ? files_[index].get() : nullptr;
+  }
   File* FindFile(int fd, const char* use);
   template <typename Kind>
   Kind* Find(int fd, const char* use) {
@@ -159,8 +165,10 @@ class Network {
 
   World& world_;
   const NetworkOptions options_;
-  std::map<int, std::shared_ptr<File>> files_;
-  std::vector<std::weak_ptr<Stream>> streams_;
+  // From descriptor kFirstFd on; null where one is closed, since none is used again.
+  std::vector<std::shared_ptr<File>> files_;
+  // Both ends of each connection, by the numbers of the two hosts, the lower one first.
+  std::map<std::pair<int, int>, std::vector<std::weak_ptr<Stream>>> streams_;
   std::map<Address, std::weak_ptr<struct Listener>> listeners_;
   struct Cuts {
     Nanos since = 0;
@@ -177,7 +185,6 @@ class Network {
   std::map<uintptr_t, Mapping> mappings_;  // By address.
   uint64_t memory_files_ = 0;
   std::map<Place, std::vector<Thread*>> futexes_;  // The threads that wait.
-  int next_fd_ = kFirstFd;
   std::string misuse_;
 };
 

@@ -76,9 +76,9 @@ struct UnixSocket : File {
 };
 
 UnixSocket* Network::FindUnix(int fd) {
-  const auto found = files_.find(fd);
-  if (found == files_.end() || found->second->host != World::Current()->host) return nullptr;
-  return dynamic_cast<UnixSocket*>(found->second.get());
+  File* const file = OpenFile(fd);
+  if (file == nullptr || file->host != World::Current()->host) return nullptr;
+  return dynamic_cast<UnixSocket*>(file);
 }
 
 int Network::MakeUnix() { return Add(std::make_shared<UnixSocket>()); }
@@ -92,7 +92,7 @@ int Network::BindUnix(UnixSocket& socket) {
 int Network::ListenUnix(UnixSocket& socket) {
   socket.is_listening = true;
   unix_listeners_[{socket.host->machine, socket.name}] =
-      std::static_pointer_cast<UnixSocket>(files_[socket.fd]);
+      std::static_pointer_cast<UnixSocket>(FileOf(socket.fd));
   return 0;
 }
 
@@ -115,7 +115,7 @@ int Network::ConnectUnix(UnixSocket& socket, const sockaddr& address, socklen_t 
   if (listener == nullptr) return Fail(ECONNREFUSED);
   auto end = std::make_shared<UnixSocket>();
   end->host = listener->host;
-  end->other = std::static_pointer_cast<UnixSocket>(files_[socket.fd]);
+  end->other = std::static_pointer_cast<UnixSocket>(FileOf(socket.fd));
   socket.other = end;
   listener->waiting.push_back(std::move(end));
   world_.Trace("connects", socket.fd, listener->fd);

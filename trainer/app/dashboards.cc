@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <utility>
 #include <vector>
 
@@ -21,11 +20,8 @@ Dashboards::Dashboards(const TrainOptions& options, const std::string& model, bo
     failures_.Note("--tensorboard", events.status());
     if (events.ok()) sinks_["--tensorboard"] = *std::move(events);
   }
-  if (!options.flags.prometheus.empty()) {
-    const std::string run = std::filesystem::path(options.flags.prometheus).stem().string();
-    sinks_["--prometheus"] = OpenPrometheus(
-        {.path = options.flags.prometheus, .labels = {{"model", model}, {"run", run}}});
-  }
+  if (!options.flags.prometheus.empty())
+    sinks_["--prometheus"] = OpenPrometheus(options.flags.prometheus, model);
 }
 
 void Dashboards::Each(absl::FunctionRef<absl::Status(MetricsSink&)> call) {
@@ -33,9 +29,7 @@ void Dashboards::Each(absl::FunctionRef<absl::Status(MetricsSink&)> call) {
 }
 
 void Dashboards::Write(int64_t step, absl::Time time, std::span<const Scalar> scalars) {
-  Each([&](MetricsSink& sink) {
-    return sink.Write({.step = step, .time = time, .scalars = scalars});
-  });
+  Each([&](MetricsSink& sink) { return sink.Write(step, time, scalars); });
 }
 
 void Dashboards::OnStep(const StepFacts& facts, const StepNumbers& numbers, absl::Time now) {
@@ -95,9 +89,7 @@ void Dashboards::OnTest(int64_t step, const Evaluation& test, absl::Time now, bo
 }
 
 void Dashboards::OnSample(int64_t step, absl::string_view text, absl::Time now) {
-  Each([&](MetricsSink& sink) {
-    return sink.WriteText({.step = step, .time = now, .name = "sample", .text = text});
-  });
+  Each([&](MetricsSink& sink) { return sink.WriteText(step, now, "sample", text); });
 }
 
 void Dashboards::OnGoBack(int64_t step, absl::Time now) {

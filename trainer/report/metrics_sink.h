@@ -3,7 +3,7 @@
 //
 //   const Scalar scalars[] = {{"train/loss", 0.61, "Mean loss of rank 0's batch"},
 //                             {"train/step", 12, "Steps done"}};
-//   EK_RETURN_IF_ERROR(sink.Write({.step = 12, .time = absl::Now(), .scalars = scalars}));
+//   EK_RETURN_IF_ERROR(sink.Write(/*step=*/12, absl::Now(), scalars));
 //   EK_RETURN_IF_ERROR(sink.Finish(absl::Now()));
 //
 // Names are words in lower case with '_', and a group before a '/'; the header of each sink
@@ -30,21 +30,7 @@ namespace evenkeel {
 struct Scalar {
   absl::string_view name;
   double value = 0;        // Need not be finite.
-  absl::string_view help;  // A sentence without its full stop.
-};
-
-// Scalars of one step.
-struct ScalarPoint {
-  int64_t step = 0;
-  absl::Time time;
-  std::span<const Scalar> scalars;
-};
-
-struct TextPoint {
-  int64_t step = 0;
-  absl::Time time;
-  absl::string_view name;
-  absl::string_view text;
+  absl::string_view help;  // A sentence on one line, without its full stop.
 };
 
 class MetricsSink {
@@ -53,13 +39,16 @@ class MetricsSink {
   MetricsSink(const MetricsSink&) = delete;
   MetricsSink& operator=(const MetricsSink&) = delete;
 
-  virtual absl::Status Write(const ScalarPoint& point) = 0;
+  virtual absl::Status Write(int64_t step, absl::Time time, std::span<const Scalar> scalars) = 0;
   // Writes a text. Sinks without texts ignore it.
-  virtual absl::Status WriteText(const TextPoint&) { return absl::OkStatus(); }
+  virtual absl::Status WriteText(int64_t /*step*/, absl::Time /*time*/, absl::string_view /*name*/,
+                                 absl::string_view /*text*/) {
+    return absl::OkStatus();
+  }
   // Invalidates the values of the steps from this one on, which are repeated.
   virtual absl::Status GoBackTo(int64_t /*step*/, absl::Time /*time*/) { return absl::OkStatus(); }
   // Called at the end of the run. A run that fails does not call it.
-  virtual absl::Status Finish(absl::Time time) = 0;
+  virtual absl::Status Finish(absl::Time /*time*/) { return absl::OkStatus(); }
 
  protected:
   MetricsSink() = default;

@@ -1,53 +1,40 @@
 #include "evenkeel/trainer/report/prometheus.h"
 
-#include <errno.h>
-#include <stdio.h>
-#include <unistd.h>
-
+#include <array>
 #include <cstdint>
+#include <filesystem>
+#include <map>
+#include <span>
 #include <utility>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "absl/strings/string_view.h"
 #include "evenkeel/tools/prometheus_text.h"
+#include "evenkeel/zero_optim/checkpoint/file_io.h"
 
 namespace evenkeel {
 namespace {
 
-// Converts `text` to a name: a letter or '_', then letters, '_' and digits.
-std::string Word(absl::string_view text) {
-  std::string word(text);
-  for (char& c : word) c = absl::ascii_isalnum(c) ? c : '_';
-  if (word.empty() || absl::ascii_isdigit(word[0])) word.insert(0, "_");
-  return word;
-}
-
-// Returns {model="cnn",run="a \"b\""}, or an empty text.
-std::string LabelText(const std::map<std::string, std::string>& labels) {
-  std::string text;
-  for (const auto& [name, value] : labels) {
-    absl::StrAppend(&text, text.empty() ? "{" : ",", Word(name), "=", PrometheusQuoted(value));
-  }
-  return text.empty() ? text : text + "}";
+// Returns the name of a gauge: Prometheus has no '/' in names.
+std::string GaugeName(absl::string_view scalar) {
+  return absl::StrCat("evenkeel_", absl::StrReplaceAll(scalar, {{"/", "_"}}));
 }
 
 class PrometheusFile : public MetricsSink {
  public:
-  explicit PrometheusFile(PrometheusOptions options)
-      : options_(std::move(options)), labels_(LabelText(options_.labels)) {}
+  PrometheusFile(std::string path, absl::string_view model, absl::Duration period)
+      : path_(std::move(path)),
+        labels_(absl::StrCat("{model=", PrometheusQuoted(model), ",run=",
+                             PrometheusQuoted(std::filesystem::path(path_).stem().string()), "}")),
+        period_(period) {}
 
-  absl::Status Write(const ScalarPoint& point) override {
-    for (const Scalar& scalar : point.scalars) {
-      gauges_[absl::StrCat("evenkeel_", Word(scalar.name))] = {std::string(scalar.help),
-                                                               scalar.value};
-    }
-    step_ = point.step;
+  absl::Status Write(int64_t step, absl::Time time, std::span<const Scalar> scalars) override {
+    for (const Scalar& scalar : scalars)
+      gauges_[GaugeName(scalar.name)] = {std::string(scalar.help), scalar.value};
+    step_ = step;
     // The clock may have been set back.
-    const absl::Duration since = absl::AbsDuration(point.time - written_);
-    if (since < options_.period) return absl::OkStatus();
-    return WriteFile(point.time, /*is_up=*/true);
+    if (absl::AbsDuration(time - written_) < period_) return absl::OkStatus();
+    return WriteFile(time, /*is_up=*/true);
   }
 
   absl::Status Finish(absl::Time time) override { return WriteFile(time, /*is_up=*/false); }
@@ -59,10 +46,8 @@ class PrometheusFile : public MetricsSink {
   };
 
   void AppendGauge(absl::string_view name, const Gauge& gauge, std::string& text) const {
-    absl::StrAppend(&text, "# HELP ", name, " ",
-                    absl::StrReplaceAll(gauge.help, {{"\\", "\\\\"}, {"\n", "\\n"}}), "\n");
-    absl::StrAppend(&text, "# TYPE ", name, " gauge\n", name, labels_, " ",
-                    PrometheusNumber(gauge.value), "\n");
+    absl::StrAppend(&text, "# HELP ", name, " ", gauge.help, "\n# TYPE ", name, " gauge\n", name,
+                    labels_, " ", PrometheusNumber(gauge.value), "\n");
   }
 
   std::string Text(absl::Time time, bool is_up) const {
@@ -84,21 +69,12 @@ class PrometheusFile : public MetricsSink {
   absl::Status WriteFile(absl::Time time, bool is_up) {
     written_ = time;
     const std::string text = Text(time, is_up);
-    const std::string temporary = absl::StrCat(options_.path, ".", getpid(), ".tmp");
-    FILE* const file = fopen(temporary.c_str(), "we");
-    if (file == nullptr)
-      return absl::ErrnoToStatus(errno, absl::StrCat("cannot create ", temporary));
-    const bool is_written = fwrite(text.data(), 1, text.size(), file) == text.size();
-    int error = is_written ? 0 : errno;
-    if (fclose(file) != 0 && error == 0) error = errno;
-    if (error == 0 && rename(temporary.c_str(), options_.path.c_str()) != 0) error = errno;
-    if (error == 0) return absl::OkStatus();
-    unlink(temporary.c_str());
-    return absl::ErrnoToStatus(error, absl::StrCat("cannot write ", options_.path));
+    return WriteFileAtomically(path_, std::array<absl::string_view, 1>{text}, Flush::kNo);
   }
 
-  const PrometheusOptions options_;
+  const std::string path_;
   const std::string labels_;
+  const absl::Duration period_;
   std::map<std::string, Gauge> gauges_;
   int64_t step_ = -1;
   absl::Time written_ = absl::InfinitePast();
@@ -106,8 +82,9 @@ class PrometheusFile : public MetricsSink {
 
 }  // namespace
 
-std::unique_ptr<MetricsSink> OpenPrometheus(PrometheusOptions options) {
-  return std::make_unique<PrometheusFile>(std::move(options));
+std::unique_ptr<MetricsSink> OpenPrometheus(std::string path, absl::string_view model,
+                                            absl::Duration period) {
+  return std::make_unique<PrometheusFile>(std::move(path), model, period);
 }
 
 }  // namespace evenkeel

@@ -5,8 +5,10 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <bit>
 #include <cstdint>
 #include <filesystem>
+#include <span>
 #include <system_error>
 #include <utility>
 
@@ -19,10 +21,11 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/report/crc32c.h"
 #include "evenkeel/trainer/report/gather_records.h"
-#include "evenkeel/trainer/report/proto_writer.h"
 
 namespace evenkeel {
 namespace {
+
+using internal::ByteWriter;
 
 // Numbers of fields. Event:
 constexpr uint32_t kWallTime = 1, kStep = 2, kFileVersion = 3, kSummary = 5, kSessionLog = 7;
@@ -35,18 +38,33 @@ constexpr int64_t kStrings = 7;
 constexpr uint32_t kStatus = 1;
 constexpr int64_t kStart = 1;
 
+// The types of fields on the wire.
+constexpr uint32_t kVarint = 0, kFixed64 = 1, kLength = 2, kFixed32 = 5;
+
+// Return a field of a message in the wire format of Protocol Buffers. A message is its fields, one
+// after the other; a nested message is the text of a field.
+std::string IntField(uint32_t field, int64_t value) {
+  return ByteWriter().Varint(field << 3 | kVarint).Varint(static_cast<uint64_t>(value)).Take();
+}
+std::string FloatField(uint32_t field, float value) {
+  return ByteWriter().Varint(field << 3 | kFixed32).U32(std::bit_cast<uint32_t>(value)).Take();
+}
+std::string DoubleField(uint32_t field, double value) {
+  return ByteWriter().Varint(field << 3 | kFixed64).F64(value).Take();
+}
+std::string TextField(uint32_t field, absl::string_view value) {
+  return absl::StrCat(ByteWriter().Varint(field << 3 | kLength).Varint(value.size()).Take(), value);
+}
+
 // Length, its checksum, payload, its checksum.
 std::string Record(absl::string_view payload) {
-  using internal::ByteWriter;
   const std::string length = ByteWriter().U64(payload.size()).Take();
   return absl::StrCat(length, ByteWriter().U32(MaskedCrc32c(length)).Take(), payload,
                       ByteWriter().U32(MaskedCrc32c(payload)).Take());
 }
 
-ProtoWriter EventAt(absl::Time time) {
-  ProtoWriter event;
-  event.Double(kWallTime, static_cast<double>(absl::ToUnixMicros(time)) / 1e6);
-  return event;
+std::string WallTime(absl::Time time) {
+  return DoubleField(kWallTime, static_cast<double>(absl::ToUnixMicros(time)) / 1e6);
 }
 
 class EventFile : public MetricsSink {
@@ -55,46 +73,43 @@ class EventFile : public MetricsSink {
   ~EventFile() override { close(file_); }
 
   absl::Status Begin(absl::Time time) {
-    return Append(EventAt(time).Text(kFileVersion, "brain.Event:2"));
+    return Append(WallTime(time) + TextField(kFileVersion, "brain.Event:2"));
   }
 
-  absl::Status Write(const ScalarPoint& point) override {
-    ProtoWriter summary;
-    for (const Scalar& scalar : point.scalars) {
+  absl::Status Write(int64_t step, absl::Time time, std::span<const Scalar> scalars) override {
+    std::string summary;
+    for (const Scalar& scalar : scalars) {
       const float value = static_cast<float>(scalar.value);
-      summary.Text(kValue,
-                   ProtoWriter().Text(kTag, scalar.name).Float(kSimpleValue, value).bytes());
+      summary += TextField(kValue, TextField(kTag, scalar.name) + FloatField(kSimpleValue, value));
     }
-    return Append(EventAt(point.time).Int(kStep, point.step).Text(kSummary, summary.bytes()));
+    return AppendSummary(step, time, summary);
   }
 
-  absl::Status WriteText(const TextPoint& point) override {
-    const std::string plugin = ProtoWriter().Text(kPluginName, "text").bytes();
+  absl::Status WriteText(int64_t step, absl::Time time, absl::string_view name,
+                         absl::string_view text) override {
     // TensorBoard renders Markdown; an indent of four spaces shows the line verbatim.
-    const std::string text =
-        absl::StrCat("    ", absl::StrReplaceAll(point.text, {{"\n", "\n    "}}));
+    const std::string verbatim =
+        absl::StrCat("    ", absl::StrReplaceAll(text, {{"\n", "\n    "}}));
+    const std::string tensor = IntField(kType, kStrings) + TextField(kStringValue, verbatim);
+    const std::string metadata = TextField(kPlugin, TextField(kPluginName, "text"));
     const std::string value =
-        ProtoWriter()
-            .Text(kTag, point.name)
-            .Text(kTensor, ProtoWriter().Int(kType, kStrings).Text(kStringValue, text).bytes())
-            .Text(kMetadata, ProtoWriter().Text(kPlugin, plugin).bytes())
-            .bytes();
-    const std::string summary = ProtoWriter().Text(kValue, value).bytes();
-    return Append(EventAt(point.time).Int(kStep, point.step).Text(kSummary, summary));
+        TextField(kTag, name) + TextField(kTensor, tensor) + TextField(kMetadata, metadata);
+    return AppendSummary(step, time, TextField(kValue, value));
   }
 
   absl::Status GoBackTo(int64_t step, absl::Time time) override {
-    return Append(EventAt(time)
-                      .Int(kStep, step)
-                      .Text(kSessionLog, ProtoWriter().Int(kStatus, kStart).bytes()));
+    return Append(WallTime(time) + IntField(kStep, step) +
+                  TextField(kSessionLog, IntField(kStatus, kStart)));
   }
 
-  absl::Status Finish(absl::Time) override { return absl::OkStatus(); }
-
  private:
+  absl::Status AppendSummary(int64_t step, absl::Time time, absl::string_view summary) {
+    return Append(WallTime(time) + IntField(kStep, step) + TextField(kSummary, summary));
+  }
+
   // One call for the whole record, which the system appends as one.
-  absl::Status Append(const ProtoWriter& event) {
-    const std::string record = Record(event.bytes());
+  absl::Status Append(absl::string_view event) {
+    const std::string record = Record(event);
     for (absl::string_view left = record; !left.empty();) {
       const ssize_t written = write(file_, left.data(), left.size());
       if (written < 0 && errno == EINTR) continue;

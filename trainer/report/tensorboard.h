@@ -2,7 +2,7 @@
 // run.
 //
 //   EK_ASSIGN_OR_RETURN(std::unique_ptr<MetricsSink> sink, OpenTensorboard("runs/first"));
-//   EK_RETURN_IF_ERROR(sink->Write({.step = 12, .time = absl::Now(), .scalars = scalars}));
+//   EK_RETURN_IF_ERROR(sink->Write(/*step=*/12, absl::Now(), scalars));
 //
 // Each sink writes a file of its own, events.out.tfevents.<time>.<host>.<process>.<number>, in the
 // folder, which is created if it does not exist: a run that is resumed, or continued by another

@@ -149,7 +149,7 @@ TEST(TensorboardTest, AScalarPointIsOneEvent) {
   const std::unique_ptr<MetricsSink> sink = *OpenTensorboard(folder);
   const Scalar scalars[] = {
       {"train/loss", 0.625, ""}, {"train/samples_per_second", 1e6, ""}, {"odd", NAN, ""}};
-  ASSERT_TRUE(sink->Write({.step = int64_t{1} << 40, .time = kTime, .scalars = scalars}).ok());
+  ASSERT_TRUE(sink->Write(int64_t{1} << 40, kTime, scalars).ok());
   // It is in the file at once.
   const std::vector<Message> events = ReadEvents(FilesIn(folder)[0]);
   ASSERT_THAT(events, SizeIs(2));
@@ -161,6 +161,32 @@ TEST(TensorboardTest, AScalarPointIsOneEvent) {
   EXPECT_EQ(summary.message(1, 0).number(2), 0.625);
   EXPECT_EQ(summary.message(1, 1).number(2), 1e6);
   EXPECT_TRUE(std::isnan(summary.message(1, 2).number(2)));
+}
+
+TEST(TensorboardTest, ATextIsShownVerbatim) {
+  const std::string folder = NewFolder("texts");
+  const std::unique_ptr<MetricsSink> sink = *OpenTensorboard(folder);
+  ASSERT_TRUE(sink->WriteText(7, kTime, "sample", "one\ntwo").ok());
+  const std::vector<Message> events = ReadEvents(FilesIn(folder)[0]);
+  ASSERT_THAT(events, SizeIs(2));
+  EXPECT_EQ(events[1].number(2), 7);
+  const Message value = events[1].message(5).message(1);
+  EXPECT_EQ(value.text(1), "sample");
+  EXPECT_EQ(value.message(8).number(1), 7);  // A tensor of strings.
+  EXPECT_EQ(value.message(8).text(8), "    one\n    two");
+  EXPECT_EQ(value.message(9).message(1).text(1), "text");
+}
+
+// Longer fields, and steps below zero, take more bytes for their size or value.
+TEST(TensorboardTest, LongTextsAndNegativeStepsAreWhole) {
+  const std::string folder = NewFolder("long");
+  const std::unique_ptr<MetricsSink> sink = *OpenTensorboard(folder);
+  const std::string text(300, 'x');
+  ASSERT_TRUE(sink->WriteText(-1, kTime, "sample", text).ok());
+  const std::vector<Message> events = ReadEvents(FilesIn(folder)[0]);
+  ASSERT_THAT(events, SizeIs(2));
+  EXPECT_EQ(events[1].number(2), -1);
+  EXPECT_EQ(events[1].message(5).message(1).message(8).text(8), "    " + text);
 }
 
 TEST(TensorboardTest, StepsThatAreTakenAgainAreForgotten) {
@@ -181,7 +207,7 @@ TEST(TensorboardTest, EverySinkHasAFileOfItsOwn) {
     threads.emplace_back([&] {
       const auto sink = OpenTensorboard(folder);
       ASSERT_TRUE(sink.ok()) << sink.status();
-      EXPECT_TRUE((*sink)->Write({.step = 1, .time = kTime, .scalars = {}}).ok());
+      EXPECT_TRUE((*sink)->Write(1, kTime, {}).ok());
     });
   }
   for (std::thread& thread : threads) thread.join();

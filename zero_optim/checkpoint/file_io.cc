@@ -190,18 +190,19 @@ absl::Status CheckCanWriteFile(const std::string& path) {
                                        : ErrnoStatus("cannot write to the folder", FolderOf(path));
 }
 
-absl::Status WriteFileAtomically(const std::string& path,
-                                 std::span<const absl::string_view> pieces) {
+absl::Status WriteFileAtomically(const std::string& path, std::span<const absl::string_view> pieces,
+                                 Flush flush) {
   EK_RETURN_IF_ERROR(CheckTarget(path));
   File file = OpenTemporary(path);
   if (!file.is_open()) return ErrnoStatus("cannot create", path);
   const std::string temporary = file.temporary();
   for (absl::string_view piece : pieces)
     EK_RETURN_IF_ERROR(WriteAll(file.descriptor(), piece, temporary));
-  if (fsync(file.descriptor()) != 0) return ErrnoStatus("cannot flush", temporary);
+  if (flush == Flush::kYes && fsync(file.descriptor()) != 0)
+    return ErrnoStatus("cannot flush", temporary);
   if (rename(temporary.c_str(), path.c_str()) != 0) return ErrnoStatus("cannot rename to", path);
   file.Keep();
-  return FlushFolder(FolderOf(path));
+  return flush == Flush::kYes ? FlushFolder(FolderOf(path)) : absl::OkStatus();
 }
 
 }  // namespace evenkeel

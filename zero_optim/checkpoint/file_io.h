@@ -41,9 +41,11 @@ absl::Status ErrnoStatus(absl::string_view action, const std::string& path);
 // Flushes a folder to the disk. Without this a rename in it may be lost when the machine stops.
 absl::Status FlushFolder(const std::string& folder);
 
+// kNo waits for no disk: the file may be incomplete after the machine has stopped.
+enum class Flush { kYes, kNo };
 // `pieces` are written one after the other.
-absl::Status WriteFileAtomically(const std::string& path,
-                                 std::span<const absl::string_view> pieces);
+absl::Status WriteFileAtomically(const std::string& path, std::span<const absl::string_view> pieces,
+                                 Flush flush = Flush::kYes);
 
 // Returns the error that WriteFileAtomically() would begin with. Makes and deletes the temporary
 // file: for root, access() reports success even where no file can be made, as in /proc.

@@ -150,8 +150,7 @@ void RunRecorder::OnStep(const StepFacts& facts) {
                   .learning_rate = facts.learning_rate,
                   .took = absl::ToDoubleSeconds(facts.took),
                   .gradient_norm = facts.gradient_norm,
-                  .samples = static_cast<double>(facts.samples),
-                  .active = static_cast<double>(facts.active)};
+                  .samples = static_cast<double>(facts.samples)};
   if (facts.own.has_value() && facts.own->predictions > 0) {
     point.loss = facts.own->loss_mean;
     point.accuracy =
@@ -160,7 +159,6 @@ void RunRecorder::OnStep(const StepFacts& facts) {
   }
   steps_.Add(point);
   record_.total_steps = facts.step + 1;
-  record_.samples += facts.samples;
   if (facts.active < run_.communicator().world_size()) record_.samples_of_tail += facts.samples;
 }
 
@@ -170,9 +168,7 @@ void RunRecorder::OnEpoch(int epoch, const EpochResult& result, const TestResult
   if (!evaluates_part_) OnTest(steps, test);  // Losses of different data make no curve.
   record_.epochs.push_back({.epoch = epoch,
                             .step = std::max<int64_t>(0, steps - 1),
-                            .seconds = Seconds(),
                             .train_loss = LossOf(result.training),
-                            .train_accuracy = AccuracyOf(result.training),
                             .test_loss = LossOf(test),
                             .test_accuracy = AccuracyOf(test),
                             .first_step = run_.plan().FirstStep(epoch),

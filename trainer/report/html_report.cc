@@ -94,15 +94,13 @@ std::string LearningCharts(const RunRecord& record) {
   AddCurve(loss, TrainingOf(record), "train",
            OverSteps(record, [&](const StepPoint& p) { return loss_of(p.loss); }));
   AddTestCurve(loss, OverTests(record, [&](const TestPoint& p) { return loss_of(p.loss); }));
-  std::string html = RenderChart(loss);
-  if (!record.has_accuracy) return html;
   Chart accuracy = ChartOf(record, "Accuracy", "%");
   accuracy.highest = 1;
   accuracy.cut_low = 0.04;  // The first steps, which would compress the others.
   AddCurve(accuracy, TrainingOf(record), "train",
            OverSteps(record, [](const StepPoint& p) { return p.accuracy; }));
   AddTestCurve(accuracy, OverTests(record, [](const TestPoint& p) { return p.accuracy; }));
-  return html + RenderChart(accuracy);
+  return RenderChart(loss) + RenderChart(accuracy);
 }
 
 std::string SpeedCharts(const RunRecord& record) {
@@ -132,29 +130,25 @@ constexpr size_t kMostCostCurves = 6;
 // The costs over time of the ranks with the highest ones.
 std::string CostChart(const RunRecord& record) {
   if (record.costs.size() < 2) return "";
-  std::map<int, Points> curves;
-  std::map<int, double> peaks;
-  for (const CostPoint& point : record.costs) {
-    for (const auto& [rank, cost] : point.costs) {
-      curves[rank].push_back({static_cast<double>(point.step), cost});
-      peaks[rank] = std::max(peaks[rank], cost);
-    }
-  }
+  std::map<int, CostCurve> curves = CostsByRank(record.costs);
   std::vector<std::pair<double, int>> by_peak;
-  for (const auto& [rank, peak] : peaks) by_peak.emplace_back(-peak, rank);
+  for (const auto& [rank, curve] : curves) by_peak.emplace_back(-curve.peak, rank);
   std::sort(by_peak.begin(), by_peak.end());
   Chart chart = ChartOf(record, "Cost of a rank, part of the time", "%");
   chart.begins_at_zero = true;
   static constexpr const char* kStyles[kMostCostCurves] = {"k4", "k2", "k3", "k5", "k0", "m4"};
   for (const auto& [peak, rank] : by_peak) {
     if (chart.curves.size() == kMostCostCurves) break;
-    const double last = curves[rank].back().x;
+    Points points;
+    for (const auto& [step, cost] : curves[rank].points)
+      points.push_back({static_cast<double>(step), cost});
+    const int64_t last = curves[rank].points.back().first;
     const bool is_lost = !record.costs.back().costs.contains(rank);
     chart.curves.push_back(
         {.name = absl::StrCat("rank ", rank,
                               is_lost ? absl::StrCat(", until step ", FormatCount(last)) : ""),
          .style = kStyles[chart.curves.size()],
-         .points = curves[rank]});
+         .points = std::move(points)});
   }
   return Charts(RenderChart(chart));
 }

@@ -1,17 +1,19 @@
 #include "evenkeel/trainer/report/html_text.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 #include "evenkeel/comm/base/json.h"
 
 namespace evenkeel {
 namespace {
 
-constexpr char kReplacement[] = "\xEF\xBF\xBD";
+constexpr absl::string_view kReplacement = "\xEF\xBF\xBD";
 
 // Returns the length of the first character of `text` in bytes; 0 if HTML may not contain it.
 size_t CharacterLength(absl::string_view text) {
@@ -24,27 +26,14 @@ size_t CharacterLength(absl::string_view text) {
 }  // namespace
 
 std::string EscapeHtml(absl::string_view text) {
-  std::string out;
+  std::string valid;
   while (!text.empty()) {
     const size_t length = CharacterLength(text);
-    if (length == 0) {
-      out += kReplacement;
-    } else if (text[0] == '<') {
-      out += "&lt;";
-    } else if (text[0] == '>') {
-      out += "&gt;";
-    } else if (text[0] == '&') {
-      out += "&amp;";
-    } else if (text[0] == '"') {
-      out += "&quot;";
-    } else if (text[0] == '\'') {
-      out += "&#39;";
-    } else {
-      absl::StrAppend(&out, text.substr(0, length));
-    }
-    text.remove_prefix(length == 0 ? 1 : length);
+    absl::StrAppend(&valid, length == 0 ? kReplacement : text.substr(0, length));
+    text.remove_prefix(std::max<size_t>(1, length));
   }
-  return out;
+  return absl::StrReplaceAll(
+      valid, {{"<", "&lt;"}, {">", "&gt;"}, {"&", "&amp;"}, {"\"", "&quot;"}, {"'", "&#39;"}});
 }
 
 std::string FormatBytes(int64_t bytes) {

@@ -69,7 +69,7 @@ std::string ResultFigures(const RunRecord& record) {
     figures += Figure(
         "Test bits per byte",
         absl::StrFormat("%.3f", BitsPerByte(last.test_loss, record.bytes_per_prediction)), after);
-  } else if (record.has_accuracy) {
+  } else {
     figures += Figure("Test accuracy", FormatPercent(last.test_accuracy, 2), after);
   }
   return figures + Figure("Test loss", absl::StrFormat("%.4f", last.test_loss),
@@ -80,10 +80,6 @@ std::string ResultFigures(const RunRecord& record) {
 bool IsUneven(const EpochPoint& epoch) {
   return !epoch.batches.empty() && *std::min_element(epoch.batches.begin(), epoch.batches.end()) <
                                        epoch.step - epoch.first_step + 1;
-}
-
-int RankOf(const EpochPoint& epoch, size_t index) {
-  return index < epoch.ranks.size() ? epoch.ranks[index] : static_cast<int>(index);
 }
 
 // Renders one epoch of one rank: its batches, then the steps that it shadowed.
@@ -128,13 +124,6 @@ std::string DescribeRank(const std::vector<std::pair<const EpochPoint*, int64_t>
 // "m0", "m1", ...: the class of report.css for a part of the memory.
 std::string StyleOf(const MemoryPart& part) { return absl::StrCat("m", &part - kMemoryParts); }
 
-// Renders a rank's name, a text about it, and a row of bars.
-std::string Lane(int rank, absl::string_view text, absl::string_view bars) {
-  return absl::StrCat("<div class=\"lane\"><div class=\"who\"><b>rank ", rank, "</b> <span>", text,
-                      "</span></div><div class=\"rows\"><div class=\"row\">", bars,
-                      "</div></div></div>");
-}
-
 std::string MemoryRow(const RankRecord& rank, int64_t most) {
   std::string bars;
   double begin = 0;
@@ -151,7 +140,7 @@ std::string MemoryRow(const RankRecord& rank, int64_t most) {
   if (rank.memory.peak_resident > 0) {
     absl::StrAppend(&text, ", process at most ", FormatBytes(rank.memory.peak_resident));
   }
-  return Lane(rank.rank, text, bars);
+  return RenderLane(rank.rank, text, bars);
 }
 
 // The classes of report.css for the phases, and for the wait.
@@ -180,7 +169,7 @@ std::string WaitsRow(const StragglerReport::Rank& rank, int64_t longest) {
                     ready.first_us < ready.last_us ? absl::StrCat(ms(ready.first_us), " to ") : "",
                     ms(ready.last_us), " ms of backward");
   }
-  return Lane(rank.rank, text, bars);
+  return RenderLane(rank.rank, text, bars);
 }
 
 std::string Names(const std::vector<std::string>& names) {
@@ -230,6 +219,13 @@ std::string Section(const std::string& heading, const std::string& lead,
                       "</section>\n");
 }
 
+std::string RenderLane(int rank, absl::string_view text, absl::string_view bars,
+                       absl::string_view below) {
+  return absl::StrCat("<div class=\"lane\"><div class=\"who\"><b>rank ", rank, "</b> <span>", text,
+                      "</span></div><div class=\"rows\"><div class=\"row\">", bars, "</div>", below,
+                      "</div></div>");
+}
+
 std::string RenderFigures(const RunRecord& record) {
   const Totals totals = TotalsOf(record.steps);
   const double rate = totals.samples * record.units_per_sample / totals.seconds;
@@ -260,7 +256,7 @@ std::string RenderRanks(const RunRecord& record) {
   for (const EpochPoint& epoch : all) {
     is_uneven = is_uneven || IsUneven(epoch);
     for (size_t i = 0; i < epoch.batches.size(); ++i)
-      by_rank[RankOf(epoch, i)].push_back({&epoch, epoch.batches[i]});
+      by_rank[epoch.ranks[i]].push_back({&epoch, epoch.batches[i]});
   }
   const auto total_steps = static_cast<double>(std::max<int64_t>(1, record.epochs.back().step + 1));
   std::string html = "<div class=\"lanes\">";
@@ -271,7 +267,7 @@ std::string RenderRanks(const RunRecord& record) {
     for (const auto& [epoch, batches] : epochs) {
       if (++segments <= kMaxSegments) bars += Segment(*epoch, batches, total_steps);
     }
-    html += Lane(rank, DescribeRank(epochs, all.back()), bars);
+    html += RenderLane(rank, DescribeRank(epochs, all.back()), bars);
   }
   html += "</div><p class=\"keys\"><span class=\"key had\">steps with a batch of its own</span>";
   if (is_uneven)

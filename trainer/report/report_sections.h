@@ -10,6 +10,7 @@
 
 #include <string>
 
+#include "absl/strings/string_view.h"
 #include "evenkeel/trainer/report/run_record.h"
 
 namespace evenkeel {
@@ -30,6 +31,10 @@ std::string RenderSettings(const RunRecord& record);
 // buckets, in one shade where backward hid it and in another where the rank waited. One step is
 // shown at a time; switching steps needs no script.
 std::string RenderTimeline(const RunRecord& record);
+
+// Renders a rank's name, a text about it, a row of bars, and the rows below it.
+std::string RenderLane(int rank, absl::string_view text, absl::string_view bars,
+                       absl::string_view below = "");
 
 // Converts a language model's loss from nats per prediction to bits per byte.
 double BitsPerByte(double loss, double bytes_per_prediction);

@@ -11,7 +11,7 @@
 namespace evenkeel {
 namespace {
 
-constexpr char kFormat[] = "evenkeel run record 3";
+constexpr char kFormat[] = "evenkeel run record 4";
 
 }  // namespace
 
@@ -19,6 +19,17 @@ absl::string_view NameOf(SpanKind kind) {
   static constexpr absl::string_view kNames[kSpanKinds] = {
       "data", "begin", "forward", "backward", "wait", "optimizer", "shadows active ranks"};
   return kNames[static_cast<int>(kind)];
+}
+
+std::map<int, CostCurve> CostsByRank(const std::vector<CostPoint>& costs) {
+  std::map<int, CostCurve> curves;
+  for (const CostPoint& point : costs) {
+    for (const auto& [rank, cost] : point.costs) {
+      curves[rank].points.emplace_back(point.step, cost);
+      curves[rank].peak = std::max(curves[rank].peak, cost);
+    }
+  }
+  return curves;
 }
 
 std::string Serialize(const RunRecord& record) {

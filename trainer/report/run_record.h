@@ -21,6 +21,7 @@
 #include <limits>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -50,31 +51,27 @@ struct StepPoint {
       kUnknown;  // Seconds of `took` in which this rank waited for gradients after backward.
   double gradient_norm = kUnknown;  // 2-norm, before clipping; unknown without clipping.
   double samples = 0;               // In one step, over all ranks.
-  double active = 0;                // Ranks with a batch.
 
   static void VisitFields(auto& self, auto& visit) {
     visit(self.step, self.count, self.seconds, self.loss, self.accuracy, self.learning_rate,
-          self.took, self.exposed, self.gradient_norm, self.samples, self.active);
+          self.took, self.exposed, self.gradient_norm, self.samples);
   }
 };
 
 struct EpochPoint {
   int epoch = 0;
   int64_t step = 0;  // The last one of the epoch.
-  double seconds = 0;
   double train_loss = kUnknown;
-  double train_accuracy = kUnknown;
   double test_loss = kUnknown;
   double test_accuracy = kUnknown;
   int64_t first_step = 0;
   std::vector<int64_t>
-      batches;  // By rank. A rank with fewer than the others was exhausted for the rest.
-  std::vector<int>
-      ranks;  // Ranks of `batches`, by their numbers in the job's first group. Empty: 0, 1, 2, ...
+      batches;             // By rank. A rank with fewer than the others was exhausted for the rest.
+  std::vector<int> ranks;  // Those of `batches`, by their numbers in the job's first group.
 
   static void VisitFields(auto& self, auto& visit) {
-    visit(self.epoch, self.step, self.seconds, self.train_loss, self.train_accuracy, self.test_loss,
-          self.test_accuracy, self.first_step, self.batches, self.ranks);
+    visit(self.epoch, self.step, self.train_loss, self.test_loss, self.test_accuracy,
+          self.first_step, self.batches, self.ranks);
   }
 };
 
@@ -204,6 +201,13 @@ struct CostPoint {
   std::map<int, double> costs;  // By rank; of those in the group at that time.
 };
 
+// The costs of one rank over time.
+struct CostCurve {
+  std::vector<std::pair<int64_t, double>> points;  // Step and cost, in order.
+  double peak = 0;
+};
+std::map<int, CostCurve> CostsByRank(const std::vector<CostPoint>& costs);
+
 struct RunEvent {
   int64_t step = 0;
   double seconds = 0;
@@ -231,8 +235,7 @@ struct RunRecord {
   std::string unit_name = "samples";  // The unit of throughput: "images" or "tokens".
   double units_per_sample = 1;        // Number of units in a sample.
   double bytes_per_prediction =
-      kUnknown;  // For a language model, whose loss is then shown in bits per byte.
-  bool has_accuracy = true;
+      kUnknown;        // For a language model, whose loss is then shown in bits per byte.
   int world_size = 1;  // At the beginning of this attempt.
   int reporter = 0;    // The rank whose losses, accuracies and exposed times the steps have.
   int64_t parameters = 0;
@@ -251,16 +254,14 @@ struct RunRecord {
   std::vector<CostPoint> costs;  // Since the last attempt began.
   std::vector<RunSetting> settings;
   int64_t total_steps = 0;
-  int64_t samples = 0;  // In all steps.
   int64_t samples_of_tail =
       0;  // In steps for which some rank had no batch; without join they would be dropped.
 
   static void VisitFields(auto& self, auto& visit) {
     visit(self.title, self.summary, self.date, self.ending, self.unit_name, self.units_per_sample,
-          self.bytes_per_prediction, self.has_accuracy, self.world_size, self.reporter,
-          self.parameters, self.begin_ns, self.seconds, self.steps, self.epochs, self.parts,
-          self.tests, self.plans, self.ranks, self.events, self.settings, self.total_steps,
-          self.samples, self.samples_of_tail);
+          self.bytes_per_prediction, self.world_size, self.reporter, self.parameters, self.begin_ns,
+          self.seconds, self.steps, self.epochs, self.parts, self.tests, self.plans, self.ranks,
+          self.events, self.settings, self.total_steps, self.samples_of_tail);
   }
 };
 

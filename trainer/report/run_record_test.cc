@@ -90,12 +90,12 @@ TEST(RecordBytesTest, ARunComesBackAsItWas) {
 
 TEST(RecordBytesTest, AnotherFormatIsRefused) {
   std::string bytes = Serialize(ExampleRecord(3));
-  const size_t version = bytes.find("evenkeel run record 3") + 20;
-  ASSERT_EQ(bytes[version], '3');
-  for (const char other : {'1', '2', '4'}) {
+  const size_t version = bytes.find("evenkeel run record 4") + 20;
+  ASSERT_EQ(bytes[version], '4');
+  for (const char other : {'2', '3', '5'}) {
     bytes[version] = other;
     EXPECT_EQ(ParseRunRecord(bytes).status(),
-              absl::InvalidArgumentError("this is not an evenkeel run record 3"));
+              absl::InvalidArgumentError("this is not an evenkeel run record 4"));
   }
 }
 

@@ -14,20 +14,13 @@ double Mean(double a, int64_t a_count, double b, int64_t b_count) {
 }
 
 StepPoint Merged(const StepPoint& a, const StepPoint& b) {
-  const auto mean = [&](double StepPoint::*value) {
-    return Mean(a.*value, a.count, b.*value, b.count);
-  };
-  return {.step = a.step,
-          .count = a.count + b.count,
-          .seconds = b.seconds,
-          .loss = mean(&StepPoint::loss),
-          .accuracy = mean(&StepPoint::accuracy),
-          .learning_rate = mean(&StepPoint::learning_rate),
-          .took = mean(&StepPoint::took),
-          .exposed = mean(&StepPoint::exposed),
-          .gradient_norm = mean(&StepPoint::gradient_norm),
-          .samples = mean(&StepPoint::samples),
-          .active = mean(&StepPoint::active)};
+  StepPoint merged{.step = a.step, .count = a.count + b.count, .seconds = b.seconds};
+  for (double StepPoint::*value :
+       {&StepPoint::loss, &StepPoint::accuracy, &StepPoint::learning_rate, &StepPoint::took,
+        &StepPoint::exposed, &StepPoint::gradient_norm, &StepPoint::samples}) {
+    merged.*value = Mean(a.*value, a.count, b.*value, b.count);
+  }
+  return merged;
 }
 
 }  // namespace

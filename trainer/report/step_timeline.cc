@@ -43,10 +43,7 @@ int64_t EndOf(const StepTrace& trace) {
   return end;
 }
 
-std::string Milliseconds(int64_t ns) {
-  const double ms = static_cast<double>(ns) / 1e6;
-  return absl::StrFormat(ms < 1 ? "%.3f ms" : ms < 100 ? "%.2f ms" : "%.0f ms", ms);
-}
+std::string Duration(int64_t ns) { return FormatSeconds(static_cast<double>(ns) / 1e9); }
 
 // The scale of one step: from nanoseconds since its beginning to percents of the width.
 class Scale {
@@ -83,7 +80,7 @@ std::string ComputeRow(const StepTrace& trace, const Scale& scale) {
     absl::StrAppend(
         &row,
         scale.Box(span.begin_ns, span.end_ns, absl::StrCat("box k", static_cast<int>(span.kind)),
-                  absl::StrCat(name, ": ", Milliseconds(span.end_ns - span.begin_ns)), name));
+                  absl::StrCat(name, ": ", Duration(span.end_ns - span.begin_ns)), name));
   }
   return row;
 }
@@ -97,9 +94,9 @@ std::string BucketRow(const StepTrace& trace, const Scale& scale) {
                    std::max(bucket.start_ns, bucket.reduced_ns));
     const std::string tip = absl::StrCat(
         "bucket ", b, ", ", FormatBytes(bucket.bytes), ": reduced for ",
-        Milliseconds(std::max<int64_t>(0, bucket.reduced_ns - bucket.start_ns)), ", of that ",
-        Milliseconds(std::max<int64_t>(0, bucket.reduced_ns - middle)), " exposed; it was ready ",
-        Milliseconds(std::max<int64_t>(0, bucket.start_ns - bucket.ready_ns)),
+        Duration(std::max<int64_t>(0, bucket.reduced_ns - bucket.start_ns)), ", of that ",
+        Duration(std::max<int64_t>(0, bucket.reduced_ns - middle)), " exposed; it was ready ",
+        Duration(std::max<int64_t>(0, bucket.start_ns - bucket.ready_ns)),
         " before it could start");
     if (middle > bucket.start_ns) {
       absl::StrAppend(
@@ -118,25 +115,24 @@ std::string Described(const StepTrace& trace) {
   if (trace.spans.empty()) return "";
   const int64_t took = trace.spans.back().end_ns - trace.spans.front().begin_ns;
   if (trace.spans.front().kind == SpanKind::kFollow)
-    return absl::StrCat("no more input; shadowed a step for ", Milliseconds(took));
+    return absl::StrCat("no more input; shadowed a step for ", Duration(took));
   int64_t exposed = 0;
   for (const TraceSpan& span : trace.spans) {
     if (span.kind == SpanKind::kWait) exposed += span.end_ns - span.begin_ns;
   }
-  std::string text = absl::StrCat(Milliseconds(took), ", ", Milliseconds(exposed), " exposed");
+  std::string text = absl::StrCat(Duration(took), ", ", Duration(exposed), " exposed");
   if (trace.clock == StepClock::kDevice)
-    absl::StrAppend(&text, "; enqueued in ", Milliseconds(trace.host_ns));
+    absl::StrAppend(&text, "; enqueued in ", Duration(trace.host_ns));
   return text;
 }
 
-std::string RenderLane(const Lane& lane, const Scale& scale) {
-  const std::string where =
-      lane.trace->last_gradient_ns > 0 ? scale.Line(lane.trace->last_gradient_ns, "edge") : "";
-  return absl::StrCat("<div class=\"lane\"><div class=\"who\"><b>rank ", lane.rank->rank,
-                      "</b> <span>", Described(*lane.trace),
-                      "</span></div><div class=\"rows\"><div class=\"row\">",
-                      ComputeRow(*lane.trace, scale), "</div><div class=\"row thin\">",
-                      BucketRow(*lane.trace, scale), "</div>", where, "</div></div>");
+std::string LaneOf(const Lane& lane, const Scale& scale) {
+  const StepTrace& trace = *lane.trace;
+  const std::string edge =
+      trace.last_gradient_ns > 0 ? scale.Line(trace.last_gradient_ns, "edge") : "";
+  return RenderLane(
+      lane.rank->rank, Described(trace), ComputeRow(trace, scale),
+      absl::StrCat("<div class=\"row thin\">", BucketRow(trace, scale), "</div>", edge));
 }
 
 std::string Axis(int64_t length_ns) {
@@ -165,7 +161,7 @@ std::string RenderPane(const RunRecord& record, int64_t step) {
     length = std::max(length, EndOf(*lane.trace) - origins.at(lane.rank->host));
   std::string pane = "<div class=\"pane\">";
   for (size_t i = 0; i < std::min(lanes.size(), kMaxLanes); ++i) {
-    pane += RenderLane(lanes[i], Scale(origins.at(lanes[i].rank->host), length));
+    pane += LaneOf(lanes[i], Scale(origins.at(lanes[i].rank->host), length));
   }
   pane += Axis(length);
   if (lanes.size() > kMaxLanes) {

@@ -55,14 +55,14 @@ RankRecord ExampleRank(int rank) {
 EpochPoint ExampleEpoch(int epoch, int64_t first_step, int64_t steps, int ranks) {
   EpochPoint point{.epoch = epoch,
                    .step = first_step + steps - 1,
-                   .seconds = 0.01 * static_cast<double>(first_step + steps),
                    .train_loss = 0.8 - 0.1 * epoch,
-                   .train_accuracy = 0.8,
                    .test_loss = 0.7 - 0.1 * epoch,
                    .test_accuracy = 0.82 + 0.02 * epoch,
                    .first_step = first_step};
-  for (int rank = 0; rank < ranks; ++rank)
+  for (int rank = 0; rank < ranks; ++rank) {
     point.batches.push_back(std::max<int64_t>(0, steps - 7 * rank));
+    point.ranks.push_back(rank);
+  }
   return point;
 }
 
@@ -78,7 +78,6 @@ RunRecord ExampleRecord(int ranks, int64_t steps) {
                    .begin_ns = kBegin,
                    .seconds = 0.01 * static_cast<double>(steps),
                    .total_steps = steps,
-                   .samples = 64 * ranks * steps,
                    .samples_of_tail = ranks > 1 ? 448 : 0};
   for (int64_t step = 0; step < steps; ++step) {
     const auto x = static_cast<double>(step);
@@ -91,8 +90,7 @@ RunRecord ExampleRecord(int ranks, int64_t steps) {
          .took = 0.01,
          .exposed = 0.0005,
          .gradient_norm = 1 + 0.5 * std::cos(x),
-         .samples = 64.0 * ranks,
-         .active = 1.0 * ranks});
+         .samples = 64.0 * ranks});
   }
   record.epochs = {ExampleEpoch(0, 0, steps / 2, ranks),
                    ExampleEpoch(1, steps / 2, steps - steps / 2, ranks)};

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
 #include <limits>
 #include <map>
-#include <set>
+#include <nlohmann/json.hpp>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -19,13 +19,15 @@
 namespace evenkeel {
 namespace {
 
-using internal::JsonJoined;
-using internal::JsonQuoted;
+using Json = nlohmann::ordered_json;
 
 constexpr int kCompute = 0, kCommunication = 1;  // Threads.
 
-std::string Micros(int64_t ns) {
-  return absl::StrFormat("%s%d.%03d", ns < 0 ? "-" : "", std::abs(ns / 1000), std::abs(ns % 1000));
+double Micros(int64_t ns) { return static_cast<double>(ns) / 1e3; }
+
+// A name may have bytes that are not valid in JSON.
+std::string Dumped(const Json& json) {
+  return json.dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
 }
 
 // The events of one run, as JSON.
@@ -34,40 +36,44 @@ class Events {
   Events(std::string* out, int64_t origin_ns) : joined_(out, '[', ']'), origin_ns_(origin_ns) {}
 
   // Adds the name or position of a process or thread.
-  void Metadata(absl::string_view what, int process, int thread, absl::string_view args) {
-    joined_.Add("\n{\"ph\":\"M\",\"name\":\"", what, "\",\"pid\":", process, ",\"tid\":", thread,
-                ",\"args\":{", args, "}}");
+  void Metadata(absl::string_view what, int process, int thread, Json args) {
+    const Json event = {
+        {"ph", "M"}, {"name", what}, {"pid", process}, {"tid", thread}, {"args", std::move(args)}};
+    joined_.Add("\n", Dumped(event));
   }
   void Complete(absl::string_view name, int process, int thread, int64_t begin_ns, int64_t end_ns,
-                absl::string_view args) {
-    joined_.Add("\n{\"ph\":\"X\",\"name\":", JsonQuoted(name),
-                ",\"cat\":\"step\",\"pid\":", process, ",\"tid\":", thread,
-                ",\"ts\":", Micros(begin_ns - origin_ns_), ",\"dur\":", Micros(end_ns - begin_ns),
-                ",\"args\":{", args, "}}");
+                Json args = Json::object()) {
+    Add("X", name, process, thread, begin_ns,
+        {{"cat", "step"}, {"dur", Micros(end_ns - begin_ns)}, {"args", std::move(args)}});
   }
   void Instant(absl::string_view name, int process, int thread, int64_t ns) {
-    joined_.Add("\n{\"ph\":\"i\",\"s\":\"t\",\"name\":", JsonQuoted(name),
-                ",\"cat\":\"step\",\"pid\":", process, ",\"tid\":", thread,
-                ",\"ts\":", Micros(ns - origin_ns_), "}");
+    Add("i", name, process, thread, ns, {{"s", "t"}, {"cat", "step"}});
   }
   // Adds an arrow from the slice that contains `from_ns` to the one that begins at `to_ns`.
   void Arrow(int process, int64_t from_ns, int64_t to_ns) {
     ++arrows_;
-    joined_.Add("\n{\"ph\":\"s\",\"name\":\"bucket\",\"cat\":\"bucket\",\"id\":", arrows_,
-                ",\"pid\":", process, ",\"tid\":", kCompute,
-                ",\"ts\":", Micros(from_ns - origin_ns_), "}");
-    joined_.Add("\n{\"ph\":\"f\",\"bp\":\"e\",\"name\":\"bucket\",\"cat\":\"bucket\",\"id\":",
-                arrows_, ",\"pid\":", process, ",\"tid\":", kCommunication,
-                ",\"ts\":", Micros(to_ns - origin_ns_), "}");
+    Add("s", "bucket", process, kCompute, from_ns, {{"cat", "bucket"}, {"id", arrows_}});
+    Add("f", "bucket", process, kCommunication, to_ns,
+        {{"bp", "e"}, {"cat", "bucket"}, {"id", arrows_}});
   }
   void Counter(absl::string_view name, int process, int64_t ns, double value) {
-    joined_.Add("\n{\"ph\":\"C\",\"name\":", JsonQuoted(name), ",\"pid\":", process,
-                ",\"tid\":0,\"ts\":", Micros(ns - origin_ns_),
-                ",\"args\":{\"value\":", absl::StrFormat("%.6g", value), "}}");
+    Add("C", name, process, 0, ns, {{"args", {{"value", value}}}});
   }
 
  private:
-  JsonJoined joined_;
+  // `more`: the fields that not all kinds of events have.
+  void Add(const char* phase, absl::string_view name, int process, int thread, int64_t ns,
+           const Json& more) {
+    Json event = {{"ph", phase},
+                  {"name", name},
+                  {"pid", process},
+                  {"tid", thread},
+                  {"ts", Micros(ns - origin_ns_)}};
+    event.update(more);
+    joined_.Add("\n", Dumped(event));
+  }
+
+  internal::JsonJoined joined_;
   const int64_t origin_ns_;
   int64_t arrows_ = 0;
 };
@@ -118,14 +124,12 @@ std::map<std::string, Alignment> AlignHosts(const std::vector<RankRecord>& ranks
 
 void AddStep(const StepTrace& trace, int rank, Events& events) {
   if (trace.spans.empty()) return;
-  const bool is_device = trace.clock == StepClock::kDevice;
-  const std::string host = is_device ? absl::StrCat(",\"host_us\":", Micros(trace.host_ns)) : "";
-  events.Complete(
-      absl::StrCat("step ", trace.step), rank, kCompute, trace.spans.front().begin_ns,
-      trace.spans.back().end_ns,
-      absl::StrCat("\"step\":", trace.step, ",\"clock\":\"", NameOf(trace.clock), "\"", host));
+  Json args = {{"step", trace.step}, {"clock", NameOf(trace.clock)}};
+  if (trace.clock == StepClock::kDevice) args["host_us"] = Micros(trace.host_ns);
+  events.Complete(absl::StrCat("step ", trace.step), rank, kCompute, trace.spans.front().begin_ns,
+                  trace.spans.back().end_ns, std::move(args));
   for (const TraceSpan& span : trace.spans) {
-    events.Complete(NameOf(span.kind), rank, kCompute, span.begin_ns, span.end_ns, "");
+    events.Complete(NameOf(span.kind), rank, kCompute, span.begin_ns, span.end_ns);
   }
   if (trace.last_gradient_ns > 0)
     events.Instant("last gradient", rank, kCompute, trace.last_gradient_ns);
@@ -142,9 +146,10 @@ void AddBuckets(const StepTrace& trace, int rank, Events& events) {
     const int64_t exposed =
         bucket.reduced_ns - std::clamp(trace.last_gradient_ns, begin, bucket.reduced_ns);
     events.Complete(absl::StrCat("bucket ", b), rank, kCommunication, begin, bucket.reduced_ns,
-                    absl::StrCat("\"step\":", trace.step, ",\"bytes\":", bucket.bytes,
-                                 ",\"exposed_us\":", Micros(exposed), ",\"waited_us\":",
-                                 Micros(std::max<int64_t>(0, begin - bucket.ready_ns))));
+                    {{"step", trace.step},
+                     {"bytes", bucket.bytes},
+                     {"exposed_us", Micros(exposed)},
+                     {"waited_us", Micros(std::max<int64_t>(0, begin - bucket.ready_ns))}});
     const bool is_in_step = !trace.spans.empty() &&
                             bucket.ready_ns >= trace.spans.front().begin_ns &&
                             bucket.ready_ns <= std::min(begin, trace.spans.back().end_ns);
@@ -156,10 +161,10 @@ void AddBuckets(const StepTrace& trace, int rank, Events& events) {
 void AddRank(const RankRecord& rank, const std::string& clock, Events& events) {
   const std::string name =
       absl::StrCat("rank ", rank.rank, rank.host.empty() ? "" : " on ", rank.host, clock);
-  events.Metadata("process_name", rank.rank, 0, absl::StrCat("\"name\":", JsonQuoted(name)));
-  events.Metadata("process_sort_index", rank.rank, 0, absl::StrCat("\"sort_index\":", rank.rank));
-  events.Metadata("thread_name", rank.rank, kCompute, "\"name\":\"compute\"");
-  events.Metadata("thread_name", rank.rank, kCommunication, "\"name\":\"communication\"");
+  events.Metadata("process_name", rank.rank, 0, {{"name", name}});
+  events.Metadata("process_sort_index", rank.rank, 0, {{"sort_index", rank.rank}});
+  events.Metadata("thread_name", rank.rank, kCompute, {{"name", "compute"}});
+  events.Metadata("thread_name", rank.rank, kCommunication, {{"name", "communication"}});
   for (const StepTrace& trace : rank.traces) {
     AddStep(trace, rank.rank, events);
     AddBuckets(trace, rank.rank, events);
@@ -172,34 +177,25 @@ int64_t NsOf(const RunRecord& record, const StepPoint& point) {
 
 // Adds the costs of ranks that cost the group enough, at any time, to be worth a curve.
 void AddCosts(const RunRecord& record, int process, Events& events) {
-  std::set<int> ranks;
-  for (const CostPoint& point : record.costs)
-    for (const auto& [rank, cost] : point.costs) ranks.insert(rank);
-  for (const int rank : ranks) {
-    const auto cost = [rank](const CostPoint& point) {
-      const auto own = point.costs.find(rank);
-      return own != point.costs.end() ? own->second : 0;
-    };
-    const auto most = std::ranges::max_element(record.costs, {}, cost);
-    if (most == record.costs.end() || cost(*most) < StragglerReport::kLeastCost) continue;
+  for (const auto& [rank, curve] : CostsByRank(record.costs)) {
+    if (curve.peak < StragglerReport::kLeastCost) continue;
     const std::string name = absl::StrCat("cost of rank ", rank, ", %");
-    for (const CostPoint& point : record.costs) {
-      if (!point.costs.contains(rank)) continue;  // It was lost before.
+    for (const auto& [step, cost] : curve.points) {
       const auto last_step = [](const StepPoint& steps) { return steps.step + steps.count - 1; };
-      const auto at = std::ranges::lower_bound(record.steps, point.step, {}, last_step);
+      const auto at = std::ranges::lower_bound(record.steps, step, {}, last_step);
       if (at == record.steps.end()) continue;
       // The point may lie inside of several steps that were merged.
-      const double before = at->took * static_cast<double>(last_step(*at) - point.step);
+      const double before = at->took * static_cast<double>(last_step(*at) - step);
       const int64_t ns =
           NsOf(record, *at) - static_cast<int64_t>(std::isfinite(before) ? 1e9 * before : 0);
-      events.Counter(name, process, ns, 100 * cost(point));
+      events.Counter(name, process, ns, 100 * cost);
     }
   }
 }
 
 void AddCurves(const RunRecord& record, int process, Events& events) {
-  events.Metadata("process_name", process, 0, "\"name\":\"the run\"");
-  events.Metadata("process_sort_index", process, 0, "\"sort_index\":-1");
+  events.Metadata("process_name", process, 0, {{"name", "the run"}});
+  events.Metadata("process_sort_index", process, 0, {{"sort_index", -1}});
   const std::string loss = absl::StrCat("loss, rank ", record.reporter);
   for (const StepPoint& point : record.steps) {
     const int64_t ns = NsOf(record, point);
@@ -214,20 +210,10 @@ void AddCurves(const RunRecord& record, int process, Events& events) {
 }  // namespace
 
 std::string RenderTrace(const RunRecord& record) {
-  std::string out = "{\"displayTimeUnit\":\"ms\",\"otherData\":";
-  {
-    JsonJoined about(&out, '{', '}');
-    about.Add("\"title\":", JsonQuoted(record.title));
-    about.Add("\"date\":", JsonQuoted(record.date));
-    std::string settings;
-    {
-      JsonJoined members(&settings, '{', '}');
-      for (const RunSetting& setting : record.settings)
-        members.Add(JsonQuoted(setting.name), ":", JsonQuoted(setting.value));
-    }
-    about.Add("\"settings\":", settings);
-  }
-  out += ",\"traceEvents\":";
+  Json about = {{"title", record.title}, {"date", record.date}, {"settings", Json::object()}};
+  for (const RunSetting& setting : record.settings) about["settings"][setting.name] = setting.value;
+  std::string out = absl::StrCat("{\"displayTimeUnit\":\"ms\",\"otherData\":", Dumped(about),
+                                 ",\"traceEvents\":");
   {
     Events events(&out, record.begin_ns);
     int free_process = 0;
@@ -237,7 +223,7 @@ std::string RenderTrace(const RunRecord& record) {
       if (const auto of_host = alignments.find(rank.host); of_host != alignments.end()) {
         const Alignment& alignment = of_host->second;
         MoveTimes(rank, alignment.shift_ns);
-        clock = absl::StrCat(", clock aligned to ", Micros(alignment.error_ns), " us");
+        clock = absl::StrFormat(", clock aligned to %.3f us", Micros(alignment.error_ns));
       } else if (rank.host != record.ranks.front().host) {
         clock = ", clock not aligned";
       }

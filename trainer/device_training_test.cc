@@ -33,6 +33,7 @@
 #include "evenkeel/comm/testing/simulated_nccl.h"
 #include "evenkeel/comm/testing/simulated_nccl_group.h"
 #include "evenkeel/trainer/app/rank_setup.h"
+#include "evenkeel/trainer/app/testing/prepare_rank.h"
 #include "evenkeel/trainer/app/train_options.h"
 #include "evenkeel/trainer/app/train_rank.h"
 #include "evenkeel/trainer/app/training_run.h"

@@ -38,6 +38,7 @@
 #include "evenkeel/tests/training/small_data.h"
 #include "evenkeel/tests/training/train_program.h"
 #include "evenkeel/trainer/app/rank_setup.h"
+#include "evenkeel/trainer/app/testing/prepare_rank.h"
 #include "evenkeel/trainer/app/train_options.h"
 #include "evenkeel/trainer/app/training_run.h"
 #include "evenkeel/trainer/data/step_plan.h"

@@ -21,6 +21,7 @@
 #include "evenkeel/tools/measure/heap_counter.h"
 #include "evenkeel/trainer/app/describe_options.h"
 #include "evenkeel/trainer/app/rank_setup.h"
+#include "evenkeel/trainer/app/testing/prepare_rank.h"
 #include "evenkeel/trainer/app/train_options.h"
 #include "evenkeel/trainer/app/training_run.h"
 #include "evenkeel/trainer/checkpoint/run_checkpoints.h"

@@ -162,14 +162,6 @@ absl::Status MakeModel(const TrainOptions& options, int rank, RankSetup& setup) 
   return rank == 0 ? Annotate(LoadWeights(options, *setup.model), "--init") : absl::OkStatus();
 }
 
-absl::StatusOr<RankSetup> PrepareRank(
-    const TrainOptions& options, const absl::StatusOr<std::shared_ptr<const TrainingData>>& data,
-    int rank, int world_size) {
-  EK_ASSIGN_OR_RETURN(RankSetup setup, CheckRank(options, data, rank, world_size));
-  EK_RETURN_IF_ERROR(MakeModel(options, rank, setup));
-  return setup;
-}
-
 absl::Status MoveToDevice(const TrainOptions& options, DeviceRuntime& runtime, Device device,
                           RankSetup& setup) {
   EK_ASSIGN_OR_RETURN(const DevicePlace place, MakeDevicePlace(runtime, device));

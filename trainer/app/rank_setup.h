@@ -41,10 +41,6 @@ absl::StatusOr<RankSetup> CheckRank(const TrainOptions& options,
                                     int rank, int world_size);
 // Replaces the plan by the model.
 absl::Status MakeModel(const TrainOptions& options, int rank, RankSetup& setup);
-// Calls CheckRank() and MakeModel().
-absl::StatusOr<RankSetup> PrepareRank(
-    const TrainOptions& options, const absl::StatusOr<std::shared_ptr<const TrainingData>>& data,
-    int rank, int world_size);
 
 // Moves the model and its values from the host to a device.
 absl::Status MoveToDevice(const TrainOptions& options, DeviceRuntime& runtime, Device device,

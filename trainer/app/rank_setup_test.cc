@@ -13,6 +13,7 @@
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/trainer/app/testing/prepare_rank.h"
 #include "evenkeel/trainer/app/train_options.h"
 #include "evenkeel/trainer/data/image_dataset.h"
 #include "evenkeel/trainer/data/image_shape.h"

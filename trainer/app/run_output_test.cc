@@ -20,6 +20,7 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/app/rank_setup.h"
 #include "evenkeel/trainer/app/run_recorder.h"
+#include "evenkeel/trainer/app/testing/prepare_rank.h"
 #include "evenkeel/trainer/app/train_options.h"
 #include "evenkeel/trainer/app/training_run.h"
 #include "evenkeel/trainer/data/image_dataset.h"

@@ -25,6 +25,7 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/trainer/app/rank_setup.h"
+#include "evenkeel/trainer/app/testing/prepare_rank.h"
 #include "evenkeel/trainer/app/train_options.h"
 #include "evenkeel/trainer/data/image_dataset.h"
 #include "evenkeel/trainer/data/image_shape.h"

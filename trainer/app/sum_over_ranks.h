@@ -1,8 +1,8 @@
-// Exchanges a few numbers between ranks, between steps: by a collective on the CPU, and over the
-// control plane where tensors are on devices but these numbers on the host.
+// Exchanges a few numbers between ranks, between steps, over the control plane.
 //
 //   EK_ASSIGN_OR_RETURN(const Evaluation whole, SumOverRanks(comm, mine));
-//   EK_ASSIGN_OR_RETURN(const std::vector<int64_t> batches, CountsOfRanks(comm, done));  // by rank
+//   EK_ASSIGN_OR_RETURN(const auto batches, ExchangeValues(comm, "batches done", done));  // by
+//   rank
 //
 // Order:  all ranks make these calls together.
 // Errors: those that end the group.
@@ -10,7 +10,6 @@
 #ifndef EVENKEEL_TRAINER_APP_SUM_OVER_RANKS_H_
 #define EVENKEEL_TRAINER_APP_SUM_OVER_RANKS_H_
 
-#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -37,9 +36,12 @@ absl::StatusOr<std::vector<T>> ExchangeValues(Communicator& comm, absl::string_v
   return values;
 }
 
-absl::StatusOr<Evaluation> SumOverRanks(Communicator& comm, const Evaluation& mine);
-
-absl::StatusOr<std::vector<int64_t>> CountsOfRanks(Communicator& comm, int64_t mine);
+inline absl::StatusOr<Evaluation> SumOverRanks(Communicator& comm, const Evaluation& mine) {
+  EK_ASSIGN_OR_RETURN(const auto all, ExchangeValues(comm, "evaluation", mine));
+  Evaluation sum;
+  for (const Evaluation& rank : all) sum += rank;
+  return sum;
+}
 
 }  // namespace evenkeel
 

@@ -380,7 +380,7 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(
   }
 
   EK_ASSIGN_OR_RETURN(result.training, SumOverRanks(*comm_, mine));
-  EK_ASSIGN_OR_RETURN(result.batches_done, CountsOfRanks(*comm_, done));
+  EK_ASSIGN_OR_RETURN(result.batches_done, ExchangeValues(*comm_, "batches done", done));
   return result;
 }
 

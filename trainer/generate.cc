@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <iostream>
 #include <iterator>
 #include <memory>
@@ -108,12 +107,7 @@ absl::StatusOr<std::string> ReadPrompt(const std::string& flag) {
 absl::StatusOr<std::shared_ptr<const Tokenizer>> TokenizerOf(const Flags& flags,
                                                              const std::string& weights,
                                                              int64_t vocabulary) {
-  std::string path = flags.tokenizer;
-  if (path.empty()) {
-    path = std::filesystem::path(weights).parent_path().string();
-    if (path.empty()) path = ".";
-    if (!HasTokenizer(path)) path = "";
-  }
+  const std::string path = flags.tokenizer.empty() ? TokenizerBeside(weights) : flags.tokenizer;
   if (path.empty() && vocabulary != 256) return nullptr;
   absl::StatusOr<Tokenizer> tokenizer = path.empty() ? Tokenizer::OfBytes() : ReadTokenizer(path);
   EK_RETURN_IF_ERROR(tokenizer.status());

@@ -229,7 +229,7 @@ const std::vector<WrongInput>& Inputs() {
       {"NotANumber", {"--lr=nan"}, "train: --lr=nan is out of range; it must be at least 0"},
       {"DecayOfNoKind",
        {"--lr_decay=square"},
-       "train: --lr_decay=square is not a valid value; choose auto, none, linear, cosine"},
+       "train: --lr_decay=square is not a valid value; choose none, linear, cosine, auto"},
       {"NoBackend",
        {"--backend=mpi"},
        "train: --backend=mpi is not a valid value; choose auto, local, shm, tcp, hierarchical"},
@@ -238,7 +238,8 @@ const std::vector<WrongInput>& Inputs() {
        "train: --device=tpu is not a valid value; choose auto, cpu, cuda"},
       {"NoSuchCheck",
        {"--verify=sometimes"},
-       "train: --verify=sometimes is not a valid value; choose off, positions, every"},
+       "train: --verify: unknown level of verification \"sometimes\": it is one of off, positions, "
+       "every"},
       // Flags that contradict each other.
       {"SizesOfAnotherModel", {"--preset=tiny"}, "train: --preset is for --model=gpt, not mlp"},
       {"GpusOverSharedMemory",

@@ -12,7 +12,9 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
@@ -92,6 +94,11 @@ std::string TypeOf(absl::string_view name) {
 }
 
 }  // namespace
+
+bool ParseCount(absl::string_view text, int64_t& count) {
+  // SimpleAtoi would take "+3" and " 3" as well.
+  return !text.empty() && absl::ascii_isdigit(text[0]) && absl::SimpleAtoi(text, &count);
+}
 
 absl::Status FlagTable::CheckNames(absl::Span<char* const> arguments) const {
   // gflags ignores unknown flags that it names.

@@ -24,6 +24,7 @@
 #ifndef EVENKEEL_TRAINER_APP_FLAG_TABLE_H_
 #define EVENKEEL_TRAINER_APP_FLAG_TABLE_H_
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -79,6 +80,9 @@ class FlagTable {
   std::vector<std::shared_ptr<void>> defaults_;  // gflags keeps each beside its value.
   std::vector<std::function<void()>> take_;      // Set the optional values after parsing.
 };
+
+// Parses a number that has digits only. Returns false for any other text.
+bool ParseCount(absl::string_view text, int64_t& count);
 
 }  // namespace evenkeel
 

@@ -7,14 +7,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/trainer/app/flag_table.h"
 
 namespace evenkeel {
 namespace {
-
-bool ParseStep(absl::string_view text, int64_t& step) {
-  // SimpleAtoi would take "+3" and " 3" as well.
-  return !text.empty() && absl::ascii_isdigit(text[0]) && absl::SimpleAtoi(text, &step);
-}
 
 absl::StatusOr<FreezeRange> ParseRange(absl::string_view text) {
   const size_t at = text.rfind('@');
@@ -25,8 +21,8 @@ absl::StatusOr<FreezeRange> ParseRange(absl::string_view text) {
   if (good) {
     range.prefix = std::string(text.substr(0, at));
     const absl::string_view end = text.substr(colon + 1);
-    good = ParseStep(text.substr(at + 1, colon - at - 1), range.begin) &&
-           (end.empty() || ParseStep(end, range.end));
+    good = ParseCount(text.substr(at + 1, colon - at - 1), range.begin) &&
+           (end.empty() || ParseCount(end, range.end));
   }
   if (!good) {
     return absl::InvalidArgumentError(

@@ -2,16 +2,16 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
-#include <initializer_list>
+#include <cstddef>
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/strings/ascii.h"
-#include "absl/strings/numbers.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "absl/types/span.h"
+#include "evenkeel/comm/base/names.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/checkpoint/checkpoint_folder.h"
 #include "evenkeel/trainer/data/image_dataset.h"
@@ -38,41 +38,21 @@ absl::Status InvalidArgument(const Parts&... parts) {
   return absl::InvalidArgumentError(absl::StrCat(parts...));
 }
 
-template <typename Value>
-using Choices = std::initializer_list<std::pair<absl::string_view, Value>>;
+using Names = absl::Span<const absl::string_view>;
 
-constexpr Choices<ModelKind> kModels = {
-    {"mlp", ModelKind::kMlp}, {"cnn", ModelKind::kCnn}, {"gpt", ModelKind::kGpt}};
-constexpr Choices<BackendKind> kBackends = {{"auto", BackendKind::kAuto},
-                                            {"local", BackendKind::kLocal},
-                                            {"shm", BackendKind::kShm},
-                                            {"tcp", BackendKind::kTcp},
-                                            {"hierarchical", BackendKind::kHierarchical},
-                                            {"nccl", BackendKind::kNccl}};
-constexpr Choices<CommHook> kCommHooks = {{"none", CommHook::kNone},
-                                          {"fp16", CommHook::kFloat16},
-                                          {"bf16", CommHook::kBFloat16},
-                                          {"int8", CommHook::kInt8},
-                                          {"power_sgd", CommHook::kPowerSgd}};
+// In the order of the enumerations.
+constexpr absl::string_view kModels[] = {"mlp", "cnn", "gpt"};
+constexpr absl::string_view kDevices[] = {"auto", "cpu", "cuda"};
+constexpr absl::string_view kBackends[] = {"auto", "local", "shm", "tcp", "hierarchical", "nccl"};
+constexpr absl::string_view kCommHooks[] = {"none", "fp16", "bf16", "int8", "power_sgd"};
+constexpr absl::string_view kDivisors[] = {"initial", "effective", "samples"};
 
+// Returns the value whose place in the list of names is that of `given`.
 template <typename Value>
-absl::string_view NameIn(Choices<Value> choices, Value value) {
-  const auto found =
-      std::ranges::find(choices, value, &std::pair<absl::string_view, Value>::second);
-  return found == choices.end() ? "" : found->first;
-}
-
-template <typename Value>
-absl::StatusOr<Value> Choose(absl::string_view flag, absl::string_view given,
-                             Choices<Value> choices) {
-  for (const auto& [name, value] : choices) {
-    if (name == given) return value;
-  }
-  const auto name_of = [](std::string* out, const auto& choice) {
-    absl::StrAppend(out, choice.first);
-  };
+absl::StatusOr<Value> Choose(absl::string_view flag, absl::string_view given, Names names) {
+  if (const auto value = internal::ValueIn<Value>(names, given)) return *value;
   return InvalidArgument("--", flag, "=", given, " is not a valid value; choose ",
-                         absl::StrJoin(choices, ", ", name_of));
+                         absl::StrJoin(names, ", "));
 }
 
 template <typename Number>
@@ -86,10 +66,6 @@ template <typename Number>
 absl::Status CheckAtLeast(absl::string_view flag, Number given, Number lowest) {
   if (given >= lowest && std::isfinite(static_cast<double>(given))) return absl::OkStatus();
   return InvalidArgument("--", flag, "=", given, " is out of range; it must be at least ", lowest);
-}
-
-bool ParseCount(absl::string_view text, int64_t& count) {
-  return !text.empty() && absl::ascii_isdigit(text[0]) && absl::SimpleAtoi(text, &count);
 }
 
 absl::StatusOr<std::vector<int64_t>> ParseRankSteps(absl::string_view text) {
@@ -166,10 +142,8 @@ ModelDefaults DefaultsOf(ModelKind model) {
 
 absl::StatusOr<UpdateRule> ParseRule(const TrainFlags& flags, ModelKind model) {
   enum class Kind { kSgd, kAdam, kAdamW };
-  EK_ASSIGN_OR_RETURN(
-      const Kind kind,
-      Choose<Kind>("optimizer", flags.optimizer,
-                   {{"sgd", Kind::kSgd}, {"adam", Kind::kAdam}, {"adamw", Kind::kAdamW}}));
+  EK_ASSIGN_OR_RETURN(const Kind kind,
+                      Choose<Kind>("optimizer", flags.optimizer, {"sgd", "adam", "adamw"}));
   const double lr =
       flags.lr.value_or(flags.optimizer == "sgd" ? 0.1 : DefaultsOf(model).learning_rate);
   EK_RETURN_IF_ERROR(CheckAtLeast("lr", lr, 0.0));
@@ -199,23 +173,35 @@ absl::StatusOr<UpdateRule> ParseRule(const TrainFlags& flags, ModelKind model) {
 }
 
 absl::StatusOr<Decay> ParseDecay(const TrainFlags& flags, ModelKind model) {
-  const Decay usual = DefaultsOf(model).decay;
-  return Choose<Decay>("lr_decay", flags.lr_decay,
-                       {{"auto", usual},
-                        {"none", Decay::kNone},
-                        {"linear", Decay::kLinear},
-                        {"cosine", Decay::kCosine}});
+  if (flags.lr_decay == "auto") return DefaultsOf(model).decay;
+  return Choose<Decay>("lr_decay", flags.lr_decay, {"none", "linear", "cosine", "auto"});
 }
 
 // Checks flags that apply to one model only.
-absl::Status CheckModelFlags(const TrainFlags& flags, ModelKind model) {
-  if (flags.hidden.has_value() && model != ModelKind::kMlp) {
-    return InvalidArgument("--hidden is for --model=mlp; ", flags.model,
-                           " has no hidden units to choose");
-  }
-  if (flags.sync_batch_norm && model != ModelKind::kCnn) {
-    return InvalidArgument("--sync_batch_norm is for --model=cnn; ", flags.model,
-                           " has no batch norm");
+absl::Status CheckModelFlags(const TrainFlags& flags) {
+  struct ModelFlag {
+    absl::string_view name;
+    bool is_given;
+    absl::string_view models;
+  };
+  const ModelFlag table[] = {{"hidden", flags.hidden.has_value(), "mlp"},
+                             {"sync_batch_norm", flags.sync_batch_norm, "cnn"},
+                             {"widths", flags.widths.has_value(), "cnn"},
+                             {"blocks", flags.blocks.has_value(), "cnn"},
+                             {"mirror", flags.mirror.has_value(), "mlp and cnn"},
+                             {"shift", flags.shift.has_value(), "mlp and cnn"},
+                             {"preset", flags.preset.has_value(), "gpt"},
+                             {"layers", flags.layers.has_value(), "gpt"},
+                             {"width", flags.width.has_value(), "gpt"},
+                             {"heads", flags.heads.has_value(), "gpt"},
+                             {"context", flags.context.has_value(), "gpt"},
+                             {"dropout", flags.dropout.has_value(), "gpt"},
+                             {"vocabulary", flags.vocabulary.has_value(), "gpt"},
+                             {"tokenizer", !flags.tokenizer.empty(), "gpt"},
+                             {"sample_every", flags.sample_every != 0, "gpt"}};
+  for (const auto& [flag, is_given, models] : table) {
+    if (is_given && !absl::StrContains(models, flags.model))
+      return InvalidArgument("--", flag, " is for --model=", models, ", not ", flags.model);
   }
   // Ranks whose last batches have different numbers of passes would send different collectives.
   if (flags.sync_batch_norm && flags.accumulate > 1) {
@@ -224,25 +210,6 @@ absl::Status CheckModelFlags(const TrainFlags& flags, ModelKind model) {
   }
   if (flags.sync_batch_norm && (!flags.join || flags.on_failure == "continue")) {
     return InvalidArgument("--sync_batch_norm needs --join and --on_failure=stop");
-  }
-  const bool is_gpt = model == ModelKind::kGpt;
-  if (model != ModelKind::kCnn && (flags.widths.has_value() || flags.blocks.has_value())) {
-    return InvalidArgument("--", flags.widths.has_value() ? "widths" : "blocks",
-                           " is for --model=cnn, not ", flags.model);
-  }
-  if (is_gpt && (flags.mirror.has_value() || flags.shift.has_value())) {
-    return InvalidArgument("--", flags.mirror.has_value() ? "mirror" : "shift",
-                           " is for images, and --model=gpt is for text");
-  }
-  if (is_gpt) return absl::OkStatus();
-  const std::pair<absl::string_view, bool> given[] = {
-      {"preset", flags.preset.has_value()},         {"layers", flags.layers.has_value()},
-      {"width", flags.width.has_value()},           {"heads", flags.heads.has_value()},
-      {"context", flags.context.has_value()},       {"dropout", flags.dropout.has_value()},
-      {"vocabulary", flags.vocabulary.has_value()}, {"tokenizer", !flags.tokenizer.empty()},
-      {"sample_every", flags.sample_every != 0}};
-  for (const auto& [flag, is_given] : given) {
-    if (is_given) return InvalidArgument("--", flag, " is for --model=gpt, not ", flags.model);
   }
   return absl::OkStatus();
 }
@@ -300,11 +267,7 @@ absl::Status TakeGptSizes(const TrainFlags& flags, TrainOptions& options) {
   gpt.context = found.context;
   options.data.context = flags.context.value_or(found.context);
   options.data.may_make_tokenizer = false;
-  if (options.data.tokenizer.empty()) {
-    std::string folder = std::filesystem::path(path).parent_path().string();
-    if (folder.empty()) folder = ".";
-    if (HasTokenizer(folder)) options.data.tokenizer = std::move(folder);
-  }
+  if (options.data.tokenizer.empty()) options.data.tokenizer = TokenizerBeside(path);
   return absl::OkStatus();
 }
 
@@ -322,7 +285,8 @@ absl::StatusOr<GptOptions> ParseGpt(const TrainFlags& flags) {
 }
 
 absl::Status ParseCommHook(const TrainFlags& flags, TrainOptions& options) {
-  EK_ASSIGN_OR_RETURN(options.comm_hook, Choose("comm_hook", flags.comm_hook, kCommHooks));
+  EK_ASSIGN_OR_RETURN(options.comm_hook,
+                      Choose<CommHook>("comm_hook", flags.comm_hook, kCommHooks));
   const CommHook hook = options.comm_hook;
   const bool is_power_sgd = hook == CommHook::kPowerSgd;
   if (!is_power_sgd && (flags.power_sgd_rank.has_value() || flags.power_sgd_start.has_value())) {
@@ -349,11 +313,9 @@ absl::Status ParseCommHook(const TrainFlags& flags, TrainOptions& options) {
 // number of ranks, since all have equally many batches; a smaller last batch has the same weight as
 // the others then.
 absl::StatusOr<DivideBy> ParseDivisor(const TrainFlags& flags) {
-  EK_ASSIGN_OR_RETURN(const DivideBy divide_by,
-                      Choose<DivideBy>("divide_by", flags.divide_by.value_or("samples"),
-                                       {{"samples", DivideBy::kSamples},
-                                        {"initial", DivideBy::kInitialWorldSize},
-                                        {"effective", DivideBy::kActiveRanks}}));
+  EK_ASSIGN_OR_RETURN(
+      const DivideBy divide_by,
+      Choose<DivideBy>("divide_by", flags.divide_by.value_or("samples"), kDivisors));
   if (flags.join) return divide_by;
   if (!flags.divide_by.has_value() || divide_by == DivideBy::kInitialWorldSize)
     return DivideBy::kInitialWorldSize;
@@ -437,9 +399,9 @@ void AddTrainFlags(FlagTable& table, TrainFlags& flags) {
 #include "evenkeel/trainer/app/train_flags.inc"
 }
 
-absl::string_view NameOf(ModelKind model) { return NameIn(kModels, model); }
-absl::string_view NameOf(BackendKind backend) { return NameIn(kBackends, backend); }
-absl::string_view NameOf(CommHook hook) { return NameIn(kCommHooks, hook); }
+absl::string_view NameOf(ModelKind model) { return internal::NameIn(kModels, model, ""); }
+absl::string_view NameOf(BackendKind backend) { return internal::NameIn(kBackends, backend, ""); }
+absl::string_view NameOf(CommHook hook) { return internal::NameIn(kCommHooks, hook, ""); }
 
 absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
   EK_RETURN_IF_ERROR(CheckNumbers(flags));
@@ -447,18 +409,19 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
       .flags = flags,
       .nproc = flags.nproc.value_or(kDefaultRanks),
       .bucket_caps = {Megabytes(flags.first_bucket_mb), Megabytes(flags.bucket_cap_mb)}};
-  EK_ASSIGN_OR_RETURN(options.model, Choose("model", flags.model, kModels));
-  EK_RETURN_IF_ERROR(CheckModelFlags(flags, options.model));
+  EK_ASSIGN_OR_RETURN(options.model, Choose<ModelKind>("model", flags.model, kModels));
+  EK_RETURN_IF_ERROR(CheckModelFlags(flags));
   const ModelDefaults defaults = DefaultsOf(options.model);
   options.epochs = flags.epochs.value_or(defaults.epochs);
   options.batch_size = flags.batch_size.value_or(defaults.batch_size);
   options.warmup = flags.warmup.value_or(defaults.warmup);
   options.clip = flags.clip.value_or(defaults.clip);
-  EK_ASSIGN_OR_RETURN(options.compute, Choose<DType>("compute", flags.compute,
-                                                     {{"float32", DType::kFloat32},
-                                                      {"bfloat16", DType::kBFloat16},
-                                                      {"float16", DType::kFloat16},
-                                                      {"float64", DType::kFloat64}}));
+  static constexpr DType kComputed[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16,
+                                        DType::kFloat64};
+  EK_ASSIGN_OR_RETURN(
+      const size_t computed,
+      Choose<size_t>("compute", flags.compute, {"float32", "bfloat16", "float16", "float64"}));
+  options.compute = kComputed[computed];
   if (options.compute == DType::kFloat16 && options.model == ModelKind::kGpt) {
     return InvalidArgument(
         "--compute=float16 is for --model=mlp and cnn, not gpt; choose bfloat16");
@@ -499,39 +462,33 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
   if (options.model != ModelKind::kGpt && !flags.init.empty())
     EK_RETURN_IF_ERROR(Annotate(TakeSizes(flags, options), "--init"));
   EK_ASSIGN_OR_RETURN(options.rank_steps, ParseRankSteps(flags.rank_steps));
-  EK_ASSIGN_OR_RETURN(options.device, Choose<DeviceKind>("device", flags.device,
-                                                         {{"auto", DeviceKind::kAuto},
-                                                          {"cpu", DeviceKind::kCpu},
-                                                          {"cuda", DeviceKind::kCuda}}));
+  EK_ASSIGN_OR_RETURN(options.device, Choose<DeviceKind>("device", flags.device, kDevices));
   EK_ASSIGN_OR_RETURN(
       options.backend,
-      Choose("backend", flags.backend == "gloo" ? "tcp" : flags.backend, kBackends));
+      Choose<BackendKind>("backend", flags.backend == "gloo" ? "tcp" : flags.backend, kBackends));
   EK_ASSIGN_OR_RETURN(options.rule, ParseRule(flags, options.model));
   EK_ASSIGN_OR_RETURN(options.decay, ParseDecay(flags, options.model));
-  EK_ASSIGN_OR_RETURN(options.sharding, Choose<Sharding>("shards", flags.shards,
-                                                         {{"slices", Sharding::kSlices},
-                                                          {"tensors", Sharding::kTensors}}));
-  if (!flags.zero && options.sharding != Sharding::kSlices)
+  EK_ASSIGN_OR_RETURN(const bool shards_tensors,
+                      Choose<bool>("shards", flags.shards, {"slices", "tensors"}));
+  if (!flags.zero && shards_tensors)
     return InvalidArgument("--shards=", flags.shards, " is for --zero");
-  if (!flags.zero) options.sharding = Sharding::kNone;
+  options.sharding = !flags.zero      ? Sharding::kNone
+                     : shards_tensors ? Sharding::kTensors
+                                      : Sharding::kSlices;
   EK_RETURN_IF_ERROR(ParseCommHook(flags, options));
   EK_ASSIGN_OR_RETURN(options.divide_by, ParseDivisor(flags));
   EK_RETURN_IF_ERROR(ParseRefresh(flags.auto_refresh_trainable, options));
   EK_ASSIGN_OR_RETURN(options.freeze, Annotate(ParseFreezeSchedule(flags.freeze), "--freeze"));
-  EK_ASSIGN_OR_RETURN(options.goes_on, Choose<bool>("on_failure", flags.on_failure,
-                                                    {{"stop", false}, {"continue", true}}));
-  EK_ASSIGN_OR_RETURN(
-      options.lost_shard_is_fresh,
-      Choose<bool>("lost_shard", flags.lost_shard, {{"refuse", false}, {"fresh", true}}));
+  EK_ASSIGN_OR_RETURN(options.goes_on,
+                      Choose<bool>("on_failure", flags.on_failure, {"stop", "continue"}));
+  EK_ASSIGN_OR_RETURN(options.lost_shard_is_fresh,
+                      Choose<bool>("lost_shard", flags.lost_shard, {"refuse", "fresh"}));
   if (options.goes_on) EK_RETURN_IF_ERROR(CheckGoingOn(flags));
   EK_ASSIGN_OR_RETURN(options.checkpoints, ParseCheckpoints(flags));
   if (options.lost_shard_is_fresh && !(options.goes_on && flags.zero))
     return InvalidArgument("--lost_shard=fresh is for --on_failure=continue with --zero");
   if (!flags.verify.empty()) {
-    EK_ASSIGN_OR_RETURN(options.verify, Choose<VerifyLevel>("verify", flags.verify,
-                                                            {{"off", VerifyLevel::kOff},
-                                                             {"positions", VerifyLevel::kPositions},
-                                                             {"every", VerifyLevel::kEvery}}));
+    EK_ASSIGN_OR_RETURN(options.verify, Annotate(VerifyLevelFromString(flags.verify), "--verify"));
   }
   if (flags.eval_batches > 0 && flags.eval_every == 0)
     return InvalidArgument("--eval_batches has no effect without --eval_every; pass both");

@@ -251,9 +251,12 @@ absl::StatusOr<Tokenizer> ReadFrom(const std::string& path) {
 
 }  // namespace
 
-bool HasTokenizer(const std::string& folder) {
+std::string TokenizerBeside(const std::string& file) {
+  const std::string parent = std::filesystem::path(file).parent_path().string();
+  const std::string folder = parent.empty() ? "." : parent;
   std::error_code error;
-  return std::filesystem::is_directory(folder, error) && !FileOf(folder).empty();
+  const bool has_one = std::filesystem::is_directory(folder, error) && !FileOf(folder).empty();
+  return has_one ? folder : "";
 }
 
 absl::StatusOr<Tokenizer> ReadTokenizer(const std::string& path) {

@@ -23,8 +23,9 @@
 namespace evenkeel {
 
 absl::StatusOr<Tokenizer> ReadTokenizer(const std::string& path);
-// Returns true if the folder has a tokenizer's files.
-bool HasTokenizer(const std::string& folder);
+// Returns the folder of the file, which need not exist, if it has a tokenizer's files; else an
+// empty path.
+std::string TokenizerBeside(const std::string& file);
 std::string TokenizerJson(const Tokenizer& tokenizer);
 
 }  // namespace evenkeel

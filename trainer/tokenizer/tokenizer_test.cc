@@ -204,10 +204,10 @@ void ExpectEqual(const TokenizerParts& a, const TokenizerParts& b) {
 }
 
 TEST_F(TokenizerFileTest, WhatIsWrittenIsRead) {
-  EXPECT_FALSE(HasTokenizer(folder_));
+  EXPECT_EQ(TokenizerBeside(folder_ + "/model.safetensors"), "");
   for (const Tokenizer& tokenizer : {HfTokenizer(), Tokenizer::OfBytes()}) {
     Write("tokenizer.json", TokenizerJson(tokenizer));
-    EXPECT_TRUE(HasTokenizer(folder_));
+    EXPECT_EQ(TokenizerBeside(folder_ + "/model.safetensors"), folder_);
     const absl::StatusOr<Tokenizer> read = ReadTokenizer(folder_);
     ASSERT_TRUE(read.ok()) << read.status();
     ExpectEqual(read->parts(), tokenizer.parts());
@@ -227,7 +227,7 @@ TEST_F(TokenizerFileTest, VocabularyAndMerges) {
     absl::StrAppend(&merges, merge[0].get<std::string>(), " ", merge[1].get<std::string>(), "\n");
   }
   Write("vocab.json", vocabulary.dump());
-  EXPECT_FALSE(HasTokenizer(folder_));
+  EXPECT_EQ(TokenizerBeside(folder_ + "/model.safetensors"), "");
   Write("merges.txt", merges);
   for (const std::string& path : {folder_, folder_ + "/vocab.json"}) {
     const absl::StatusOr<Tokenizer> read = ReadTokenizer(path);

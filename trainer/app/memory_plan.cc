@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/base/available_memory.h"
 #include "evenkeel/comm/status.h"
@@ -16,6 +15,7 @@
 #include "evenkeel/trainer/models/evaluate.h"
 #include "evenkeel/trainer/models/model.h"
 #include "evenkeel/trainer/report/gather_records.h"
+#include "evenkeel/trainer/report/html_text.h"
 #include "evenkeel/zero_optim/partition.h"
 #include "evenkeel/zero_optim/update_rule.h"
 
@@ -24,14 +24,6 @@ namespace {
 
 constexpr double kTolerance = 1.05;  // A run is refused only if it would not fit at all.
 constexpr double kClose = 0.9;       // A larger share of the memory left is a warning.
-
-std::string Size(int64_t bytes) {
-  const double kilo = static_cast<double>(bytes) / 1024;
-  if (kilo < 1) return absl::StrCat(bytes, " B");
-  if (kilo < 1024) return absl::StrFormat("%.3g KiB", kilo);
-  if (kilo < 1024 * 1024) return absl::StrFormat("%.4g MiB", kilo / 1024);
-  return absl::StrFormat("%.4g GiB", kilo / 1024 / 1024);
-}
 
 // Returns the bytes of the optimizer's state on a rank.
 absl::StatusOr<int64_t> StateBytes(const TrainOptions& options, const ParameterSet& parameters,
@@ -101,15 +93,15 @@ int64_t SmallerBatch(TrainOptions options, const std::shared_ptr<const TrainingD
 }  // namespace
 
 std::string DescribeMemory(int rank, const RankMemory& memory, absl::string_view verb) {
-  std::string text = absl::StrCat("rank ", rank, " ", verb, " ", Size(TotalOf(memory)), ":");
+  std::string text = absl::StrCat("rank ", rank, " ", verb, " ", FormatBytes(TotalOf(memory)), ":");
   absl::string_view comma = " ";
   for (const MemoryPart& part : kMemoryParts) {
     if (memory.*part.bytes == 0) continue;
-    absl::StrAppend(&text, comma, part.name, " ", Size(memory.*part.bytes));
+    absl::StrAppend(&text, comma, part.name, " ", FormatBytes(memory.*part.bytes));
     comma = ", ";
   }
   if (memory.peak_resident > 0) {
-    absl::StrAppend(&text, "; its process used at most ", Size(memory.peak_resident),
+    absl::StrAppend(&text, "; its process used at most ", FormatBytes(memory.peak_resident),
                     ", including libraries");
   }
   return text;
@@ -176,8 +168,9 @@ MemoryVerdict JudgeMemory(const std::vector<MemoryNeeds>& needs) {
     worst.kind = static_cast<double>(sum.certain_bytes) > kTolerance * all
                      ? MemoryVerdict::kTooMuch
                      : (share > kClose ? MemoryVerdict::kClose : MemoryVerdict::kFits);
-    worst.text = absl::StrCat(ranks, ranks == 1 ? " rank needs " : " ranks need ", Size(sum.bytes),
-                              ", and ", sum.place.name, " has ", Size(available), " left");
+    worst.text =
+        absl::StrCat(ranks, ranks == 1 ? " rank needs " : " ranks need ", FormatBytes(sum.bytes),
+                     ", and ", sum.place.name, " has ", FormatBytes(available), " left");
     worst.ranks = ranks;
     worst.available = available;
   }

@@ -254,7 +254,8 @@ TEST(DryRunTest, TellsTheNeedTheRestAndTheVerdict) {
   ASSERT_TRUE(fits.ok()) << fits.status();
   EXPECT_THAT(*fits, HasSubstr("rank 0 needs "));
   EXPECT_THAT(*fits, HasSubstr("parameters 199 KiB"));
-  EXPECT_THAT(*fits, HasSubstr(", and the host a has 1 GiB left: it fits\n3 steps in 3 epochs\n"));
+  EXPECT_THAT(*fits,
+              HasSubstr(", and the host a has 1.0 GiB left: it fits\n3 steps in 3 epochs\n"));
   const absl::Status none = DescribeDryRun(options, Images(), 2, 2, {"a", 1 << 20}).status();
   EXPECT_TRUE(absl::IsResourceExhausted(none)) << none;
   EXPECT_THAT(std::string(none.message()), HasSubstr("not enough memory: 2 ranks need "));

@@ -1,9 +1,9 @@
 #include "evenkeel/trainer/app/freeze_schedule.h"
 
+#include <utility>
+
 #include "absl/algorithm/container.h"
-#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "evenkeel/comm/status.h"
@@ -93,15 +93,16 @@ std::string NamesOf(const std::vector<int>& indices, const ParameterSet& paramet
   return text;
 }
 
-FreezeChange ChangeOf(const std::vector<int>& before, const std::vector<int>& after,
-                      const ParameterSet& parameters) {
+FreezeChange UpdateFrozen(const FreezeSchedule& schedule, int64_t step,
+                          const ParameterSet& parameters, std::vector<int>& frozen) {
+  const std::vector<int> before = std::exchange(frozen, FrozenAt(schedule, step, parameters));
   const auto without = [&](const std::vector<int>& these,
                            const std::vector<int>& those) {  // Both in order.
     std::vector<int> rest;
     std::ranges::set_difference(these, those, std::back_inserter(rest));
     return NamesOf(rest, parameters);
   };
-  return {.begun = without(after, before), .ended = without(before, after)};
+  return {.begun = without(frozen, before), .ended = without(before, frozen)};
 }
 
 void ApplyFreezeSchedule(const FreezeSchedule& schedule, int64_t step, ParameterSet& parameters) {

@@ -56,8 +56,9 @@ struct FreezeChange {
   std::string begun;
   std::string ended;
 };
-FreezeChange ChangeOf(const std::vector<int>& before, const std::vector<int>& after,
-                      const ParameterSet& parameters);
+// Replaces `frozen`, the indices of the step before, by those of `step`.
+FreezeChange UpdateFrozen(const FreezeSchedule& schedule, int64_t step,
+                          const ParameterSet& parameters, std::vector<int>& frozen);
 
 // Freezes the parameters that are frozen in `step`, unfreezes the other ones that the schedule
 // names, and leaves the rest alone.

@@ -47,7 +47,8 @@ std::string DescribeBatches(const std::vector<int64_t>& batches) {
 }  // namespace
 
 RunOutput::RunOutput(const TrainStreams& streams, const TrainOptions& options,
-                     const TrainingRun& run, const RunRecorder& recorder, MetricsMode mode)
+                     const TrainingRun& run, const RunRecorder& recorder, OutputFailures& failures,
+                     const std::vector<LostRank>& lost)
     : out_(streams.out),
       evaluates_part_(options.flags.eval_batches > 0),
       freeze_(options.freeze),
@@ -56,26 +57,18 @@ RunOutput::RunOutput(const TrainStreams& streams, const TrainOptions& options,
       counts_tokens_(CountsTokens(run.data())),
       predictions_per_sample_(run.data().train->predictions_per_sample()),
       plan_(run.plan()),
-      failures_(streams.log),
+      failures_(failures),
       sinks_(options, std::string(NameOf(options.model)), counts_tokens_, failures_),
       epochs_reported_(run.first_epoch()) {
   progress_.emplace(out_, HowToShow());
-  if (options.flags.metrics.empty()) return;
-  absl::StatusOr<std::unique_ptr<MetricsWriter>> metrics =
-      MetricsWriter::Create(options.flags.metrics, mode);
-  failures_.Note("--metrics", metrics.status());
-  if (metrics.ok()) metrics_ = *std::move(metrics);
-}
-
-std::unique_ptr<RunOutput> RunOutput::Create(const TrainStreams& streams,
-                                             const TrainOptions& options, const TrainingRun& run,
-                                             const RunRecorder& recorder,
-                                             const std::vector<LostRank>& lost) {
-  const bool is_new = lost.empty() && run.first_step() == 0;
-  std::unique_ptr<RunOutput> report(new RunOutput(
-      streams, options, run, recorder, is_new ? MetricsMode::kNew : MetricsMode::kAppend));
-  lost.empty() ? report->OnStart(options) : report->OnLost(lost);
-  return report;
+  if (!options.flags.metrics.empty()) {
+    const bool is_new = lost.empty() && run.first_step() == 0;
+    absl::StatusOr<std::unique_ptr<MetricsWriter>> metrics = MetricsWriter::Create(
+        options.flags.metrics, is_new ? MetricsMode::kNew : MetricsMode::kAppend);
+    failures_.Note("--metrics", metrics.status());
+    if (metrics.ok()) metrics_ = *std::move(metrics);
+  }
+  lost.empty() ? OnStart(options) : OnLost(lost);
 }
 
 void RunOutput::OnStart(const TrainOptions& options) {
@@ -135,12 +128,10 @@ ProgressOptions RunOutput::HowToShow() const {
 
 void RunOutput::ReportFreezing(int64_t step) {
   const ParameterSet& parameters = run_.model().parameters();
-  std::vector<int> frozen = FrozenAt(freeze_, step, parameters);
-  if (frozen == frozen_) return;
-  const FreezeChange change = ChangeOf(frozen_, frozen, parameters);
+  const FreezeChange change = UpdateFrozen(freeze_, step, parameters, frozen_);
+  if (change.begun.empty() && change.ended.empty()) return;
   if (!change.begun.empty()) Print("frozen from step %d on: %s\n", step, change.begun);
   if (!change.ended.empty()) Print("trained from step %d on: %s\n", step, change.ended);
-  frozen_ = std::move(frozen);
   WriteMetrics({{"event", "freeze"},
                 {"step", step},
                 {"frozen", frozen_.size()},
@@ -284,14 +275,6 @@ void RunOutput::OnCheckpoint(const EndedCheckpoint& ended) {
 void RunOutput::OnStopped() {
   progress_->Finish();
   sinks_.OnEnd(absl::Now());
-}
-
-void RunOutput::RenewReport(std::vector<RankRecord> ranks) {
-  recorder_.WriteReport(std::move(ranks), failures_);
-}
-
-void RunOutput::WriteRecord(std::vector<RankRecord> ranks, absl::string_view ending) {
-  recorder_.Write(std::move(ranks), ending, failures_);
 }
 
 absl::Status RunOutput::OnEnd(const Evaluation& test, uint64_t state_hash) {

@@ -1,30 +1,24 @@
 // The output of a run: text on standard output, and JSON lines for scripts (--metrics).
 //
 //   // on rank 0
-//   const auto report = RunOutput::Create({.out = stdout, .log = stderr}, options, run, recorder);
-//   report->OnStep(facts);
-//   report->OnEpoch(epoch, result, test);
+//   RunOutput report({.out = stdout, .log = stderr}, options, run, recorder, failures);
+//   report.OnStep(facts);
+//   report.OnEpoch(epoch, result, test);
 //   // The last line: test_accuracy=0.9012, for text test_bits_per_byte=2.31, for tokens
 //   // test_loss=3.29
-//   EK_RETURN_IF_ERROR(report->OnEnd(test, state_hash));
+//   EK_RETURN_IF_ERROR(report.OnEnd(test, state_hash));
 //
 // When a rank is lost and the others continue, OnLost() reports it. If rank 0 was lost, the new
 // rank 0 creates an output with the list of lost ranks, which continues where the old one ended:
 // nothing is written twice.
 //
-// Each JSON line has a field `event`: "run" (once; again when a run is resumed, which appends its
-// lines and repeats the steps since the checkpoint), "step" (each step of the group; loss, accuracy
-// and exposed_ms are those of rank 0, null when it is exhausted; `clock` names the clock of the
-// times), "exhausted" (a rank had fewer batches than the group had steps), "epoch" (training and
-// test numbers over all ranks), "freeze" (a different set of parameters is frozen from this step
-// on), "checkpoint" (its writing has ended), "straggler" (ranks that make the others wait), "lost"
-// (a rank; steps from this one on are repeated, with their lines), "test" (once, at the end, with a
-// hash of the weights, and of the optimizer's state where every rank has it, equal on all ranks).
-//
-// README.md has a table of all fields. TensorBoard and Prometheus get the same (dashboards.h).
+// Each JSON line has a field `event`; trainer/README.md has a table of the events and their fields.
+// A run that is resumed appends its lines, and repeats the steps since the checkpoint; after the
+// loss of a rank, too, steps are repeated with their lines. TensorBoard and Prometheus get the same
+// numbers (dashboards.h).
 //
 // Threads: thread-compatible.
-// Errors:  a file that cannot be written is reported in `log` and does not end the run; OnEnd()
+// Errors:  a file that cannot be written is noted in `failures` and does not end the run; OnEnd()
 //          fails if `out` cannot be written.
 
 #ifndef EVENKEEL_TRAINER_APP_RUN_OUTPUT_H_
@@ -52,7 +46,6 @@
 #include "evenkeel/trainer/data/step_plan.h"
 #include "evenkeel/trainer/models/evaluate.h"
 #include "evenkeel/trainer/report/output_failures.h"
-#include "evenkeel/trainer/report/run_record.h"
 
 namespace evenkeel {
 
@@ -69,11 +62,11 @@ struct LostRank {
 
 class RunOutput {
  public:
-  // The streams, `run` and `recorder` must outlive the object. The caller passes the
+  // The streams, `run`, `recorder` and `failures` must outlive the object. The caller passes the
   // events of the run to the recorder.
-  static std::unique_ptr<RunOutput> Create(const TrainStreams& streams, const TrainOptions& options,
-                                           const TrainingRun& run, const RunRecorder& recorder,
-                                           const std::vector<LostRank>& lost = {});
+  RunOutput(const TrainStreams& streams, const TrainOptions& options, const TrainingRun& run,
+            const RunRecorder& recorder, OutputFailures& failures,
+            const std::vector<LostRank>& lost = {});
 
   void OnStep(const StepFacts& facts);
   // `news`: StragglerNews(), may be empty. `recent`: RecentStragglersOf().
@@ -91,17 +84,10 @@ class RunOutput {
   void OnCheckpoint(const EndedCheckpoint& ended);
   // The run stops before its end.
   void OnStopped();
-  // Calls RunRecorder::WriteReport().
-  void RenewReport(std::vector<RankRecord> ranks);
-  // Calls RunRecorder::Write().
-  void WriteRecord(std::vector<RankRecord> ranks, absl::string_view ending);
   // `state_hash` is the result of TrainingRun::AgreeOnState().
   absl::Status OnEnd(const Evaluation& test, uint64_t state_hash);
 
  private:
-  RunOutput(const TrainStreams& streams, const TrainOptions& options, const TrainingRun& run,
-            const RunRecorder& recorder, MetricsMode mode);
-
   void OnStart(const TrainOptions& options);
   ProgressOptions HowToShow() const;
   void ShowProgress(const StepFacts& facts, const StepNumbers& numbers);
@@ -130,7 +116,7 @@ class RunOutput {
   const bool counts_tokens_;  // Instead of samples.
   const int64_t predictions_per_sample_;
   StepPlan plan_;
-  OutputFailures failures_;
+  OutputFailures& failures_;
   std::unique_ptr<MetricsWriter> metrics_;  // Null: none.
   Dashboards sinks_;
   std::optional<ProgressLine> progress_;

@@ -27,6 +27,7 @@
 #include "evenkeel/trainer/data/image_shape.h"
 #include "evenkeel/trainer/data/training_data.h"
 #include "evenkeel/trainer/models/evaluate.h"
+#include "evenkeel/trainer/report/output_failures.h"
 #include "evenkeel/zero_optim/checkpoint/file_io.h"
 
 namespace evenkeel {
@@ -65,7 +66,9 @@ Said SaidAfter(TrainFlags flags, Tell tell) {
     EK_ASSIGN_OR_RETURN(const auto run, TrainingRun::Create(&comm, options, std::move(setup)));
     std::FILE* const out = std::fopen(out_path.c_str(), "w");
     const RunRecorder recorder(options, *run);
-    EK_RETURN_IF_ERROR(tell(*RunOutput::Create({.out = out, .log = out}, options, *run, recorder)));
+    OutputFailures failures(out);
+    RunOutput report({.out = out, .log = out}, options, *run, recorder, failures);
+    EK_RETURN_IF_ERROR(tell(report));
     std::fclose(out);
     return absl::OkStatus();
   });
@@ -257,13 +260,13 @@ TEST(RunOutputTest, AnotherRankGoesOnWithTheReport) {
     std::FILE* const out = std::fopen(out_path.c_str(), "w");
     const TrainStreams streams{.out = out, .log = out};
     const RunRecorder recorder(options, *run);
-    const auto first = RunOutput::Create(streams, options, *run, recorder);
-    const auto second =
-        RunOutput::Create(streams, options, *run, recorder, {{.rank = 0, .step = 1}});
+    OutputFailures failures(out);
+    RunOutput first(streams, options, *run, recorder, failures);
+    RunOutput second(streams, options, *run, recorder, failures, {{.rank = 0, .step = 1}});
     // The first one may be a rank that was given up and wakes up later: its lines are added, and
     // overwrite none.
-    first->OnStep({.active = 1});
-    EK_RETURN_IF_ERROR(second->OnEnd({.predictions = 2, .correct = 1}, 0));
+    first.OnStep({.active = 1});
+    EK_RETURN_IF_ERROR(second.OnEnd({.predictions = 2, .correct = 1}, 0));
     std::fclose(out);
     return absl::OkStatus();
   });
@@ -294,9 +297,10 @@ TEST(RunOutputTest, AMetricsFileThatCannotBeWrittenEndsNothing) {
       EK_ASSIGN_OR_RETURN(const auto run, TrainingRun::Create(&comm, options, std::move(setup)));
       options.flags.metrics = metrics;
       const RunRecorder recorder(options, *run);
-      const auto report = RunOutput::Create({.out = log, .log = log}, options, *run, recorder);
-      for (int64_t step = 0; step < 3; ++step) report->OnStep({.step = step, .active = 1});
-      return report->OnEnd({.predictions = 2, .correct = 1}, 0);
+      OutputFailures failures(log);
+      RunOutput report({.out = log, .log = log}, options, *run, recorder, failures);
+      for (int64_t step = 0; step < 3; ++step) report.OnStep({.step = step, .active = 1});
+      return report.OnEnd({.predictions = 2, .correct = 1}, 0);
     });
     EXPECT_TRUE(status.ok()) << status;
     std::fclose(log);

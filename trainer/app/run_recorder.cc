@@ -25,6 +25,14 @@ constexpr size_t kMostCostPoints = 400;
 constexpr size_t kMostTests = 1000;
 constexpr int kMostSamples = 20;
 
+// Drops every other point, from the first one on, once there are `most`.
+template <typename Point>
+void HalveIfFull(std::vector<Point>& points, size_t most) {
+  if (points.size() < most) return;
+  for (size_t i = 0; i < most / 2; ++i) points[i] = std::move(points[2 * i + 1]);
+  points.resize(most / 2);
+}
+
 // The last part of a path: "fashion-mnist".
 absl::string_view LastPart(absl::string_view path) {
   while (absl::ConsumeSuffix(&path, "/")) {
@@ -134,13 +142,9 @@ double RunRecorder::Seconds() const {
 }
 
 void RunRecorder::NoteFreezing(int64_t step) {
-  const ParameterSet& parameters = run_.model().parameters();
-  std::vector<int> frozen = FrozenAt(freeze_, step, parameters);
-  if (frozen == frozen_) return;
-  FreezeChange change = ChangeOf(frozen_, frozen, parameters);
+  FreezeChange change = UpdateFrozen(freeze_, step, run_.model().parameters(), frozen_);
   if (!change.begun.empty()) OnEvent(step, "frozen", std::move(change.begun));
   if (!change.ended.empty()) OnEvent(step, "trained", std::move(change.ended));
-  frozen_ = std::move(frozen);
 }
 
 void RunRecorder::OnStep(const StepFacts& facts) {
@@ -180,10 +184,7 @@ void RunRecorder::OnTest(int64_t steps, const Evaluation& test) {
   const int64_t step = std::max<int64_t>(0, steps - 1);
   std::vector<TestPoint>& tests = record_.tests;
   if (!tests.empty() && tests.back().step >= step) return;
-  if (tests.size() == kMostTests) {  // Without every other one.
-    for (size_t i = 0; i < kMostTests / 2; ++i) tests[i] = tests[2 * i + 1];
-    tests.resize(kMostTests / 2);
-  }
+  HalveIfFull(tests, kMostTests);
   tests.push_back({.step = step, .loss = LossOf(test), .accuracy = AccuracyOf(test)});
 }
 
@@ -213,12 +214,8 @@ void RunRecorder::OnLost(const std::vector<int>& members, const GoneOn& gone_on)
 }
 
 void RunRecorder::OnStragglers(int64_t step, const StragglerReport& recent) {
-  std::vector<CostPoint>& points = record_.costs;
-  if (points.size() == kMostCostPoints) {
-    for (size_t i = 0; i < points.size() / 2; ++i) points[i] = std::move(points[2 * i + 1]);
-    points.resize(points.size() / 2);
-  }
-  CostPoint& point = points.emplace_back(CostPoint{.step = step});
+  HalveIfFull(record_.costs, kMostCostPoints);
+  CostPoint& point = record_.costs.emplace_back(CostPoint{.step = step});
   for (const StragglerReport::Rank& rank : recent.ranks) point.costs[rank.rank] = rank.cost;
 }
 

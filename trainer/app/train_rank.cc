@@ -37,6 +37,7 @@
 #include "evenkeel/trainer/models/evaluate.h"
 #include "evenkeel/trainer/models/model_file.h"
 #include "evenkeel/trainer/report/gather_records.h"
+#include "evenkeel/trainer/report/output_failures.h"
 #include "evenkeel/trainer/report/run_record.h"
 
 namespace evenkeel {
@@ -56,6 +57,7 @@ class Job {
       : run_(run),
         options_(options),
         streams_(streams),
+        failures_(streams.log),
         recorder_(options, run, std::move(history)),
         epoch_(run.first_epoch()) {
     run_.SetOnSaved(
@@ -68,7 +70,7 @@ class Job {
 
   absl::Status Run() {
     absl::Status status = TrainAll();
-    while (!status.ok() && options_.goes_on && !failed_locally_ && !run_.failed_locally()) {
+    while (!status.ok() && options_.goes_on && !run_.failed_locally()) {
       if (const absl::Status left = LeaveLostRanks(status); !left.ok()) {
         status = left;  // No rank can continue, or all except this one do.
         is_left_behind_ = absl::IsAborted(left);
@@ -81,7 +83,7 @@ class Job {
     // this rank, another rank writes it.
     if (!status.ok() && output_ != nullptr && !is_left_behind_) {
       output_->OnStopped();
-      output_->WriteRecord({run_.Record()}, status.message());
+      recorder_.Write({run_.Record()}, status.message(), failures_);
     }
     if (!status.ok() && options_.goes_on && !run_.failed_together())
       run_.communicator().Abort(status);
@@ -93,7 +95,7 @@ class Job {
     EK_RETURN_IF_ERROR(ShareHosts());
     // The current rank 0 reports.
     if (run_.communicator().rank() == 0 && output_ == nullptr) {
-      output_ = RunOutput::Create(streams_, options_, run_, recorder_, lost_);
+      output_ = std::make_unique<RunOutput>(streams_, options_, run_, recorder_, failures_, lost_);
     }
     const auto on_step = [this](const StepFacts& facts) {
       recorder_.OnStep(facts);
@@ -137,11 +139,12 @@ class Job {
     EK_ASSIGN_OR_RETURN(const uint64_t state_hash, run_.AgreeOnState());
     // The weights first: they are the most important result.
     if (output_ != nullptr && !has_ended_ && SavesLast()) {
-      EK_RETURN_IF_ERROR(Own(SaveWeights({{"test_accuracy", absl::StrCat(test_.accuracy())}})));
+      EK_RETURN_IF_ERROR(
+          run_.Own(SaveWeights({{"test_accuracy", absl::StrCat(test_.accuracy())}})));
     }
     if (options_.wants_record()) EK_RETURN_IF_ERROR(WriteRecord(/*ending=*/""));
     if (output_ != nullptr && !has_ended_) {
-      EK_RETURN_IF_ERROR(Own(output_->OnEnd(test_, state_hash)));
+      EK_RETURN_IF_ERROR(run_.Own(output_->OnEnd(test_, state_hash)));
       has_ended_ = true;
     }
     EK_RETURN_IF_ERROR(run_.FinishSaves());
@@ -156,7 +159,7 @@ class Job {
     if (saved.empty() && !options_.flags.save.empty() && SavesLast()) {
       EK_RETURN_IF_ERROR(run_.ShareBuffers());
       if (output_ != nullptr) {
-        EK_RETURN_IF_ERROR(Own(SaveWeights({{"steps", absl::StrCat(*result.stopped_after)}})));
+        EK_RETURN_IF_ERROR(run_.Own(SaveWeights({{"steps", absl::StrCat(*result.stopped_after)}})));
       }
       saved = options_.flags.save;
     }
@@ -183,7 +186,7 @@ class Job {
   absl::Status WriteRecord(absl::string_view ending) {
     EK_ASSIGN_OR_RETURN(std::vector<RankRecord> records,
                         GatherRecords(run_.communicator(), run_.Record()));
-    if (output_ != nullptr) output_->WriteRecord(std::move(records), ending);
+    if (output_ != nullptr) recorder_.Write(std::move(records), ending, failures_);
     return absl::OkStatus();
   }
 
@@ -193,14 +196,14 @@ class Job {
     const absl::Time now = SteadyNow();
     if (now - renewed_ < kReportEvery) return;
     renewed_ = now;
-    output_->RenewReport({run_.Record()});
+    recorder_.WriteReport({run_.Record()}, failures_);
   }
 
   absl::Status SaveIfBest(const TestResult& tested) {
     if (!options_.flags.save_best || !tested.is_best || output_ == nullptr) return absl::OkStatus();
     const PhaseScope saving(run_.communicator(), StepPhase::kSaving);
-    return Own(SaveWeights({{"steps", absl::StrCat(tested.steps)},
-                            {"test_loss", absl::StrCat(tested.test.loss_mean())}}));
+    return run_.Own(SaveWeights({{"steps", absl::StrCat(tested.steps)},
+                                 {"test_loss", absl::StrCat(tested.test.loss_mean())}}));
   }
 
   // The last weights are saved, too, if none were the best.
@@ -286,15 +289,10 @@ class Job {
     std::fflush(streams_.log);
   }
 
-  // Notes an error that is this rank's own.
-  absl::Status Own(absl::Status status) {
-    failed_locally_ = failed_locally_ || !status.ok();
-    return status;
-  }
-
   TrainingRun& run_;
   const TrainOptions& options_;
   const TrainStreams streams_;
+  OutputFailures failures_;
   RunRecorder recorder_;
   std::unique_ptr<RunOutput> output_;  // Null on all ranks but rank 0 of the group.
   int epoch_;                          // The epochs before it are finished.
@@ -303,9 +301,8 @@ class Job {
   bool has_one_host_ = true;
   std::vector<LostRank> lost_;
   absl::Time renewed_ = SteadyNow();  // When the report was written.
-  bool failed_locally_ = false;
-  bool is_left_behind_ = false;  // The other ranks continue without this one.
-  bool has_ended_ = false;       // This rank has left the group.
+  bool is_left_behind_ = false;       // The other ranks continue without this one.
+  bool has_ended_ = false;            // This rank has left the group.
   bool was_stopped_ = false;
 };
 

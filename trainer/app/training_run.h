@@ -39,7 +39,6 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -83,7 +82,6 @@ struct EpochResult {
   std::vector<int64_t>
       batches_done;  // By rank; since the last loss of a rank, if there was one in the epoch.
   bool stopped_early = false;  // By --stop_early, on all ranks in the same step.
-  bool has_converged = false;  // By --patience.
   // The number of the group's steps after which the ranks stopped because one of them asked for it
   // (StepRequests::kStop), and the path of their checkpoint, which is complete.
   std::optional<int64_t> stopped_after;
@@ -146,9 +144,9 @@ class TrainingRun {
   absl::Status FinishSaves();
   // Makes the ranks' buffers equal to those with which the next epoch would begin.
   absl::Status ShareBuffers();
-  // Evaluates the test data, or its first `most` samples; each rank evaluates a part, in batches as
-  // large as in training. Makes the ranks' buffers equal first.
-  absl::StatusOr<Evaluation> Test(int64_t most = std::numeric_limits<int64_t>::max());
+  // Evaluates the test data; each rank evaluates a part, in batches as large as in training. Makes
+  // the ranks' buffers equal first.
+  absl::StatusOr<Evaluation> Test();
 
   // Returns a hash of the weights, and of the optimizer's state if every rank has all of it.
   // Errors: FailedPrecondition names ranks whose hashes differ.
@@ -169,6 +167,8 @@ class TrainingRun {
   // `epochs_done`: the epochs that this rank has finished, with their evaluation. Like any other
   // call it fails when another rank is lost; call GoOn() again then.
   absl::StatusOr<int> FindPlace(int epochs_done);
+  // Returns `status`, whose error, if there is one, is this rank's own.
+  absl::Status Own(absl::Status status);
   // Returns true if the last error is this rank's own, rather than one of the group.
   bool failed_locally() const { return failed_locally_; }
   // Returns true if all ranks agreed on that error, so that one of them may report it for all. The
@@ -236,8 +236,6 @@ class TrainingRun {
   void NoteSaved(const std::optional<EndedCheckpoint>& ended, bool goes_on);
   void AskToStop();
 
-  // Notes an error that is this rank's own.
-  absl::Status Own(absl::Status status);
   LearningRateSchedule learning_rates() const;
   // Runs `loop`, joined if the options ask for it.
   absl::Status Loop(absl::FunctionRef<absl::Status()> loop);

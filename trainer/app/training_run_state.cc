@@ -140,9 +140,9 @@ absl::Status TrainingRun::ShareBuffersOf(int root) {
   return buffers.empty() ? absl::OkStatus() : comm_->user().Broadcast(buffers, root, after).Wait();
 }
 
-absl::StatusOr<Evaluation> TrainingRun::Test(int64_t most) {
+absl::StatusOr<Evaluation> TrainingRun::Test() {
   EK_RETURN_IF_ERROR(ShareBuffers());
-  return TestWithoutSharing(most);
+  return TestWithoutSharing(std::numeric_limits<int64_t>::max());
 }
 
 absl::StatusOr<Evaluation> TrainingRun::TestWithoutSharing(int64_t most) {

@@ -306,7 +306,6 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(
   };
   const auto test = [&](int root) -> absl::Status {
     EK_RETURN_IF_ERROR(TestInEpoch(root, pauses));
-    result.has_converged = has_converged();
     begin = SteadyNow();  // No part of the next step.
     return absl::OkStatus();
   };
@@ -349,7 +348,7 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(
     }
     const auto goes_on = [&] {
       return done < plan().BatchesOf(rank, epoch) && !result.stopped_after.has_value() &&
-             !result.has_converged;
+             !has_converged();
     };
     for (; goes_on(); ++done) {
       const std::span<const int32_t> samples = BatchSamples(batches, order, done);

@@ -17,29 +17,13 @@ namespace evenkeel::internal {
 // Unimplemented in a build without CUDA's runtime.
 absl::StatusOr<DeviceRuntime*> CudaIfBuilt();
 
-// The products of DeviceMath.
-class CudaProducts {
- public:
-  virtual ~CudaProducts() = default;
-  virtual absl::Status Product(const StridedShape& shape, TypedPointer left, const void* right,
-                               const float* bias, TypedPointer output, StreamRef stream) = 0;
-};
-
-// Its convolutions.
-class CudaConvolutions {
- public:
-  virtual ~CudaConvolutions() = default;
-  virtual absl::Status Convolve(ConvolutionPass pass, const DeviceConvolution& shape,
-                                const ConvolutionTensors& tensors, StreamRef stream) = 0;
-};
-
 // Unimplemented in a build without cuBLAS, or cuDNN.
 absl::Status CublasIsBuilt();
-absl::StatusOr<std::unique_ptr<CudaProducts>> MakeCudaProducts(DeviceRuntime& runtime,
-                                                               Device device);
+absl::StatusOr<std::unique_ptr<ProductLibrary>> MakeCudaProducts(DeviceRuntime& runtime,
+                                                                 Device device);
 absl::Status CudnnIsBuilt();
-absl::StatusOr<std::unique_ptr<CudaConvolutions>> MakeCudaConvolutions(DeviceRuntime& runtime,
-                                                                       Device device);
+absl::StatusOr<std::unique_ptr<ConvolutionLibrary>> MakeCudaConvolutions(DeviceRuntime& runtime,
+                                                                         Device device);
 
 }  // namespace evenkeel::internal
 

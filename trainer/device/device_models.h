@@ -38,6 +38,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/gpt/gpt.h"
@@ -49,8 +50,13 @@
 namespace evenkeel {
 
 // Makes a place with a new stream and with the libraries that multiply there: cuBLAS and cuDNN for
-// CUDA's runtime, plain loops for simulated devices.
+// CUDA's runtime. Unimplemented for a runtime without libraries.
 absl::StatusOr<DevicePlace> MakeDevicePlace(DeviceRuntime& runtime, Device device);
+
+// Gives runtimes of that name their libraries (those of simulated devices:
+// testing/simulated_math.h). Called before main().
+using MakeDeviceMath = absl::StatusOr<std::unique_ptr<DeviceMath>> (*)(DeviceRuntime&, Device);
+void UseDeviceMath(absl::string_view runtime_name, MakeDeviceMath make);
 
 // Makes the model of `host`, a result of MakeMlp(options); products take `dtype`.
 absl::StatusOr<std::unique_ptr<Model>> MakeDeviceMlp(const MlpOptions& options, const Model& host,

@@ -1,6 +1,7 @@
 #include "evenkeel/trainer/device/math.h"
 
 #include "absl/strings/str_cat.h"
+#include "evenkeel/comm/status.h"
 
 namespace evenkeel {
 namespace {
@@ -22,7 +23,7 @@ absl::Status DeviceMath::Product(const StridedShape& s, TypedPointer left, const
   if (IsFactor(left.dtype) && (output.dtype == left.dtype || output.dtype == DType::kFloat32) &&
       (s.left.row == 1 || s.left.column == 1) && (s.right.row == 1 || s.right.column == 1) &&
       s.output.column == 1) {
-    return DoProduct(s, left, right, bias, output, stream);
+    return products_->Product(s, left, right, bias, output, stream);
   }
   return absl::InvalidArgumentError(
       absl::StrCat("product: ", ToString(left.dtype), " to ", ToString(output.dtype),
@@ -32,11 +33,14 @@ absl::Status DeviceMath::Product(const StridedShape& s, TypedPointer left, const
 
 absl::Status DeviceMath::Convolve(ConvolutionPass pass, const DeviceConvolution& s,
                                   const ConvolutionTensors& tensors, StreamRef stream) {
-  if (IsFactor(s.dtype) && s.batch > 0 && s.inputs > 0 && s.outputs > 0 && s.side > 0 &&
-      s.kernel % 2 == 1 && s.stride > 0) {
-    return DoConvolve(pass, s, tensors, stream);
+  if (!IsFactor(s.dtype) || s.batch <= 0 || s.inputs <= 0 || s.outputs <= 0 || s.side <= 0 ||
+      s.kernel % 2 != 1 || s.stride <= 0) {
+    return absl::InvalidArgumentError(ToString(s));
   }
-  return absl::InvalidArgumentError(ToString(s));
+  if (convolutions_ == nullptr) {
+    EK_ASSIGN_OR_RETURN(convolutions_, make_convolutions_());
+  }
+  return convolutions_->Convolve(pass, s, tensors, stream);
 }
 
 }  // namespace evenkeel

@@ -1,5 +1,5 @@
-// Products of matrices and convolutions on a device: cuBLAS and cuDNN there, plain loops on
-// simulated ones.
+// Products of matrices and convolutions on a device, by the libraries of its runtime: cuBLAS and
+// cuDNN for CUDA's.
 //
 //   // device_models.h
 //   EK_ASSIGN_OR_RETURN(const DevicePlace place, MakeDevicePlace(runtime, device));
@@ -24,9 +24,13 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/layers/strided_shape.h"
 
@@ -72,9 +76,29 @@ struct ConvolutionTensors {
   }
 };
 
+// The products of a runtime's devices. The arguments have been checked.
+class ProductLibrary {
+ public:
+  virtual ~ProductLibrary() = default;
+  virtual absl::Status Product(const StridedShape& shape, TypedPointer left, const void* right,
+                               const float* bias, TypedPointer output, StreamRef stream) = 0;
+};
+
+// The convolutions, likewise.
+class ConvolutionLibrary {
+ public:
+  virtual ~ConvolutionLibrary() = default;
+  virtual absl::Status Convolve(ConvolutionPass pass, const DeviceConvolution& shape,
+                                const ConvolutionTensors& tensors, StreamRef stream) = 0;
+};
+
 class DeviceMath {
  public:
-  virtual ~DeviceMath() = default;
+  using MakeConvolutions = std::function<absl::StatusOr<std::unique_ptr<ConvolutionLibrary>>()>;
+
+  // The convolutions are made in the first Convolve(): products alone do not load their library.
+  DeviceMath(std::unique_ptr<ProductLibrary> products, MakeConvolutions make_convolutions)
+      : products_(std::move(products)), make_convolutions_(std::move(make_convolutions)) {}
 
   // output = left * right, plus `bias` (float32 [columns]) if it is not null, plus what lies there
   // if shape.add.
@@ -85,11 +109,9 @@ class DeviceMath {
                         const ConvolutionTensors& tensors, StreamRef stream);
 
  private:
-  // The arguments have been checked.
-  virtual absl::Status DoProduct(const StridedShape& shape, TypedPointer left, const void* right,
-                                 const float* bias, TypedPointer output, StreamRef stream) = 0;
-  virtual absl::Status DoConvolve(ConvolutionPass pass, const DeviceConvolution& shape,
-                                  const ConvolutionTensors& tensors, StreamRef stream) = 0;
+  const std::unique_ptr<ProductLibrary> products_;
+  const MakeConvolutions make_convolutions_;
+  std::unique_ptr<ConvolutionLibrary> convolutions_;
 };
 
 }  // namespace evenkeel

@@ -23,15 +23,14 @@
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/types.h"
-#include "evenkeel/trainer/device/cuda_parts.h"
 #include "evenkeel/trainer/device/math.h"
 
 namespace evenkeel::internal {
 
-class WideningConvolutions : public CudaConvolutions {
+class WideningConvolutions : public ConvolutionLibrary {
  public:
   WideningConvolutions(DeviceRuntime& runtime, Device device,
-                       std::unique_ptr<CudaConvolutions> library)
+                       std::unique_ptr<ConvolutionLibrary> library)
       : runtime_(runtime), device_(device), library_(std::move(library)) {}
 
   absl::Status Convolve(ConvolutionPass pass, const DeviceConvolution& shape,
@@ -50,7 +49,7 @@ class WideningConvolutions : public CudaConvolutions {
 
   DeviceRuntime& runtime_;
   const Device device_;
-  const std::unique_ptr<CudaConvolutions> library_;
+  const std::unique_ptr<ConvolutionLibrary> library_;
   std::vector<Widened> widened_;
   Memory places_[3];  // Images, weight and output in float32.
 };

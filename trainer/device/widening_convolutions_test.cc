@@ -12,7 +12,7 @@
 #include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/device/math.h"
-#include "evenkeel/trainer/device/simulated_math.h"
+#include "evenkeel/trainer/device/testing/simulated_math.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel::internal {
@@ -21,22 +21,22 @@ namespace {
 constexpr Device kDevice = Device::Cuda(0);
 
 // Plain loops; 16 bits only if it is said to have them.
-class Library : public CudaConvolutions {
+class Library : public ConvolutionLibrary {
  public:
   Library(SimulatedDevices& devices, bool has_16_bits)
-      : math_(devices), has_16_bits_(has_16_bits) {}
+      : math_(MakeSimulatedMath(devices)), has_16_bits_(has_16_bits) {}
 
   absl::Status Convolve(ConvolutionPass pass, const DeviceConvolution& shape,
                         const ConvolutionTensors& tensors, StreamRef stream) override {
     if (has_16_bits_ || shape.dtype == DType::kFloat32)
-      return math_.Convolve(pass, shape, tensors, stream);
+      return math_->Convolve(pass, shape, tensors, stream);
     ++refusals_;
     return absl::UnimplementedError("no algorithm");
   }
   int refusals() const { return refusals_; }
 
  private:
-  SimulatedMath math_;
+  const std::unique_ptr<DeviceMath> math_;
   const bool has_16_bits_;
   int refusals_ = 0;
 };
@@ -55,7 +55,7 @@ class WideningConvolutionsTest : public testing::Test {
     return data;
   }
   // All that a shape's three passes answer, as bytes.
-  std::vector<uint8_t> Answers(CudaConvolutions& convolutions, const DeviceConvolution& s) {
+  std::vector<uint8_t> Answers(ConvolutionLibrary& convolutions, const DeviceConvolution& s) {
     const int64_t side = (s.side - 1) / s.stride + 1, images = s.batch * s.inputs * s.side * s.side,
                   weight = s.outputs * s.inputs * s.kernel * s.kernel,
                   output = s.batch * s.outputs * side * side;

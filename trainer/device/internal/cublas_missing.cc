@@ -5,8 +5,8 @@ namespace evenkeel::internal {
 
 absl::Status CublasIsBuilt() { return absl::UnimplementedError("this build is without cuBLAS"); }
 
-absl::StatusOr<std::unique_ptr<CudaProducts>> MakeCudaProducts(DeviceRuntime& /*runtime*/,
-                                                               Device /*device*/) {
+absl::StatusOr<std::unique_ptr<ProductLibrary>> MakeCudaProducts(DeviceRuntime& /*runtime*/,
+                                                                 Device /*device*/) {
   return CublasIsBuilt();
 }
 

@@ -223,7 +223,7 @@ absl::Status MakeLayout(const Layout& layout, DType dtype, const Batches& batche
   return Set(made, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, stride);
 }
 
-class CublasProducts : public CudaProducts {
+class CublasProducts : public ProductLibrary {
  public:
   CublasProducts(DeviceRuntime& runtime, Device device, cublasLtHandle_t handle, Memory workspace)
       : runtime_(runtime), device_(device), handle_(handle), workspace_(std::move(workspace)) {}
@@ -371,8 +371,8 @@ class CublasProducts : public CudaProducts {
 
 absl::Status CublasIsBuilt() { return absl::OkStatus(); }
 
-absl::StatusOr<std::unique_ptr<CudaProducts>> MakeCudaProducts(DeviceRuntime& runtime,
-                                                               Device device) {
+absl::StatusOr<std::unique_ptr<ProductLibrary>> MakeCudaProducts(DeviceRuntime& runtime,
+                                                                 Device device) {
   EK_RETURN_IF_ERROR(Lt().status);
   EK_ASSIGN_OR_RETURN(Memory workspace, runtime.Allocate(device, kWorkspaceBytes));
   const ScopedCudaDevice scope(device);

@@ -116,7 +116,7 @@ struct Plan {
   }
 };
 
-class CudnnConvolutions : public CudaConvolutions {
+class CudnnConvolutions : public ConvolutionLibrary {
  public:
   CudnnConvolutions(DeviceRuntime& runtime, Device device, cudnnHandle_t handle)
       : runtime_(runtime), device_(device), handle_(handle) {}
@@ -248,8 +248,8 @@ class CudnnConvolutions : public CudaConvolutions {
 
 absl::Status CudnnIsBuilt() { return absl::OkStatus(); }
 
-absl::StatusOr<std::unique_ptr<CudaConvolutions>> MakeCudaConvolutions(DeviceRuntime& runtime,
-                                                                       Device device) {
+absl::StatusOr<std::unique_ptr<ConvolutionLibrary>> MakeCudaConvolutions(DeviceRuntime& runtime,
+                                                                         Device device) {
   const ScopedCudaDevice scope(device);
   EK_RETURN_IF_ERROR(scope.status());
   cudnnHandle_t handle = nullptr;

@@ -5,8 +5,8 @@ namespace evenkeel::internal {
 
 absl::Status CudnnIsBuilt() { return absl::UnimplementedError("this build is without cuDNN"); }
 
-absl::StatusOr<std::unique_ptr<CudaConvolutions>> MakeCudaConvolutions(DeviceRuntime& /*runtime*/,
-                                                                       Device /*device*/) {
+absl::StatusOr<std::unique_ptr<ConvolutionLibrary>> MakeCudaConvolutions(DeviceRuntime& /*runtime*/,
+                                                                         Device /*device*/) {
   return CudnnIsBuilt();
 }
 

@@ -1,10 +1,14 @@
-#include "evenkeel/trainer/device/simulated_math.h"
+#include "evenkeel/trainer/device/testing/simulated_math.h"
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "evenkeel/comm/types.h"
+#include "evenkeel/trainer/device/device_models.h"
 
 namespace evenkeel {
 namespace {
@@ -96,34 +100,63 @@ void ForAll(const DeviceConvolution& s, AddProduct add) {
   }
 }
 
+class SimulatedProducts : public ProductLibrary {
+ public:
+  explicit SimulatedProducts(SimulatedDevices& devices) : devices_(devices) {}
+
+  absl::Status Product(const StridedShape& shape, TypedPointer left, const void* right,
+                       const float* bias, TypedPointer output, StreamRef stream) override {
+    return devices_.Put(stream, [=] {
+      Multiply(shape, {left.dtype, left.data}, {left.dtype, right}, bias,
+               {output.dtype, output.data});
+    });
+  }
+
+ private:
+  SimulatedDevices& devices_;
+};
+
+class SimulatedConvolutions : public ConvolutionLibrary {
+ public:
+  explicit SimulatedConvolutions(SimulatedDevices& devices) : devices_(devices) {}
+
+  absl::Status Convolve(ConvolutionPass pass, const DeviceConvolution& shape,
+                        const ConvolutionTensors& tensors, StreamRef stream) override {
+    return devices_.Put(stream, [=] {
+      const Elements images(shape.dtype, tensors.images()), weight(shape.dtype, tensors.weight()),
+          output(shape.dtype, tensors.output());
+      std::vector<float> sums(shape.counts()[static_cast<size_t>(pass)]);
+      ForAll(shape, [&](int64_t i, int64_t w, int64_t o) {
+        if (pass == ConvolutionPass::kForward) sums[o] += images[i] * weight[w];
+        if (pass == ConvolutionPass::kBackwardImages) sums[i] += output[o] * weight[w];
+        if (pass == ConvolutionPass::kBackwardWeight) sums[w] += images[i] * output[o];
+      });
+      const bool is_weight = pass == ConvolutionPass::kBackwardWeight;
+      const Elements to(is_weight ? DType::kFloat32 : shape.dtype, tensors.written(pass));
+      for (size_t i = 0; i < sums.size(); ++i) {
+        const auto at = static_cast<int64_t>(i);
+        to.Set(at, is_weight && tensors.add ? to[at] + sums[i] : sums[i]);
+      }
+    });
+  }
+
+ private:
+  SimulatedDevices& devices_;
+};
+
+[[maybe_unused]] const bool kIsUsed = [] {
+  UseDeviceMath("simulated",
+                [](DeviceRuntime& runtime, Device) -> absl::StatusOr<std::unique_ptr<DeviceMath>> {
+                  return MakeSimulatedMath(static_cast<SimulatedDevices&>(runtime));
+                });
+  return true;
+}();
+
 }  // namespace
 
-absl::Status SimulatedMath::DoProduct(const StridedShape& shape, TypedPointer left,
-                                      const void* right, const float* bias, TypedPointer output,
-                                      StreamRef stream) {
-  return devices_.Put(stream, [=] {
-    Multiply(shape, {left.dtype, left.data}, {left.dtype, right}, bias,
-             {output.dtype, output.data});
-  });
-}
-
-absl::Status SimulatedMath::DoConvolve(ConvolutionPass pass, const DeviceConvolution& shape,
-                                       const ConvolutionTensors& tensors, StreamRef stream) {
-  return devices_.Put(stream, [=] {
-    const Elements images(shape.dtype, tensors.images()), weight(shape.dtype, tensors.weight()),
-        output(shape.dtype, tensors.output());
-    std::vector<float> sums(shape.counts()[static_cast<size_t>(pass)]);
-    ForAll(shape, [&](int64_t i, int64_t w, int64_t o) {
-      if (pass == ConvolutionPass::kForward) sums[o] += images[i] * weight[w];
-      if (pass == ConvolutionPass::kBackwardImages) sums[i] += output[o] * weight[w];
-      if (pass == ConvolutionPass::kBackwardWeight) sums[w] += images[i] * output[o];
-    });
-    const bool is_weight = pass == ConvolutionPass::kBackwardWeight;
-    const Elements to(is_weight ? DType::kFloat32 : shape.dtype, tensors.written(pass));
-    for (size_t i = 0; i < sums.size(); ++i) {
-      const auto at = static_cast<int64_t>(i);
-      to.Set(at, is_weight && tensors.add ? to[at] + sums[i] : sums[i]);
-    }
+std::unique_ptr<DeviceMath> MakeSimulatedMath(SimulatedDevices& devices) {
+  return std::make_unique<DeviceMath>(std::make_unique<SimulatedProducts>(devices), [&devices] {
+    return std::make_unique<SimulatedConvolutions>(devices);
   });
 }
 

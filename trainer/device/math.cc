@@ -10,6 +10,12 @@ bool IsFactor(DType dtype) {
   return dtype == DType::kFloat32 || dtype == DType::kBFloat16 || dtype == DType::kFloat16;
 }
 
+// One stride leads from matrix to matrix.
+bool IsEven(const StridedShape& s) {
+  const auto is_even = [&](const MatrixStrides& m) { return m.outer == s.heads * m.head; };
+  return s.outer == 1 || s.heads == 1 || (is_even(s.left) && is_even(s.right) && is_even(s.output));
+}
+
 }  // namespace
 
 std::string ToString(const DeviceConvolution& s) {
@@ -21,14 +27,16 @@ std::string ToString(const DeviceConvolution& s) {
 absl::Status DeviceMath::Product(const StridedShape& s, TypedPointer left, const void* right,
                                  const float* bias, TypedPointer output, StreamRef stream) {
   if (IsFactor(left.dtype) && (output.dtype == left.dtype || output.dtype == DType::kFloat32) &&
-      (s.left.row == 1 || s.left.column == 1) && (s.right.row == 1 || s.right.column == 1) &&
-      s.output.column == 1) {
+      IsEven(s) && (s.left.row == 1 || s.left.column == 1) &&
+      (s.right.row == 1 || s.right.column == 1) && s.output.column == 1) {
     return products_->Product(s, left, right, bias, output, stream);
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("product: ", ToString(left.dtype), " to ", ToString(output.dtype),
-                   " with strides of row and column ", s.left.row, ",", s.left.column, " times ",
-                   s.right.row, ",", s.right.column, " to ", s.output.row, ",", s.output.column));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "product: ", ToString(left.dtype), " to ", ToString(output.dtype),
+      " with strides of row and column ", s.left.row, ",", s.left.column, " times ", s.right.row,
+      ",", s.right.column, " to ", s.output.row, ",", s.output.column, "; of outer and head in ",
+      s.outer, " x ", s.heads, " matrices ", s.left.outer, ",", s.left.head, " times ",
+      s.right.outer, ",", s.right.head, " to ", s.output.outer, ",", s.output.head));
 }
 
 absl::Status DeviceMath::Convolve(ConvolutionPass pass, const DeviceConvolution& s,

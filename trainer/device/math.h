@@ -7,8 +7,10 @@
 //                                          {DType::kFloat32, output}, stream));
 //
 // Shapes:    strided_shape.h says what a product's are; one of a factor's two inner strides (row,
-//            column) is 1, and the output's column stride is. Images are [batch, channels, side,
-//            side], weights [outputs, inputs, k, k].
+//            column) is 1, and the output's column stride is. The matrices of a batch are evenly
+//            spaced: where `outer` and `heads` are above 1, each outer stride is `heads` times the
+//            head stride. Images are [batch, channels, side, side], weights [outputs, inputs, k,
+//            k].
 // Types:     factors float32, bfloat16 or float16, both the same; the output that type or float32.
 //            Sums are in float32. cuDNN rounds the weight gradient of 16-bit images to their type
 //            before it becomes float32.

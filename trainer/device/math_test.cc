@@ -106,8 +106,7 @@ TEST_F(MathTest, SumsOfBfloat16AreRoundedOnce) {
   EXPECT_THAT(output, Each(3.0f));
 }
 
-// Each type, odd sizes, parts of wider matrices, batches that no single stride describes, and
-// pointers at any element.
+// Each type, odd sizes, parts of wider matrices, gaps between them, and pointers at any element.
 TEST_F(MathTest, SizesStridesAndAddressesMayBeOdd) {
   const auto value = [](int64_t i) { return static_cast<float>(i * 7 % 5) - 2; };
   for (const DType factors : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
@@ -115,9 +114,9 @@ TEST_F(MathTest, SizesStridesAndAddressesMayBeOdd) {
       for (const int64_t at : {0, 1}) {
         SCOPED_TRACE(absl::StrCat(ToString(factors), " to ", ToString(result), " at ", at));
         StridedShape s{.outer = 2, .heads = 3, .rows = 5, .columns = 7, .inner = 9};
-        s.left = {.outer = 210, .head = 63, .row = 11};
-        s.right = {.outer = 201, .head = 65, .row = 1, .column = 9};
-        s.output = {.outer = 181, .head = 51, .row = 9};
+        s.left = {.outer = 189, .head = 63, .row = 11};
+        s.right = {.outer = 195, .head = 65, .row = 1, .column = 9};
+        s.output = {.outer = 153, .head = 51, .row = 9};
         const auto fill = [&](DType dtype, int64_t count) {
           memory_.push_back(*devices_.Allocate(Device::Cuda(0), count * SizeOf(dtype)));
           void* const data = memory_.back().data.get();
@@ -140,10 +139,10 @@ TEST_F(MathTest, SizesStridesAndAddressesMayBeOdd) {
               for (int64_t c = 0; c < s.columns; ++c) {
                 float wanted = value(c + at);
                 for (int64_t i = 0; i < s.inner; ++i) {
-                  wanted += value(o * 210 + h * 63 + r * 11 + i + at) *
-                            value(o * 201 + h * 65 + i + c * 9 + at);
+                  wanted += value(o * 189 + h * 63 + r * 11 + i + at) *
+                            value(o * 195 + h * 65 + i + c * 9 + at);
                 }
-                const int64_t place = o * 181 + h * 51 + r * 9 + c;
+                const int64_t place = o * 153 + h * 51 + r * 9 + c;
                 const float got =
                     result == DType::kFloat32 ? reinterpret_cast<float*>(output)[place]
                     : result == DType::kBFloat16
@@ -166,7 +165,24 @@ TEST_F(MathTest, RefusesWhatTheLibrariesHaveNoKernelFor) {
                                                    nullptr, {DType::kFloat32, nullptr}, stream());
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(status.message(),
-            "product: float32 to float32 with strides of row and column 6,2 times 2,1 to 2,1");
+            "product: float32 to float32 with strides of row and column 6,2 times 2,1 to 2,1; of "
+            "outer and head in 1 x 1 matrices 0,0 times 0,0 to 0,0");
+}
+
+TEST_F(MathTest, RefusesBatchesThatNoSingleStrideDescribes) {
+  StridedShape shape = kPlain;
+  shape.outer = 2;
+  shape.heads = 3;
+  shape.left.outer = 3 * 6;
+  shape.left.head = 6;
+  shape.right = {.outer = 3 * 6, .head = 6, .row = 2};
+  shape.output = {.outer = 3 * 4 + 1, .head = 4, .row = 2};
+  const absl::Status status = place_.math->Product(shape, {DType::kFloat32, nullptr}, nullptr,
+                                                   nullptr, {DType::kFloat32, nullptr}, stream());
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(status.message(),
+            "product: float32 to float32 with strides of row and column 3,1 times 2,1 to 2,1; of "
+            "outer and head in 2 x 3 matrices 18,6 times 18,6 to 13,4");
 }
 
 // Each of the three is the adjoint of the others: <conv(x, w), d> = <x, back_images(w, d)> = <w,

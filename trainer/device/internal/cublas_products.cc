@@ -135,38 +135,9 @@ Layout LayoutOf(const MatrixStrides& strides, int64_t rows, int64_t columns) {
   return {true, rows, columns, std::max(strides.column, rows)};
 }
 
-// `count` products one after the other, each of them a batch.
-struct Batches {
-  int64_t count, batch;
-  int64_t apart_left, apart_right, apart_output;  // From one to the next.
-  int64_t left, right, output;                    // Strides inside.
-};
-
-Batches BatchesOf(const StridedShape& s) {
-  const auto is_even = [&](const MatrixStrides& m) { return m.outer == s.heads * m.head; };
-  const bool is_one =
-      s.outer == 1 || s.heads == 1 || (is_even(s.left) && is_even(s.right) && is_even(s.output));
-  const bool by_outer = is_one ? s.heads == 1 : s.outer > s.heads;  // The larger one is the batch.
-  const int64_t batch = by_outer ? s.outer : s.heads, all = s.outer * s.heads;
-  const auto inside = [&](const MatrixStrides& m) { return by_outer ? m.outer : m.head; };
-  const auto apart = [&](const MatrixStrides& m) {
-    return is_one ? 0 : by_outer ? m.head : m.outer;
-  };
-  return {.count = is_one ? 1 : all / batch,
-          .batch = is_one ? all : batch,
-          .apart_left = apart(s.left),
-          .apart_right = apart(s.right),
-          .apart_output = apart(s.output),
-          .left = inside(s.left),
-          .right = inside(s.right),
-          .output = inside(s.output)};
-}
-
-// Returns the alignment of all matrices that begin there: `apart` elements lie between the first
-// matrices of consecutive batches.
-uint32_t AlignmentOf(const void* data, DType dtype, int64_t apart) {
-  return AlignmentOf(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(data) |
-                                                   static_cast<uintptr_t>(apart * SizeOf(dtype))));
+// From one matrix of a batch to the next; math.h says why one stride is enough.
+int64_t BatchStride(const StridedShape& shape, const MatrixStrides& strides) {
+  return shape.heads > 1 ? strides.head : strides.outer;
 }
 
 struct Key {
@@ -181,7 +152,6 @@ struct Key {
 
 struct Plan {
   Key key;
-  Batches batches;
   cublasLtMatmulDesc_t product = nullptr;
   cublasLtMatrixLayout_t a = nullptr, b = nullptr, d = nullptr;
   cublasLtMatmulAlgo_t algorithm = {};
@@ -213,14 +183,14 @@ absl::Status Set(cublasLtMatmulPreference_t preference,
   return EK_LT(MatmulPreferenceSetAttribute, preference, attribute, &value, sizeof(value));
 }
 
-absl::Status MakeLayout(const Layout& layout, DType dtype, const Batches& batches, int64_t stride,
-                        cublasLtMatrixLayout_t& made) {
+absl::Status MakeLayout(const Layout& layout, DType dtype, const StridedShape& shape,
+                        const MatrixStrides& strides, cublasLtMatrixLayout_t& made) {
   EK_RETURN_IF_ERROR(
       EK_LT(MatrixLayoutCreate, &made, TypeOf(dtype), layout.rows, layout.columns, layout.leading));
-  if (batches.batch == 1) return absl::OkStatus();
-  EK_RETURN_IF_ERROR(
-      Set(made, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, static_cast<int32_t>(batches.batch)));
-  return Set(made, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, stride);
+  const int64_t batch = shape.outer * shape.heads;
+  if (batch == 1) return absl::OkStatus();
+  EK_RETURN_IF_ERROR(Set(made, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, static_cast<int32_t>(batch)));
+  return Set(made, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, BatchStride(shape, strides));
 }
 
 class CublasProducts : public ProductLibrary {
@@ -253,32 +223,22 @@ class CublasProducts : public ProductLibrary {
 
   absl::Status Product(const StridedShape& shape, TypedPointer left, const void* right,
                        const float* bias, bool fuses_bias, TypedPointer output, StreamRef stream) {
-    const Batches batches = BatchesOf(shape);
-    const Key key{
-        .shape = shape,
-        .factors = left.dtype,
-        .output = output.dtype,
-        .has_bias = fuses_bias,
-        .alignment = {AlignmentOf(left.data, left.dtype, batches.apart_left),
-                      AlignmentOf(right, left.dtype, batches.apart_right),
-                      std::min(AlignmentOf(output.data, output.dtype, batches.apart_output),
-                               AlignmentOf(fuses_bias ? bias : nullptr))}};
+    const Key key{.shape = shape,
+                  .factors = left.dtype,
+                  .output = output.dtype,
+                  .has_bias = fuses_bias,
+                  .alignment = {AlignmentOf(left.data), AlignmentOf(right),
+                                std::min(AlignmentOf(output.data),
+                                         AlignmentOf(fuses_bias ? bias : nullptr))}};
     const absl::StatusOr<Plan*> found = PlanFor(key);
     if (!found.ok()) return Annotate(found.status(), Describe(shape, left.dtype, output.dtype));
     Plan& plan = **found;
     if (fuses_bias) EK_RETURN_IF_ERROR(Set(plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias));
     const float one = 1, beta = shape.add ? 1 : 0;
-    const auto at = [](const void* data, DType dtype, int64_t elements) {
-      return static_cast<char*>(const_cast<void*>(data)) + elements * SizeOf(dtype);
-    };
-    for (int64_t i = 0; i < plan.batches.count; ++i) {
-      void* const d = at(output.data, output.dtype, i * plan.batches.apart_output);
-      EK_RETURN_IF_ERROR(EK_LT(Matmul, handle_, plan.product, &one,
-                               at(right, left.dtype, i * plan.batches.apart_right), plan.a,
-                               at(left.data, left.dtype, i * plan.batches.apart_left), plan.b,
-                               &beta, d, plan.d, d, plan.d, &plan.algorithm, workspace_.data.get(),
-                               workspace_.bytes, static_cast<cudaStream_t>(stream.handle)));
-    }
+    EK_RETURN_IF_ERROR(EK_LT(Matmul, handle_, plan.product, &one, right, plan.a, left.data, plan.b,
+                             &beta, output.data, plan.d, output.data, plan.d, &plan.algorithm,
+                             workspace_.data.get(), workspace_.bytes,
+                             static_cast<cudaStream_t>(stream.handle)));
     return bias == nullptr || fuses_bias ? absl::OkStatus() : AddBias(shape, bias, output, stream);
   }
 
@@ -300,7 +260,6 @@ class CublasProducts : public ProductLibrary {
     const StridedShape& s = key.shape;
     auto plan = std::make_unique<Plan>();
     plan->key = key;
-    plan->batches = BatchesOf(s);
     const Layout a = LayoutOf(s.right, s.inner, s.columns);
     const Layout b = LayoutOf(s.left, s.rows, s.inner);
     const Layout d{false, s.columns, s.rows, std::max(s.output.row, s.columns)};
@@ -314,9 +273,9 @@ class CublasProducts : public ProductLibrary {
       EK_RETURN_IF_ERROR(Set(plan->product, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
                              static_cast<int32_t>(CUDA_R_32F)));
     }
-    EK_RETURN_IF_ERROR(MakeLayout(a, key.factors, plan->batches, plan->batches.right, plan->a));
-    EK_RETURN_IF_ERROR(MakeLayout(b, key.factors, plan->batches, plan->batches.left, plan->b));
-    EK_RETURN_IF_ERROR(MakeLayout(d, key.output, plan->batches, plan->batches.output, plan->d));
+    EK_RETURN_IF_ERROR(MakeLayout(a, key.factors, s, s.right, plan->a));
+    EK_RETURN_IF_ERROR(MakeLayout(b, key.factors, s, s.left, plan->b));
+    EK_RETURN_IF_ERROR(MakeLayout(d, key.output, s, s.output, plan->d));
     EK_RETURN_IF_ERROR(ChooseAlgorithm(*plan));
     return plan;
   }
@@ -346,15 +305,12 @@ class CublasProducts : public ProductLibrary {
 
   absl::Status AddBias(const StridedShape& shape, const float* bias, TypedPointer output,
                        StreamRef stream) {
-    for (int64_t outer = 0; outer < shape.outer; ++outer) {
-      for (int64_t head = 0; head < shape.heads; ++head) {
-        void* const data =
-            static_cast<char*>(output.data) +
-            (outer * shape.output.outer + head * shape.output.head) * SizeOf(output.dtype);
-        EK_RETURN_IF_ERROR(Launch(runtime_, kAddBias, ShapeFor(shape.rows * shape.columns), stream,
-                                  data, KindOf(output.dtype), shape.rows, shape.columns,
-                                  shape.output.row, bias));
-      }
+    const int64_t stride = BatchStride(shape, shape.output) * SizeOf(output.dtype);
+    for (int64_t i = 0; i < shape.outer * shape.heads; ++i) {
+      void* const data = static_cast<char*>(output.data) + i * stride;
+      EK_RETURN_IF_ERROR(Launch(runtime_, kAddBias, ShapeFor(shape.rows * shape.columns), stream,
+                                data, KindOf(output.dtype), shape.rows, shape.columns, shape.output.row,
+                                bias));
     }
     return absl::OkStatus();
   }

@@ -57,14 +57,11 @@ absl::Status DeviceAttention::Weigh(const AttentionRows& rows, const Operands* q
                                       rows.weights_in_block ? memory_.operands : nullptr);
 }
 
-absl::Status DeviceAttention::Backward(const Operands* qkv, Operands* probabilities,
-                                       Probabilities state, const Operands* diff_output,
-                                       float* diff_qkv) const {
+absl::Status DeviceAttention::Backward(const Operands* qkv, const Operands* probabilities,
+                                       const Operands* diff_output, float* diff_qkv) const {
   for (int64_t begin = (shape_.context - 1) / block_rows_ * block_rows_; begin >= 0;
        begin -= block_rows_) {
-    const AttentionRows rows = RowsFrom(begin);
-    if (state == Probabilities::kForgotten) EK_RETURN_IF_ERROR(Weigh(rows, qkv, probabilities));
-    EK_RETURN_IF_ERROR(BackwardRows(rows, qkv, probabilities, diff_output, diff_qkv));
+    EK_RETURN_IF_ERROR(BackwardRows(RowsFrom(begin), qkv, probabilities, diff_output, diff_qkv));
   }
   return absl::OkStatus();
 }

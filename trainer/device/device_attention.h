@@ -2,7 +2,7 @@
 //
 //   const DeviceAttention attention(work, layers, shape, noise, block_rows, {scores, operands});
 //   EK_RETURN_IF_ERROR(attention.Forward(qkv, probabilities, output));
-//   EK_RETURN_IF_ERROR(attention.Backward(qkv, probabilities, state, diff_output, diff_qkv));
+//   EK_RETURN_IF_ERROR(attention.Backward(qkv, probabilities, diff_output, diff_qkv));
 //
 // Shapes:    qkv and diff_qkv [3, sequences, heads, context, head_width], output and diff_output
 //            one of them: a product of all heads is one of equally spaced matrices, which a
@@ -35,8 +35,6 @@ class DeviceAttention {
     float* scores = nullptr;
     Operands* operands = nullptr;
   };
-  // Whether Backward finds the probabilities, or computes them first.
-  enum class Probabilities : uint8_t { kKept, kForgotten };
 
   DeviceAttention(const DeviceWork& work, const DeviceGptLayers& layers,
                   const AttentionShape& shape, const DropoutNoise& noise, int64_t block_rows,
@@ -49,7 +47,7 @@ class DeviceAttention {
         memory_(memory) {}
 
   absl::Status Forward(const Operands* qkv, Operands* probabilities, Operands* output) const;
-  absl::Status Backward(const Operands* qkv, Operands* probabilities, Probabilities state,
+  absl::Status Backward(const Operands* qkv, const Operands* probabilities,
                         const Operands* diff_output, float* diff_qkv) const;
 
  private:

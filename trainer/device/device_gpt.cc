@@ -133,7 +133,6 @@ class DeviceGptModel : public Gpt {
                              .context = pass_.context,
                              .trains = trains,
                              .drops = pass_.dropout > 0,
-                             .keeps_probabilities = device_options_.keeps_probabilities,
                              .attention_rows = device_options_.attention_rows,
                              .operand = operand()};
     if (laid_out_ != size) {
@@ -247,12 +246,9 @@ class DeviceGptModel : public Gpt {
                                       AsOperands(memory_.qkv_rows), sink));
     if (!sink.AnyTrainedBefore(p.attn_c_proj.weight)) return absl::OkStatus();
 
-    const auto probabilities = device_options_.keeps_probabilities
-                                   ? DeviceAttention::Probabilities::kKept
-                                   : DeviceAttention::Probabilities::kForgotten;
     EK_RETURN_IF_ERROR(layers_->SplitHeads(Heads(), 1, memory_.qkv_rows, memory_.heads));
-    EK_RETURN_IF_ERROR(Attention(layer).Backward(own.qkv, own.probabilities, probabilities,
-                                                 memory_.heads, memory_.wide));
+    EK_RETURN_IF_ERROR(
+        Attention(layer).Backward(own.qkv, own.probabilities, memory_.heads, memory_.wide));
     Operands* const diff_qkv = memory_.qkv_rows;
     EK_RETURN_IF_ERROR(layers_->MergeHeadGradients(Heads(), 3, memory_.wide, diff_qkv));
     EK_RETURN_IF_ERROR(LinearBackward(widening, p.c_attn, own.norm_1, diff_qkv,

@@ -53,13 +53,11 @@ DeviceGptMemory LayOutGptMemory(const GptOptions& options, const DeviceGptSize& 
 
   DeviceGptMemory memory;
   memory.layers.resize(size.trains ? options.layers : std::min<int64_t>(options.layers, 2));
-  void* const shared_probabilities =
-      size.trains && size.keeps_probabilities ? nullptr : next.Operands(matrices * square);
+  void* const shared_probabilities = size.trains ? nullptr : next.Operands(matrices * square);
   for (DeviceGptMemory::Layer& layer : memory.layers) {
     layer.norm_1 = next.Operands(rows * width);
     layer.qkv = next.Operands(3 * rows * width);
-    layer.probabilities = size.trains && size.keeps_probabilities ? next.Operands(matrices * square)
-                                                                  : shared_probabilities;
+    layer.probabilities = size.trains ? next.Operands(matrices * square) : shared_probabilities;
     layer.mixed = next.Operands(rows * width);
     layer.middle = next.Floats(rows * width);
     layer.norm_2 = next.Operands(rows * width);

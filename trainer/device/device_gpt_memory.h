@@ -26,7 +26,6 @@ struct DeviceGptSize {
   int64_t context = 0;
   bool trains = false;
   bool drops = false;
-  bool keeps_probabilities = true;
   int64_t attention_rows = 0;
   DType operand = DType::kFloat32;
 

@@ -55,21 +55,6 @@ TEST_F(DeviceGptTest, AttentionMayGoInBlocksOfAnySize) {
   for (const int64_t rows : {1, 3, 8}) ExpectParity(options, kFloatBound, {.attention_rows = rows});
 }
 
-TEST_F(DeviceGptTest, ProbabilitiesThatWereForgottenAreTheSameAgain) {
-  GptOptions options = kTiny;
-  options.dropout = 0.2;
-  for (const GptCompute compute : {GptCompute::kFloat32, GptCompute::kBFloat16}) {
-    options.compute = compute;
-    const std::unique_ptr<Gpt> host = MakeHost(options),
-                               keeps = MakeOnDevice(*host, {.attention_rows = 8}),
-                               forgets = MakeOnDevice(
-                                   *host, {.keeps_probabilities = false, .attention_rows = 8});
-    const Tokens tokens(3, 16);
-    EXPECT_EQ(Pass(*forgets, tokens.Batch()), Pass(*keeps, tokens.Batch()));
-    EXPECT_LT(forgets->ActivationBytes(), keeps->ActivationBytes());
-  }
-}
-
 TEST_F(DeviceGptTest, SizesThatAreNoMultiplesOfFour) {
   ExpectParity(
       {.vocabulary = 67, .context = 17, .layers = 1, .width = 33, .heads = 3, .dropout = 0.1},

@@ -69,9 +69,6 @@ absl::StatusOr<std::unique_ptr<Model>> MakeDeviceCnn(const CnnOptions& options, 
                                                      DType dtype = DType::kFloat32);
 
 struct DeviceGptOptions {
-  // All layers' probabilities are kept for backward. If false, a pass takes the memory of one
-  // layer's, and backward computes them once more.
-  bool keeps_probabilities = true;
   // Rows of a sequence's attention that are computed together, without the columns after the last
   // of them.
   int64_t attention_rows = 256;

@@ -5,6 +5,7 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/gpt/causal_softmax.h"
+#include "evenkeel/trainer/gpt/operands.h"
 #include "evenkeel/trainer/layers/strided_shape.h"
 
 namespace evenkeel {

@@ -19,7 +19,6 @@
 
 #include <cstdint>
 #include <span>
-#include <type_traits>
 
 #include "absl/status/status.h"
 #include "evenkeel/bucket/parameter_set.h"
@@ -72,17 +71,6 @@ struct BlockTools {
   Buffer<T> norm_diff{held};       // [rows, width]: of a norm's output
   Buffer<T> norm_sums{held};       // [2, width]: of its weight and bias
 };
-
-// `values` themselves where products take them as they are.
-template <typename T, typename O>
-const O* AsOperand(int64_t n, const T* values, Buffer<O>& memory) {
-  if constexpr (std::is_same_v<T, O>) {
-    return values;
-  } else {
-    Round(n, values, memory.Resize(n));
-    return memory.data();
-  }
-}
 
 // Backward through a layer norm, its parameters' gradients included.
 template <typename T, typename O>

@@ -16,7 +16,6 @@
 #include <cstdint>
 #include <memory>
 #include <new>
-#include <type_traits>
 
 namespace evenkeel {
 
@@ -48,16 +47,6 @@ class Buffer {
   int64_t count_ = 0;
   std::unique_ptr<T, Deleter> memory_;
 };
-
-// Returns the memory of `n` values as products take them: their own where that is of one type.
-template <typename T, typename O>
-O* OperandMemory(T* values, int64_t n, Buffer<O>& memory) {
-  if constexpr (std::is_same_v<T, O>) {
-    return values;
-  } else {
-    return memory.Resize(n);
-  }
-}
 
 }  // namespace evenkeel
 

@@ -19,6 +19,7 @@
 #include "evenkeel/trainer/gpt/embedding.h"
 #include "evenkeel/trainer/gpt/gpt_pass.h"
 #include "evenkeel/trainer/gpt/layer_norm.h"
+#include "evenkeel/trainer/gpt/operands.h"
 #include "evenkeel/trainer/gpt/rows.h"
 #include "evenkeel/trainer/gpt/token_loss.h"
 #include "evenkeel/trainer/layers/gradient_sink.h"

@@ -1,11 +1,11 @@
-// A model's parameters in the form its layers take: vectors in T, matrices in the type O of
-// products.
+// Values in the form that layers take: vectors in T, matrices in the type O of products.
 //
 //   Operands<float, BFloat16> operands(&parameters, &held);
 //   operands.AddMatrix(weight);         // once
 //   operands.Refresh();                 // before each pass: rounds all matrices anew
 //   operands.Matrix(weight);            // const BFloat16*
 //   operands.Vector(bias);              // const float*
+//   AsOperand(count, diff, memory);     // const BFloat16*, in `memory`
 //
 // Where T and O are the same nothing is copied.
 //
@@ -19,12 +19,35 @@
 #include <map>
 #include <type_traits>
 
+#include "absl/types/span.h"
 #include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/comm/arith/convert.h"
+#include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/gpt/buffer.h"
-#include "evenkeel/trainer/gpt/rows.h"
 
 namespace evenkeel {
 
+// Returns the memory of `n` values as products take them: their own where that is of one type.
+template <typename T, typename O>
+O* OperandMemory(T* values, int64_t n, Buffer<O>& memory) {
+  if constexpr (std::is_same_v<T, O>) {
+    return values;
+  } else {
+    return memory.Resize(n);
+  }
+}
+
+// Returns `values` themselves where products take them as they are, else rounded in `memory`.
+template <typename T, typename O>
+const O* AsOperand(int64_t n, const T* values, Buffer<O>& memory) {
+  T* const from = const_cast<T*>(values);
+  O* const operands = OperandMemory(from, n, memory);
+  if constexpr (!std::is_same_v<T, O>)
+    ConvertFloats(TensorView(absl::MakeSpan(from, n)), TensorView(absl::MakeSpan(operands, n)));
+  return operands;
+}
+
+// A model's parameters.
 template <typename T, typename O>
 class Operands {
  public:
@@ -35,12 +58,8 @@ class Operands {
   }
 
   void Refresh() {
-    if constexpr (!std::is_same_v<T, O>) {
-      for (auto& [index, matrix] : rounded_) {
-        const int64_t count = parameters_[index].value.count;
-        Round(count, Vector(index), matrix.Resize(count));
-      }
-    }
+    for (auto& [index, matrix] : rounded_)
+      AsOperand(parameters_[index].value.count, Vector(index), matrix);
   }
 
   const O* Matrix(int index) const {

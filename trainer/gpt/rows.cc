@@ -29,14 +29,6 @@ struct SumRowsLoop {
   }
 };
 
-struct RoundLoop {
-  template <typename T, typename O>
-  EK_ALWAYS_INLINE static void Run(int64_t n, const T* values, O* operands) {
-#pragma omp simd
-    for (int64_t i = 0; i < n; ++i) operands[i] = Narrow<O>(values[i]);
-  }
-};
-
 }  // namespace
 
 template <typename T, typename O>
@@ -45,14 +37,8 @@ void SumRows(int64_t rows, int64_t columns, const O* matrix, GradTarget<T> to) {
   Vectorised<SumRowsLoop>(rows, columns, matrix, to.data);
 }
 
-template <typename T, typename O>
-void Round(int64_t n, const T* values, O* operands) {
-  Vectorised<RoundLoop>(n, values, operands);
-}
-
 template void SumRows(int64_t, int64_t, const float*, GradTarget<float>);
 template void SumRows(int64_t, int64_t, const BFloat16*, GradTarget<float>);
 template void SumRows(int64_t, int64_t, const double*, GradTarget<double>);
-template void Round(int64_t, const float*, BFloat16*);
 
 }  // namespace evenkeel

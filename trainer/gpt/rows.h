@@ -1,8 +1,7 @@
-// Sums over rows, and the rounding of matrices to what products take.
+// Sums over rows.
 //
 //   // to[c] = sum over r of matrix[r, c]
 //   SumRows(rows, columns, matrix, {.data = diff_bias, .add = false});
-//   Round(n, values, operands);                                           // float to BFloat16
 //
 // Threads: pure functions.
 
@@ -18,9 +17,6 @@ namespace evenkeel {
 // O is T or, for float, BFloat16; T is float or double.
 template <typename T, typename O>
 void SumRows(int64_t rows, int64_t columns, const O* matrix, GradTarget<T> to);
-
-template <typename T, typename O>
-void Round(int64_t n, const T* values, O* operands);
 
 }  // namespace evenkeel
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "evenkeel/comm/device/copy.h"
 #include "evenkeel/comm/device/kernel.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/device/internal/layer_kernels.cuh"
@@ -32,7 +33,6 @@ ForTypes(KernelType, KernelType, KernelType) -> ForTypes<KernelType>;
         MakeKernel<&kernel::name##_half>(#name "_half", layer_kernels_image, kind)      \
   }
 
-const auto kRound = EK_FOR_TYPES(ek_round, kAlone);
 const auto kRelu = EK_FOR_TYPES(ek_relu, kAlone);
 const auto kReluBackward = EK_FOR_TYPES(ek_relu_backward, kAlone);
 const auto kAddTo = EK_FOR_TYPES(ek_add_to, kAlone);
@@ -119,7 +119,12 @@ absl::StatusOr<const void*> DeviceRounded(DeviceWork& work, const float* values,
                                           DType dtype, DeviceBuffer& copy) {
   if (dtype == DType::kFloat32) return values;
   EK_RETURN_IF_ERROR(copy.Need(work, count * SizeOf(dtype)));
-  EK_RETURN_IF_ERROR(ForEach(work, kRound[dtype], count, values, copy.as<void>(), count));
+  const Device device = work.stream().device;
+  EK_RETURN_IF_ERROR(CopySegmentsOnce(
+      work.runtime(),
+      {{.to = TensorView(copy.as<void>(), count, dtype, device),
+        .from = TensorView(const_cast<float*>(values), count, DType::kFloat32, device)}},
+      work.stream()));
   return copy.as<void>();
 }
 

@@ -225,11 +225,6 @@ EK_DEVICE void AveragePoolBackward(const T* diff_means, T* diff_source, int64_t 
   }
 }
 
-template <typename T>
-EK_DEVICE void Round(const float* from, T* to, int64_t count) {
-  for (int64_t i = GlobalIndex(); i < count; i += GlobalThreads()) to[i] = FromFloat<T>(from[i]);
-}
-
 // One block. If they are to, scores become their gradient: that of the mean loss, times `weight`.
 EK_KERNEL(256, ek_class_loss)
 (float* scores, const uint8_t* labels, int64_t samples, int classes, int wants_gradient,
@@ -352,9 +347,6 @@ EK_KERNEL(256, ek_norm_backward_finish)
   (const void* diff_means, void* diff_source, int64_t count, int area) {                        \
     AveragePoolBackward(static_cast<const T*>(diff_means), static_cast<T*>(diff_source), count, \
                         area);                                                                  \
-  }                                                                                             \
-  EK_KERNEL(256, ek_round_##type)(const float* from, void* to, int64_t count) {                 \
-    Round(from, static_cast<T*>(to), count);                                                    \
   }
 EK_LAYER_KERNELS(float, float)
 EK_LAYER_KERNELS(BFloat, bfloat)

@@ -90,11 +90,6 @@ absl::Status FromLt(absl::string_view call, cublasStatus_t status) {
 // Calls a function of cuBLASLt.
 #define EK_LT(call, ...) FromLt("cublasLt" #call, Lt().call(__VA_ARGS__))
 
-kernel::BiasedType KindOf(DType dtype) {
-  if (dtype == DType::kFloat32) return kernel::BiasedType::kFloat;
-  return dtype == DType::kBFloat16 ? kernel::BiasedType::kBFloat : kernel::BiasedType::kHalf;
-}
-
 cudaDataType_t TypeOf(DType dtype) {
   switch (dtype) {
     case DType::kBFloat16:
@@ -309,7 +304,7 @@ class CublasProducts : public ProductLibrary {
     for (int64_t i = 0; i < shape.outer * shape.heads; ++i) {
       void* const data = static_cast<char*>(output.data) + i * stride;
       EK_RETURN_IF_ERROR(Launch(runtime_, kAddBias, ShapeFor(shape.rows * shape.columns), stream,
-                                data, KindOf(output.dtype), shape.rows, shape.columns, shape.output.row,
+                                data, output.dtype, shape.rows, shape.columns, shape.output.row,
                                 bias));
     }
     return absl::OkStatus();

@@ -56,11 +56,6 @@ absl::Status FromCudnn(absl::string_view call, cudnnStatus_t status) {
 // Calls a function of cuDNN.
 #define EK_CUDNN(call, ...) FromCudnn(#call, call(__VA_ARGS__))
 
-kernel::WidenFrom WidenedFrom(DType dtype) {
-  if (dtype == DType::kFloat32) return kernel::WidenFrom::kFloat;
-  return dtype == DType::kBFloat16 ? kernel::WidenFrom::kBFloat : kernel::WidenFrom::kHalf;
-}
-
 cudnnDataType_t TypeOf(DType dtype) {
   switch (dtype) {
     case DType::kBFloat16:
@@ -173,8 +168,8 @@ class CudnnConvolutions : public ConvolutionLibrary {
                                 how.algo, workspace_.data.get(), workspace_.bytes,
                                 is_direct && tensors.add ? &kOne : &kZero, plan.weight, to));
     if (is_direct) return absl::OkStatus();
-    return Launch(runtime_, kWiden, ShapeFor(count), stream, to, WidenedFrom(shape.dtype), count,
-                  diff_weight, tensors.add ? 1 : 0);
+    return Launch(runtime_, kWiden, ShapeFor(count), stream, to, shape.dtype, count, diff_weight,
+                  tensors.add ? 1 : 0);
   }
 
   absl::StatusOr<const Plan*> PlanFor(const DeviceConvolution& shape) {

@@ -75,13 +75,11 @@ absl::StatusOr<std::unique_ptr<DeviceWork>> DeviceWork::Create(const DevicePlace
 absl::StatusOr<DeviceBatch> DeviceWork::Upload(const Batch& batch,
                                                std::span<const std::byte> extra) {
   std::vector<std::span<const std::byte>> parts;
-  DeviceBatch here{.samples = SamplesOf(batch)};
   if (const auto* const images = std::get_if<ImageBatch>(&batch)) {
     parts = {std::as_bytes(images->images), std::as_bytes(images->labels)};
   } else {
     const TokenBatch& tokens = std::get<TokenBatch>(batch);
     parts = {std::as_bytes(tokens.inputs), std::as_bytes(tokens.targets)};
-    here.context = tokens.context;
   }
   const int64_t second = AlignedBytes(static_cast<int64_t>(parts[0].size()));
   const int64_t third = AlignedBytes(second + static_cast<int64_t>(parts[1].size()));
@@ -109,6 +107,7 @@ absl::StatusOr<DeviceBatch> DeviceWork::Upload(const Batch& batch,
   EK_RETURN_IF_ERROR(runtime().Wait(stream(), slot.copied));
   ++uploads_;
 
+  DeviceBatch here;
   const std::byte* const data = slot.here.as<std::byte>();
   if (std::holds_alternative<ImageBatch>(batch)) {
     here.images = reinterpret_cast<const float*>(data);

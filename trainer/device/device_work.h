@@ -44,12 +44,10 @@ namespace evenkeel {
 
 // A batch in the device's memory; what the batch has not is null.
 struct DeviceBatch {
-  int64_t samples = 0;
   const float* images = nullptr;
   const uint8_t* labels = nullptr;
   const int32_t* inputs = nullptr;
   const int32_t* targets = nullptr;
-  int64_t context = 0;
   const std::byte* extra = nullptr;  // At a multiple of 256 bytes.
 };
 

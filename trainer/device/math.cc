@@ -6,10 +6,6 @@
 namespace evenkeel {
 namespace {
 
-bool IsFactor(DType dtype) {
-  return dtype == DType::kFloat32 || dtype == DType::kBFloat16 || dtype == DType::kFloat16;
-}
-
 // One stride leads from matrix to matrix.
 bool IsEven(const StridedShape& s) {
   const auto is_even = [&](const MatrixStrides& m) { return m.outer == s.heads * m.head; };
@@ -26,7 +22,7 @@ std::string ToString(const DeviceConvolution& s) {
 
 absl::Status DeviceMath::Product(const StridedShape& s, TypedPointer left, const void* right,
                                  const float* bias, TypedPointer output, StreamRef stream) {
-  if (IsFactor(left.dtype) && (output.dtype == left.dtype || output.dtype == DType::kFloat32) &&
+  if (IsFactorType(left.dtype) && (output.dtype == left.dtype || output.dtype == DType::kFloat32) &&
       IsEven(s) && (s.left.row == 1 || s.left.column == 1) &&
       (s.right.row == 1 || s.right.column == 1) && s.output.column == 1) {
     return products_->Product(s, left, right, bias, output, stream);
@@ -41,7 +37,7 @@ absl::Status DeviceMath::Product(const StridedShape& s, TypedPointer left, const
 
 absl::Status DeviceMath::Convolve(ConvolutionPass pass, const DeviceConvolution& s,
                                   const ConvolutionTensors& tensors, StreamRef stream) {
-  if (!IsFactor(s.dtype) || s.batch <= 0 || s.inputs <= 0 || s.outputs <= 0 || s.side <= 0 ||
+  if (!IsFactorType(s.dtype) || s.batch <= 0 || s.inputs <= 0 || s.outputs <= 0 || s.side <= 0 ||
       s.kernel % 2 != 1 || s.stride <= 0) {
     return absl::InvalidArgumentError(ToString(s));
   }

@@ -38,6 +38,11 @@
 
 namespace evenkeel {
 
+// Returns whether products and convolutions take factors of this type.
+constexpr bool IsFactorType(DType dtype) {
+  return dtype == DType::kFloat32 || dtype == DType::kBFloat16 || dtype == DType::kFloat16;
+}
+
 struct TypedPointer {
   DType dtype = DType::kFloat32;
   void* data = nullptr;

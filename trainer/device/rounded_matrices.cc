@@ -5,13 +5,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/trainer/device/math.h"
 #include "evenkeel/trainer/models/place.h"
 
 namespace evenkeel {
 
 absl::Status CheckFactorType(absl::string_view model, DType dtype) {
-  if (dtype == DType::kFloat32 || dtype == DType::kBFloat16 || dtype == DType::kFloat16)
-    return absl::OkStatus();
+  if (IsFactorType(dtype)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       model, ": on a device the model computes in float32, bfloat16 or float16, not in ",
       ToString(dtype)));

@@ -1,12 +1,8 @@
-// The passes of a dense layer on one thread. Forward beside the same in steps: the bias copied into
-// the output, a BLAS product added to it, the rectifier in a pass of its own; backward beside the
-// same by oneDNN's matmul. And the loss, beside softmax, loss and gradient one after the other.
-// Names end in batch/inputs/outputs.
+// The passes of a dense layer and a classifier's loss, on one thread. Names of a layer's cases end
+// in batch/inputs/outputs.
 
 #include <benchmark/benchmark.h>
 
-#include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -17,7 +13,6 @@
 #include "evenkeel/trainer/layers/elementwise.h"
 #include "evenkeel/trainer/layers/gradient_sink.h"
 #include "evenkeel/trainer/layers/matrix_product.h"
-#include "evenkeel/trainer/layers/onednn.h"
 #include "evenkeel/trainer/layers/softmax_cross_entropy.h"
 
 namespace evenkeel {
@@ -54,20 +49,6 @@ void BM_Forward(benchmark::State& state) {
   CountOperations(state);
 }
 
-void BM_ForwardInSteps(benchmark::State& state) {
-  Layer layer(state);
-  const auto& [batch, inputs, outputs] = layer.shape;
-  for (auto _ : state) {
-    for (int64_t row = 0; row < batch; ++row)
-      std::ranges::copy(layer.bias, layer.output.begin() + row * outputs);
-    const auto code = dnnl_sgemm('N', 'T', batch, outputs, inputs, 1, layer.input.data(), inputs,
-                                 layer.weight.data(), inputs, 1, layer.output.data(), outputs);
-    if (code != dnnl_success) return state.SkipWithError("no product");
-    for (float& score : layer.output) score = std::max(score, 0.0f);
-  }
-  CountOperations(state);
-}
-
 void BM_BackwardWeight(benchmark::State& state) {
   Layer layer(state);
   for (auto _ : state) {
@@ -79,30 +60,6 @@ void BM_BackwardWeight(benchmark::State& state) {
   CountOperations(state);
 }
 
-// A product by oneDNN's matmul instead of its BLAS.
-void RunMatmul(benchmark::State& state, const dnnl::memory::desc& left,
-               const dnnl::memory::desc& right, const dnnl::memory::desc& output) {
-  SetComputeThreads(1);
-  OneDnn dnn;
-  const dnnl::matmul product(dnnl::matmul::primitive_desc({left, right, output}, dnn.engine));
-  const dnnl::memory from = dnn.Allocate(left), by = dnn.Allocate(right), to = dnn.Allocate(output);
-  for (auto _ : state) {
-    product.execute(dnn.stream, {{DNNL_ARG_SRC, from}, {DNNL_ARG_WEIGHTS, by}, {DNNL_ARG_DST, to}});
-  }
-  CountOperations(state);
-}
-
-dnnl::memory::desc Matrix(int64_t rows, int64_t columns, dnnl::memory::format_tag tag) {
-  return {{rows, columns}, dnnl::memory::data_type::f32, tag};
-}
-
-void BM_BackwardWeightByMatmul(benchmark::State& state) {
-  const int64_t batch = state.range(0), inputs = state.range(1), outputs = state.range(2);
-  RunMatmul(state, Matrix(outputs, batch, dnnl::memory::format_tag::ba),
-            Matrix(batch, inputs, dnnl::memory::format_tag::ab),
-            Matrix(outputs, inputs, dnnl::memory::format_tag::ab));
-}
-
 void BM_BackwardInput(benchmark::State& state) {
   Layer layer(state);
   for (auto _ : state) {
@@ -111,13 +68,6 @@ void BM_BackwardInput(benchmark::State& state) {
     if (!status.ok()) return state.SkipWithError("no product");
   }
   CountOperations(state);
-}
-
-void BM_BackwardInputByMatmul(benchmark::State& state) {
-  const int64_t batch = state.range(0), inputs = state.range(1), outputs = state.range(2);
-  RunMatmul(state, Matrix(batch, outputs, dnnl::memory::format_tag::ab),
-            Matrix(outputs, inputs, dnnl::memory::format_tag::ab),
-            Matrix(batch, inputs, dnnl::memory::format_tag::ab));
 }
 
 // Measures the work outside of the products: the rectifier's and the bias's gradients.
@@ -138,11 +88,8 @@ void Layers(benchmark::internal::Benchmark* benchmark) {
   }
 }
 BENCHMARK(BM_Forward)->Apply(Layers);
-BENCHMARK(BM_ForwardInSteps)->Apply(Layers);
 BENCHMARK(BM_BackwardWeight)->Apply(Layers);
-BENCHMARK(BM_BackwardWeightByMatmul)->Apply(Layers);
 BENCHMARK(BM_BackwardInput)->Apply(Layers);
-BENCHMARK(BM_BackwardInputByMatmul)->Apply(Layers);
 BENCHMARK(BM_BackwardReluAndBias)->Apply(Layers);
 
 struct Scores {
@@ -164,40 +111,6 @@ void BM_SoftmaxCrossEntropy(benchmark::State& state) {
   }
 }
 BENCHMARK(BM_SoftmaxCrossEntropy)->Arg(64);
-
-void BM_SoftmaxCrossEntropyInSteps(benchmark::State& state) {
-  Scores data(state.range(0));
-  const int64_t batch = state.range(0), classes = Scores::kClasses;
-  std::vector<double> log_softmax(data.scores.size());
-  for (auto _ : state) {
-    double sum = 0;
-    int correct = 0;
-    for (int64_t row = 0; row < batch; ++row) {
-      const float* scores = &data.scores[row * classes];
-      const double highest = *std::max_element(scores, scores + classes);
-      double total = 0;
-      for (int64_t i = 0; i < classes; ++i) total += std::exp(scores[i] - highest);
-      for (int64_t i = 0; i < classes; ++i)
-        log_softmax[row * classes + i] = scores[i] - highest - std::log(total);
-    }
-    for (int64_t row = 0; row < batch; ++row) sum -= log_softmax[row * classes + data.labels[row]];
-    for (int64_t row = 0; row < batch; ++row) {
-      const float* scores = &data.scores[row * classes];
-      correct += std::max_element(scores, scores + classes) - scores == data.labels[row];
-    }
-    for (int64_t row = 0; row < batch; ++row) {
-      for (int64_t i = 0; i < classes; ++i) {
-        const double probability = std::exp(log_softmax[row * classes + i]);
-        data.diff[row * classes + i] = static_cast<float>((probability - (i == data.labels[row])) /
-                                                          static_cast<double>(batch));
-      }
-    }
-    benchmark::DoNotOptimize(sum);
-    benchmark::DoNotOptimize(correct);
-    benchmark::ClobberMemory();
-  }
-}
-BENCHMARK(BM_SoftmaxCrossEntropyInSteps)->Arg(64);
 
 }  // namespace
 }  // namespace evenkeel

@@ -29,11 +29,10 @@
 #include "evenkeel/trainer/gpt/embedding.h"
 #include "evenkeel/trainer/gpt/gelu.h"
 #include "evenkeel/trainer/gpt/layer_norm.h"
-#include "evenkeel/trainer/gpt/rows.h"
 #include "evenkeel/trainer/gpt/testing/recorded.h"
-#include "evenkeel/trainer/gpt/token_loss.h"
-#include "evenkeel/trainer/layers/elementwise.h"
 #include "evenkeel/trainer/layers/gradient_sink.h"
+#include "evenkeel/trainer/layers/rows.h"
+#include "evenkeel/trainer/layers/token_loss.h"
 
 namespace evenkeel {
 namespace {

@@ -31,10 +31,9 @@
 #include "evenkeel/trainer/gpt/gpt_pass.h"
 #include "evenkeel/trainer/gpt/layer_norm.h"
 #include "evenkeel/trainer/gpt/operands.h"
-#include "evenkeel/trainer/gpt/rows.h"
 #include "evenkeel/trainer/gpt/strided_product.h"
-#include "evenkeel/trainer/layers/elementwise.h"
 #include "evenkeel/trainer/layers/gradient_sink.h"
+#include "evenkeel/trainer/layers/rows.h"
 
 namespace evenkeel {
 

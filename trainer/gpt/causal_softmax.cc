@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "evenkeel/comm/types.h"
-#include "evenkeel/trainer/gpt/vector_math.h"
-#include "evenkeel/trainer/gpt/vectorised.h"
+#include "evenkeel/trainer/layers/vector_math.h"
+#include "evenkeel/trainer/layers/vectorised.h"
 
 namespace evenkeel {
 namespace {

@@ -15,7 +15,7 @@
 #include <cstdint>
 #include <span>
 
-#include "evenkeel/trainer/layers/elementwise.h"
+#include "evenkeel/trainer/layers/rows.h"
 
 namespace evenkeel {
 

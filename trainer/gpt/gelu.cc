@@ -1,8 +1,8 @@
 #include "evenkeel/trainer/gpt/gelu.h"
 
 #include "evenkeel/comm/types.h"
-#include "evenkeel/trainer/gpt/vector_math.h"
-#include "evenkeel/trainer/gpt/vectorised.h"
+#include "evenkeel/trainer/layers/vector_math.h"
+#include "evenkeel/trainer/layers/vectorised.h"
 
 // (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)): one exponential, and no cancellation where the unit is
 // nearly closed.

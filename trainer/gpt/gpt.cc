@@ -20,11 +20,11 @@
 #include "evenkeel/trainer/gpt/gpt_pass.h"
 #include "evenkeel/trainer/gpt/layer_norm.h"
 #include "evenkeel/trainer/gpt/operands.h"
-#include "evenkeel/trainer/gpt/rows.h"
-#include "evenkeel/trainer/gpt/token_loss.h"
 #include "evenkeel/trainer/layers/gradient_sink.h"
 #include "evenkeel/trainer/layers/initialize.h"
+#include "evenkeel/trainer/layers/rows.h"
 #include "evenkeel/trainer/layers/tensor_memory.h"
+#include "evenkeel/trainer/layers/token_loss.h"
 
 namespace evenkeel {
 namespace {

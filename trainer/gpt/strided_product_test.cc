@@ -8,10 +8,10 @@
 
 #include "absl/status/status.h"
 #include "evenkeel/comm/types.h"
-#include "evenkeel/trainer/gpt/rows.h"
 #include "evenkeel/trainer/gpt/testing/recorded.h"
-#include "evenkeel/trainer/gpt/vector_math.h"
+#include "evenkeel/trainer/layers/rows.h"
 #include "evenkeel/trainer/layers/testing/gradient_check.h"
+#include "evenkeel/trainer/layers/vector_math.h"
 
 // Runs a second time as strided_product_plain_test, with oneDNN told to use AVX2 at most, where it
 // has no bfloat16.

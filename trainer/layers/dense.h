@@ -4,14 +4,13 @@
 //   const DenseShape shape{.batch = 64, .inputs = 784, .outputs = 10};
 //   EK_RETURN_IF_ERROR(DenseForward<float>(products, shape, Activation::kNone, input, weight, bias,
 //                                          output));
-//   DenseBackwardBias<float>(shape, diff_output, bias_target);
+//   SumRows(shape.batch, shape.outputs, diff_output, bias_target);  // rows.h
 //   EK_RETURN_IF_ERROR(DenseBackwardWeight<float>(products, shape, input, diff_output,
 //                                                 weight_target));
 //   EK_RETURN_IF_ERROR(DenseBackwardInput<float>(products, shape, weight, diff_output,
 //                                                diff_input));
 //
-// The backward functions take the gradient of the activation's input: see ReluBackward
-// (elementwise.h).
+// The backward functions take the gradient of the activation's input: see ReluBackward (rows.h).
 //
 // Shapes:  row-major; input [batch, inputs], weight [outputs, inputs], bias [outputs], output
 //          [batch, outputs].
@@ -21,12 +20,9 @@
 #ifndef EVENKEEL_TRAINER_LAYERS_DENSE_H_
 #define EVENKEEL_TRAINER_LAYERS_DENSE_H_
 
-#include <algorithm>
 #include <cstdint>
-#include <span>
 
 #include "absl/status/status.h"
-#include "evenkeel/trainer/layers/elementwise.h"
 #include "evenkeel/trainer/layers/gradient_sink.h"
 #include "evenkeel/trainer/layers/matrix_product.h"
 
@@ -52,15 +48,6 @@ absl::Status DenseForward(MatrixProducts<T>& products, const DenseShape& shape,
        .right = Transposed::kYes,
        .then = activation == Activation::kRelu ? Epilogue::kBiasAndRelu : Epilogue::kBias},
       input, weight, bias, output);
-}
-
-template <typename T>
-void DenseBackwardBias(const DenseShape& shape, const T* diff_output, GradTarget<T> bias) {
-  const std::span<T> sum(bias.data, shape.outputs);
-  if (!bias.add) std::ranges::fill(sum, T{0});
-  for (int64_t row = 0; row < shape.batch; ++row) {
-    Add<T>(sum, std::span(diff_output + row * shape.outputs, sum.size()), sum);
-  }
 }
 
 template <typename T>

@@ -8,6 +8,7 @@
 #include "evenkeel/trainer/data/stable_random.h"
 #include "evenkeel/trainer/layers/gradient_sink.h"
 #include "evenkeel/trainer/layers/matrix_product.h"
+#include "evenkeel/trainer/layers/rows.h"
 #include "evenkeel/trainer/layers/testing/gradient_check.h"
 
 namespace evenkeel {
@@ -80,7 +81,7 @@ TYPED_TEST(DenseTest, GradientsMatchDifferences) {
     };
     std::vector<T> diff_bias(bias.size(), 77), diff_weight(weight.size(), 77),
         diff_input(input.size(), 77);
-    DenseBackwardBias<T>(shape, diff_output.data(), {diff_bias.data()});
+    SumRows<T, T>(shape.batch, shape.outputs, diff_output.data(), {diff_bias.data()});
     ASSERT_TRUE(DenseBackwardWeight<T>(products, shape, input.data(), diff_output.data(),
                                        {diff_weight.data()})
                     .ok());
@@ -105,7 +106,7 @@ TYPED_TEST(DenseTest, AddsWhenAsked) {
   std::vector<T> weight = {100, 100, 100};
   std::vector<T> bias = {100};
   MatrixProducts<T> products;
-  DenseBackwardBias<T>(shape, diff_output.data(), {.data = bias.data(), .add = true});
+  SumRows<T, T>(shape.batch, shape.outputs, diff_output.data(), {.data = bias.data(), .add = true});
   ASSERT_TRUE(DenseBackwardWeight<T>(products, shape, input.data(), diff_output.data(),
                                      {.data = weight.data(), .add = true})
                   .ok());

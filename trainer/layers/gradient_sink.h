@@ -25,18 +25,9 @@
 #include "absl/status/status.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/trainer/layers/grad_target.h"
 
 namespace evenkeel {
-
-// Memory for one gradient, and whether the gradient is added to the present values or overwrites
-// them.
-template <typename T>
-struct GradTarget {
-  T* data = nullptr;  // Null: this gradient is not wanted.
-  bool add = false;
-
-  explicit operator bool() const { return data != nullptr; }
-};
 
 class GradientSink {
  public:

@@ -4,16 +4,15 @@
 #include <benchmark/benchmark.h>
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "evenkeel/trainer/layers/compute_threads.h"
 #include "evenkeel/trainer/layers/dense.h"
-#include "evenkeel/trainer/layers/elementwise.h"
 #include "evenkeel/trainer/layers/gradient_sink.h"
 #include "evenkeel/trainer/layers/matrix_product.h"
-#include "evenkeel/trainer/layers/softmax_cross_entropy.h"
+#include "evenkeel/trainer/layers/rows.h"
+#include "evenkeel/trainer/layers/token_loss.h"
 
 namespace evenkeel {
 namespace {
@@ -76,7 +75,8 @@ void BM_BackwardReluAndBias(benchmark::State& state) {
   std::vector<float> diff = layer.output;
   for (auto _ : state) {
     ReluBackward<float>(layer.output, diff);
-    DenseBackwardBias<float>(layer.shape, diff.data(), {.data = layer.bias.data()});
+    SumRows<float, float>(layer.shape.batch, layer.shape.outputs, diff.data(),
+                          {.data = layer.bias.data()});
     benchmark::ClobberMemory();
   }
 }
@@ -105,8 +105,9 @@ struct Scores {
 void BM_SoftmaxCrossEntropy(benchmark::State& state) {
   Scores data(state.range(0));
   for (auto _ : state) {
-    benchmark::DoNotOptimize(
-        SoftmaxCrossEntropy<float>(data.scores, data.labels, std::span<float>(data.diff)));
+    benchmark::DoNotOptimize(TokenLoss<float, float, uint8_t>(Scores::kClasses, data.scores.data(),
+                                                              data.labels, 1.0 / data.labels.size(),
+                                                              data.diff.data()));
     benchmark::ClobberMemory();
   }
 }

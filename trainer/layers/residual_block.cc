@@ -3,7 +3,7 @@
 #include <span>
 
 #include "evenkeel/comm/status.h"
-#include "evenkeel/trainer/layers/elementwise.h"
+#include "evenkeel/trainer/layers/rows.h"
 
 namespace evenkeel {
 namespace {

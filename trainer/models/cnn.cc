@@ -22,8 +22,9 @@
 #include "evenkeel/trainer/layers/matrix_product.h"
 #include "evenkeel/trainer/layers/onednn.h"
 #include "evenkeel/trainer/layers/residual_block.h"
-#include "evenkeel/trainer/layers/softmax_cross_entropy.h"
+#include "evenkeel/trainer/layers/rows.h"
 #include "evenkeel/trainer/layers/tensor_memory.h"
+#include "evenkeel/trainer/layers/token_loss.h"
 
 namespace evenkeel {
 std::vector<ResidualBlockShape> BlockShapes(const CnnOptions& options, int batch) {
@@ -96,15 +97,15 @@ class Network {
                                     Value(parameters, indices_.fc_bias), scores_.data()));
 
     // The scores' gradient takes their place: it is all that Backward needs of them.
-    const LossResult loss = SoftmaxCrossEntropy<float>(
-        scores_, labels, mode_ == Mode::kTraining ? std::span<float>(scores_) : std::span<float>(),
-        weight);
+    const TokenLossResult loss =
+        TokenLoss<float, float, uint8_t>(kClasses, scores_.data(), labels, weight / batch_,
+                                         mode_ == Mode::kTraining ? scores_.data() : nullptr);
     return BatchResult{.loss_mean = loss.sum / batch_, .correct = loss.correct};
   }
 
   absl::Status Backward(const ParameterSet& parameters, GradientSink& sink) {
     EK_RETURN_IF_ERROR(sink.Write<float>(indices_.fc_bias, [&](GradTarget<float> target) {
-      DenseBackwardBias(dense_, scores_.data(), target);
+      SumRows(dense_.batch, dense_.outputs, scores_.data(), target);
       return absl::OkStatus();
     }));
     EK_RETURN_IF_ERROR(sink.Write<float>(indices_.fc_weight, [&](GradTarget<float> target) {

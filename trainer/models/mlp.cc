@@ -16,11 +16,11 @@
 #include "evenkeel/trainer/data/batch.h"
 #include "evenkeel/trainer/data/image_shape.h"
 #include "evenkeel/trainer/layers/dense.h"
-#include "evenkeel/trainer/layers/elementwise.h"
 #include "evenkeel/trainer/layers/initialize.h"
 #include "evenkeel/trainer/layers/matrix_product.h"
-#include "evenkeel/trainer/layers/softmax_cross_entropy.h"
+#include "evenkeel/trainer/layers/rows.h"
 #include "evenkeel/trainer/layers/tensor_memory.h"
+#include "evenkeel/trainer/layers/token_loss.h"
 
 namespace evenkeel {
 namespace {
@@ -99,11 +99,11 @@ class Mlp : public Model {
     }
     // The scores' gradient takes their place: it is all that Backward needs of them.
     std::vector<T>& scores = layers_.back().output;
-    const LossResult loss = SoftmaxCrossEntropy<T>(
-        scores, labels, mode == Mode::kTraining ? std::span<T>(scores) : std::span<T>(),
-        options.weight);
-    return BatchResult{.loss_mean = loss.sum / static_cast<double>(batch_),
-                       .correct = loss.correct};
+    const auto samples = static_cast<double>(batch_);
+    const TokenLossResult loss =
+        TokenLoss<T, T, uint8_t>(kClasses, scores.data(), labels, options.weight / samples,
+                                 mode == Mode::kTraining ? scores.data() : nullptr);
+    return BatchResult{.loss_mean = loss.sum / samples, .correct = loss.correct};
   }
 
   const T* InOwnPrecision(std::span<const float> images) {
@@ -121,7 +121,7 @@ class Mlp : public Model {
       const Layer& layer = layers_[i];
       const DenseShape shape = ShapeOf(layer);
       EK_RETURN_IF_ERROR(sink.Write<T>(layer.bias, [&](GradTarget<T> target) {
-        DenseBackwardBias(shape, diff, target);
+        SumRows(shape.batch, shape.outputs, diff, target);
         return absl::OkStatus();
       }));
       const T* input = i > 0 ? layers_[i - 1].output.data() : images_;

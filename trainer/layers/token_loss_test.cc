@@ -1,4 +1,4 @@
-#include "evenkeel/trainer/gpt/token_loss.h"
+#include "evenkeel/trainer/layers/token_loss.h"
 
 #include <gtest/gtest.h>
 
@@ -60,6 +60,28 @@ TYPED_TEST(TokenLossTest, CountsTheFirstHighestScore) {
   std::vector<T> scores = {1, 2, 2, 1, 2, 2, 5, 0, 0};
   const std::vector<int32_t> targets = {1, 2, 0};
   EXPECT_EQ((TokenLoss<T, T>(3, scores.data(), targets, 1, nullptr).correct), 2);
+}
+
+TYPED_TEST(TokenLossTest, EqualScoresCostTheLogarithmOfTheClasses) {
+  using T = TypeParam;
+  std::vector<T> scores(2 * 10, T{3.5});
+  const std::vector<uint8_t> labels = {0, 9};
+  const TokenLossResult loss = TokenLoss<T, T, uint8_t>(10, scores.data(), labels, 1, nullptr);
+  EXPECT_NEAR(loss.sum, 2 * std::log(10.0), 1e-12);
+  EXPECT_EQ(loss.correct, 1);  // The first of equal scores counts.
+}
+
+TYPED_TEST(TokenLossTest, LabelsAreTargetsOfAnotherType) {
+  using T = TypeParam;
+  const std::vector<uint8_t> labels = {2, 0, 9};
+  const std::vector<int32_t> targets(labels.begin(), labels.end());
+  std::vector<T> scores = RandomValues<T>(3 * 10, 1, 5), same = scores;
+  const TokenLossResult loss =
+      TokenLoss<T, T, uint8_t>(10, scores.data(), labels, 0.5, scores.data());
+  const TokenLossResult expected = TokenLoss<T, T>(10, same.data(), targets, 0.5, same.data());
+  EXPECT_EQ(loss.sum, expected.sum);
+  EXPECT_EQ(loss.correct, expected.correct);
+  EXPECT_EQ(scores, same);
 }
 
 TEST(TokenLossGradientTest, MatchesDifferences) {

@@ -1,4 +1,4 @@
-#include "evenkeel/trainer/gpt/vector_math.h"
+#include "evenkeel/trainer/layers/vector_math.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "evenkeel/comm/types.h"
-#include "evenkeel/trainer/gpt/vectorised.h"
+#include "evenkeel/trainer/layers/vectorised.h"
 
 namespace evenkeel {
 namespace {

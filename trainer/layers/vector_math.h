@@ -6,8 +6,8 @@
 //
 // Threads: pure functions.
 
-#ifndef EVENKEEL_TRAINER_GPT_VECTOR_MATH_H_
-#define EVENKEEL_TRAINER_GPT_VECTOR_MATH_H_
+#ifndef EVENKEEL_TRAINER_LAYERS_VECTOR_MATH_H_
+#define EVENKEEL_TRAINER_LAYERS_VECTOR_MATH_H_
 
 #include <bit>
 #include <cmath>
@@ -15,7 +15,7 @@
 #include <type_traits>
 
 #include "evenkeel/comm/types.h"
-#include "evenkeel/trainer/gpt/vectorised.h"
+#include "evenkeel/trainer/layers/vectorised.h"
 
 namespace evenkeel {
 
@@ -68,4 +68,4 @@ EK_ALWAYS_INLINE O Narrow(T value) {
 
 }  // namespace evenkeel
 
-#endif  // EVENKEEL_TRAINER_GPT_VECTOR_MATH_H_
+#endif  // EVENKEEL_TRAINER_LAYERS_VECTOR_MATH_H_

@@ -1,11 +1,11 @@
-#include "evenkeel/trainer/gpt/token_loss.h"
+#include "evenkeel/trainer/layers/token_loss.h"
 
 #include <algorithm>
 #include <cmath>
 
 #include "evenkeel/comm/types.h"
-#include "evenkeel/trainer/gpt/vector_math.h"
-#include "evenkeel/trainer/gpt/vectorised.h"
+#include "evenkeel/trainer/layers/vector_math.h"
+#include "evenkeel/trainer/layers/vectorised.h"
 
 // A row is swept three times, while it is in the cache: for its highest score, for the sum of the
 // exponentials, for the gradient.
@@ -59,14 +59,14 @@ struct GradientLoop {
 };
 
 struct LossLoop {
-  template <typename T, typename O>
+  template <typename T, typename O, typename Target>
   EK_ALWAYS_INLINE static TokenLossResult Run(int64_t vocabulary, T* scores,
-                                              std::span<const int32_t> targets,
+                                              std::span<const Target> targets,
                                               double gradient_scale, O* diff_scores) {
     TokenLossResult result;
     for (size_t token = 0; token < targets.size(); ++token) {
       T* row = scores + token * vocabulary;
-      const int32_t target = targets[token];
+      const int64_t target = targets[token];
       const T highest = HighestLoop::Run(vocabulary, row);
       const T score = row[target];
       result.correct += score == highest && std::find(row, row + target, highest) == row + target;
@@ -85,14 +85,20 @@ struct LossLoop {
 
 }  // namespace
 
-template <typename T, typename O>
-TokenLossResult TokenLoss(int64_t vocabulary, T* scores, std::span<const int32_t> targets,
+template <typename T, typename O, typename Target>
+TokenLossResult TokenLoss(int64_t vocabulary, T* scores,
+                          std::type_identity_t<std::span<const Target>> targets,
                           double gradient_scale, O* diff_scores) {
   return Vectorised<LossLoop>(vocabulary, scores, targets, gradient_scale, diff_scores);
 }
 
-template TokenLossResult TokenLoss(int64_t, float*, std::span<const int32_t>, double, float*);
-template TokenLossResult TokenLoss(int64_t, float*, std::span<const int32_t>, double, BFloat16*);
-template TokenLossResult TokenLoss(int64_t, double*, std::span<const int32_t>, double, double*);
+#define EK_TOKEN_LOSS(T, O, Target) \
+  template TokenLossResult TokenLoss<T, O, Target>(int64_t, T*, std::span<const Target>, double, O*)
+EK_TOKEN_LOSS(float, float, int32_t);
+EK_TOKEN_LOSS(float, BFloat16, int32_t);
+EK_TOKEN_LOSS(double, double, int32_t);
+EK_TOKEN_LOSS(float, float, uint8_t);
+EK_TOKEN_LOSS(double, double, uint8_t);
+#undef EK_TOKEN_LOSS
 
 }  // namespace evenkeel

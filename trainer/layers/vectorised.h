@@ -9,15 +9,16 @@
 //   Vectorised<ScaleLoop>(n, 0.5f, values);
 //
 // `Run` is always inlined into the copy around it and so takes on its instruction set; arguments
-// are passed by value. Compile the file that calls Vectorised with EK_VECTORISED_COPTS (BUILD):
-// sums that may be reordered are marked with `#pragma omp simd reduction`, no other is.
+// are passed by value. Compile the file that calls Vectorised with VECTORISED_COPTS
+// (vectorised.bzl): sums that may be reordered are marked with `#pragma omp simd reduction`, no
+// other is.
 //
 // Rounding: may differ between instruction sets, which add and contract differently; on one
 //           processor it is always the same.
 // Threads:  thread-safe.
 
-#ifndef EVENKEEL_TRAINER_GPT_VECTORISED_H_
-#define EVENKEEL_TRAINER_GPT_VECTORISED_H_
+#ifndef EVENKEEL_TRAINER_LAYERS_VECTORISED_H_
+#define EVENKEEL_TRAINER_LAYERS_VECTORISED_H_
 
 #include "evenkeel/comm/base/instruction_set.h"
 
@@ -65,4 +66,4 @@ auto Vectorised(Args... args) {
 
 }  // namespace evenkeel
 
-#endif  // EVENKEEL_TRAINER_GPT_VECTORISED_H_
+#endif  // EVENKEEL_TRAINER_LAYERS_VECTORISED_H_

@@ -1,8 +1,10 @@
-// The loss of a language model: minus the logarithm of the softmax probability of the next token.
+// The loss of a language model or a classifier: minus the logarithm of the softmax probability of
+// the next token, or of the label.
 //
 //   const TokenLossResult loss =
 //       TokenLoss(vocabulary, scores, targets, /*gradient_scale=*/1.0 / targets.size(), diff);
 //   loss.sum / targets.size()                              // the mean
+//   TokenLoss<float, float, uint8_t>(classes, scores, labels, scale, diff);
 //
 // diff_scores = gradient_scale * (softmax(scores) - 1 at the target). Null: no gradient, scores are
 // left alone.
@@ -13,11 +15,12 @@
 // Threads:   pure function. diff_scores may be the memory of `scores`, which is used up where there
 //            is a gradient.
 
-#ifndef EVENKEEL_TRAINER_GPT_TOKEN_LOSS_H_
-#define EVENKEEL_TRAINER_GPT_TOKEN_LOSS_H_
+#ifndef EVENKEEL_TRAINER_LAYERS_TOKEN_LOSS_H_
+#define EVENKEEL_TRAINER_LAYERS_TOKEN_LOSS_H_
 
 #include <cstdint>
 #include <span>
+#include <type_traits>
 
 namespace evenkeel {
 
@@ -32,10 +35,12 @@ struct TokenLossResult {
   }
 };
 
-template <typename T, typename O>
-TokenLossResult TokenLoss(int64_t vocabulary, T* scores, std::span<const int32_t> targets,
+// Target is int32_t or, where O is T, uint8_t.
+template <typename T, typename O, typename Target = int32_t>
+TokenLossResult TokenLoss(int64_t vocabulary, T* scores,
+                          std::type_identity_t<std::span<const Target>> targets,
                           double gradient_scale, O* diff_scores);
 
 }  // namespace evenkeel
 
-#endif  // EVENKEEL_TRAINER_GPT_TOKEN_LOSS_H_
+#endif  // EVENKEEL_TRAINER_LAYERS_TOKEN_LOSS_H_

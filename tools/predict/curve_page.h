@@ -1,6 +1,6 @@
 // The forecasts for several numbers of ranks as a page, in the style of the trainer's report.
 //
-//   WriteFileAtomically("curve.html", {{RenderCurves({.title = run.title, .forecasts = all})}});
+//   WriteFileAtomically("curve.html", RenderCurves({.title = run.title, .forecasts = all}));
 //
 // Threads: pure function.
 

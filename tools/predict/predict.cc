@@ -1,7 +1,6 @@
 // Predicts the time of a training step for other numbers of ranks: see kUsage.
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -16,7 +15,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
-#include "absl/strings/string_view.h"
 #include "evenkeel/comm/environment.h"
 #include "evenkeel/comm/factory.h"
 #include "evenkeel/comm/status.h"
@@ -208,7 +206,7 @@ absl::Status PrintForecasts(const SpeedModel& model, const std::vector<TracedRun
                                          .alone = alone,
                                          .forecasts = forecasts,
                                          .checked = checked});
-  return WriteFileAtomically(FLAGS_html, std::array<absl::string_view, 1>{page});
+  return WriteFileAtomically(FLAGS_html, page);
 }
 
 absl::Status Main() {

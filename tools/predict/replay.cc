@@ -3,14 +3,12 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
-#include <array>
 #include <memory>
 #include <random>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
@@ -132,7 +130,7 @@ absl::Status Replay(Communicator& comm, const StepParts& parts, const ReplayOpti
                    {"gradients are sent as", "none"}}};
   if (parts.buffer_bytes > 0)
     record.settings.push_back({"bytes of buffers", absl::StrCat(parts.buffer_bytes)});
-  return WriteFileAtomically(path, std::array<absl::string_view, 1>{RenderTrace(record)});
+  return WriteFileAtomically(path, RenderTrace(record));
 }
 
 }  // namespace evenkeel

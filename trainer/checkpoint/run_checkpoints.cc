@@ -1,6 +1,5 @@
 #include "evenkeel/trainer/checkpoint/run_checkpoints.h"
 
-#include <array>
 #include <cmath>
 #include <filesystem>
 #include <map>
@@ -426,8 +425,7 @@ absl::StatusOr<std::string> RunCheckpoints::Writing::WriteOwn(
     const size_t values = model.host.values.size();
     EK_RETURN_IF_ERROR(CheckFinite("parameter", std::span(model.all).first(values)));
     for (const auto& [name, text] : companions) {
-      const absl::string_view pieces[] = {text};
-      EK_RETURN_IF_ERROR(WriteFileAtomically(In(folder, name), pieces));
+      EK_RETURN_IF_ERROR(WriteFileAtomically(In(folder, name), text));
       EK_RETURN_IF_ERROR(part.Add(folder, name));
     }
     EK_RETURN_IF_ERROR(
@@ -456,15 +454,12 @@ absl::Status RunCheckpoints::Publish(Writing& writing, const std::vector<std::st
     records.push_back(std::move(part.record));
   }
   const std::string folder = folder_->saving();
-  const auto write = [&](const std::string& path, const std::string& text) {
-    return WriteFileAtomically(path, std::array<absl::string_view, 1>{text});
-  };
   if (writing.finish_history != nullptr) {
     const std::string path = In(folder, kHistory);
-    EK_RETURN_IF_ERROR(write(path, writing.finish_history(std::move(records))));
+    EK_RETURN_IF_ERROR(WriteFileAtomically(path, writing.finish_history(std::move(records))));
     EK_ASSIGN_OR_RETURN(state.files[kHistory], SumsOf(path));
   }
-  EK_RETURN_IF_ERROR(write(In(folder, kState), state.Serialize()));
+  EK_RETURN_IF_ERROR(WriteFileAtomically(In(folder, kState), state.Serialize()));
   return folder_->Publish(options_.keep).status();
 }
 

@@ -201,10 +201,8 @@ std::vector<std::string> FilesOf(const std::string& folder) {
 
 absl::Status WriteManifest(const std::string& folder, const CheckpointManifest& manifest) {
   const std::vector<std::string> old = FilesOf(folder);
-  const std::string json = manifest.Serialize();
-  const absl::string_view pieces[] = {json};
   const absl::Status written =
-      WriteFileAtomically(PathOf(folder, CheckpointManifest::kFile), pieces);
+      WriteFileAtomically(PathOf(folder, CheckpointManifest::kFile), manifest.Serialize());
   // From the renaming on the checkpoint is complete: an error of the flush does not change that.
   if (!written.ok() && FilesOf(folder) == old) return written;
   for (const std::string& file : old) unlink(PathOf(folder, file).c_str());

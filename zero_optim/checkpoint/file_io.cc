@@ -190,6 +190,10 @@ absl::Status CheckCanWriteFile(const std::string& path) {
                                        : ErrnoStatus("cannot write to the folder", FolderOf(path));
 }
 
+absl::Status WriteFileAtomically(const std::string& path, absl::string_view bytes, Flush flush) {
+  return WriteFileAtomically(path, std::span<const absl::string_view>(&bytes, 1), flush);
+}
+
 absl::Status WriteFileAtomically(const std::string& path, std::span<const absl::string_view> pieces,
                                  Flush flush) {
   EK_RETURN_IF_ERROR(CheckTarget(path));

@@ -43,6 +43,8 @@ absl::Status FlushFolder(const std::string& folder);
 
 // kNo waits for no disk: the file may be incomplete after the machine has stopped.
 enum class Flush { kYes, kNo };
+absl::Status WriteFileAtomically(const std::string& path, absl::string_view bytes,
+                                 Flush flush = Flush::kYes);
 // `pieces` are written one after the other.
 absl::Status WriteFileAtomically(const std::string& path, std::span<const absl::string_view> pieces,
                                  Flush flush = Flush::kYes);

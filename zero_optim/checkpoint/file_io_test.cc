@@ -63,9 +63,8 @@ TEST_F(FileIoTest, ReadsWhatWasWritten) {
 
 TEST_F(FileIoTest, ReplacesAFileAndRespectsTheUmask) {
   Put("f", "old and longer");
-  const absl::string_view pieces[] = {"new"};
   const mode_t before = umask(027);
-  EXPECT_TRUE(WriteFileAtomically(Path("f"), pieces).ok());
+  EXPECT_TRUE(WriteFileAtomically(Path("f"), "new").ok());
   umask(before);
   EXPECT_EQ(*ReadFile(Path("f")), "new");
   struct stat info;
@@ -74,14 +73,13 @@ TEST_F(FileIoTest, ReplacesAFileAndRespectsTheUmask) {
 }
 
 TEST_F(FileIoTest, AFailedWriteLeavesEverythingAsItWas) {
-  const absl::string_view pieces[] = {"new"};
   std::filesystem::create_directory(Path("folder"));
-  EXPECT_EQ(WriteFileAtomically(Path("folder"), pieces).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(WriteFileAtomically(Path("folder"), "new").code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(FileCount(), 1);
-  const absl::Status missing = WriteFileAtomically(Path("no/such/folder"), pieces);
+  const absl::Status missing = WriteFileAtomically(Path("no/such/folder"), "new");
   EXPECT_EQ(missing.code(), absl::StatusCode::kNotFound);
   EXPECT_TRUE(absl::StrContains(missing.message(), "no/such/folder")) << missing;
-  EXPECT_EQ(WriteFileAtomically("/dev/null", pieces).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(WriteFileAtomically("/dev/null", "new").code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST_F(FileIoTest, SaysWhatIsWrongWithAPath) {

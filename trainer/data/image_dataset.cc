@@ -111,11 +111,9 @@ absl::StatusOr<NamedFile> LoadFile(const std::string& folder, absl::string_view 
                                    int dimensions, Contents wanted = Contents::kAll) {
   EK_ASSIGN_OR_RETURN(std::string path, FindFile(folder, stem, dimensions));
   const int64_t max_bytes = kImagesHeader + kMaxSamples * (dimensions == 3 ? kImagePixels : 1);
-  EK_ASSIGN_OR_RETURN(
-      std::string contents,
-      wanted == Contents::kAll
-          ? ReadUnpacked(path, max_bytes)
-          : ReadFile(path, {.gunzip = true, .max_bytes = max_bytes, .only_begin = true}));
+  EK_ASSIGN_OR_RETURN(std::string contents, wanted == Contents::kAll
+                                                ? ReadUnpacked(path, max_bytes)
+                                                : ReadUnpackedBegin(path, kImagesHeader));
   return NamedFile{std::move(path), std::move(contents)};
 }
 

@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/data/file_list.h"
-#include "evenkeel/zero_optim/checkpoint/file_io.h"
+#include "evenkeel/trainer/data/unpack.h"
 
 namespace evenkeel {
 namespace {
@@ -50,7 +50,7 @@ absl::StatusOr<std::shared_ptr<const std::string>> LoadText(const std::string& p
   std::string text;
   for (const std::string& file : files) {
     const int64_t room = kMaxTextBytes - static_cast<int64_t>(text.size());
-    EK_ASSIGN_OR_RETURN(std::string bytes, ReadFile(file, {.gunzip = true, .max_bytes = room}));
+    EK_ASSIGN_OR_RETURN(std::string bytes, ReadUnpacked(file, room));
     if (text.empty()) {
       text = std::move(bytes);
     } else {

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <zlib.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -37,10 +38,13 @@ struct Recorded {
 
 // The recorded results of Hugging Face's tokenizers.
 Recorded OddStrings() {
-  const absl::StatusOr<std::string> text =
-      ReadFile(absl::StrCat(kFolder, "odd_strings.json.gz"), {.gunzip = true});
-  EXPECT_TRUE(text.ok()) << text.status();
-  const json recorded = json::parse(*text);
+  const gzFile file = gzopen(absl::StrCat(kFolder, "odd_strings.json.gz").c_str(), "rb");
+  std::string text(4 << 20, '\0');
+  const int bytes = gzread(file, text.data(), static_cast<unsigned>(text.size()));
+  gzclose(file);
+  EXPECT_GT(bytes, 0);
+  EXPECT_LT(bytes, std::ssize(text));
+  const json recorded = json::parse(text.substr(0, bytes));
   return {recorded["strings"], recorded["tokens"]};
 }
 

@@ -1,17 +1,14 @@
 // Reading and writing whole files.
 //
-//   EK_ASSIGN_OR_RETURN(std::string bytes,
-//                       ReadFile("train-labels-idx1-ubyte.gz", {.gunzip = true}));
-//   const absl::string_view pieces[] = {header, data};
-//   EK_RETURN_IF_ERROR(WriteFileAtomically("model.safetensors", pieces));
+//   EK_ASSIGN_OR_RETURN(std::string bytes, ReadFile("config.json", {.max_bytes = 1 << 20}));
+//   EK_RETURN_IF_ERROR(WriteFileAtomically("config.json", bytes));
 //
 // A written file is complete or absent, and an older one of that name stays until the new one is on
 // the disk: the bytes go to a temporary file in the same folder, which is flushed and renamed.
 //
 // Threads: pure functions, safe from any thread.
-// Errors:  NotFound, PermissionDenied, ... as the system says, always with the path; DataLoss for a
-//          damaged gzip file; ResourceExhausted beyond `max_bytes`; InvalidArgument for a folder, a
-//          device or a pipe.
+// Errors:  NotFound, PermissionDenied, ... as the system says, always with the path;
+//          ResourceExhausted beyond `max_bytes`; InvalidArgument for a folder, a device or a pipe.
 
 #ifndef EVENKEEL_ZERO_OPTIM_CHECKPOINT_FILE_IO_H_
 #define EVENKEEL_ZERO_OPTIM_CHECKPOINT_FILE_IO_H_
@@ -28,9 +25,7 @@
 namespace evenkeel {
 
 struct ReadFileOptions {
-  bool gunzip = false;  // Decompress a file that begins as a gzip file does, whatever its name.
-  int64_t max_bytes = int64_t{16} << 30;  // Limit on the result.
-  bool only_begin = false;                // Read and decompress only the beginning, some KiB.
+  int64_t max_bytes = int64_t{16} << 30;
 };
 
 absl::StatusOr<std::string> ReadFile(const std::string& path, const ReadFileOptions& options = {});

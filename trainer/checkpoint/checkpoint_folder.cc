@@ -46,16 +46,6 @@ absl::Status StatusOf(const std::error_code& error, absl::string_view action,
   return absl::ErrnoToStatus(error.value(), absl::StrCat(action, " ", path));
 }
 
-absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& folder) {
-  std::vector<std::string> names;
-  std::error_code error;
-  fs::directory_iterator at(folder, error);
-  for (; !error && at != fs::directory_iterator(); at.increment(error))
-    names.push_back(at->path().filename());
-  EK_RETURN_IF_ERROR(StatusOf(error, "cannot read the folder", folder));
-  return names;
-}
-
 absl::Status Remove(const std::string& path) {
   std::error_code error;
   fs::remove_all(path, error);

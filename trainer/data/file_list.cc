@@ -8,6 +8,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/zero_optim/checkpoint/file_io.h"
 
 namespace evenkeel {
 namespace {
@@ -18,15 +20,12 @@ bool IsRegular(const std::string& path) {
 }
 
 absl::StatusOr<std::vector<std::string>> FilesIn(const std::string& folder) {
+  EK_ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(folder));
   std::vector<std::string> files;
-  std::error_code error;
-  std::filesystem::directory_iterator entry(folder, error);
-  for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
-    const std::filesystem::path& path = entry->path();
-    if (!path.filename().string().starts_with(".") && IsRegular(path)) files.push_back(path);
+  for (const std::string& name : names) {
+    const std::string path = std::filesystem::path(folder) / name;
+    if (!name.starts_with(".") && IsRegular(path)) files.push_back(path);
   }
-  if (error)
-    return absl::ErrnoToStatus(error.value(), absl::StrCat("cannot read the folder ", folder));
   if (files.empty()) return absl::NotFoundError(absl::StrCat("no file in the folder ", folder));
   return files;
 }

@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -73,6 +75,16 @@ File OpenTemporary(const std::string& path) {
 absl::Status ErrnoStatus(absl::string_view action, const std::string& path) {
   const int error = errno;
   return absl::ErrnoToStatus(error, absl::StrCat(action, " ", path));
+}
+
+absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  std::filesystem::directory_iterator entry(folder, error);
+  for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error))
+    names.push_back(entry->path().filename());
+  if (!error) return names;
+  return absl::ErrnoToStatus(error.value(), absl::StrCat("cannot read the folder ", folder));
 }
 
 absl::Status FlushFolder(const std::string& folder) {

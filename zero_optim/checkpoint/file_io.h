@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -32,6 +33,9 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, const ReadFileOpti
 
 // Returns the error of the system call before it: "ACTION PATH: No such file or directory".
 absl::Status ErrnoStatus(absl::string_view action, const std::string& path);
+
+// Returns the names of everything in a folder, in any order.
+absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& folder);
 
 // Flushes a folder to the disk. Without this a rename in it may be lost when the machine stops.
 absl::Status FlushFolder(const std::string& folder);

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -42,6 +43,19 @@ TEST_F(FileIoTest, ReadsWhatWasWritten) {
   ASSERT_TRUE(WriteFileAtomically(Path("f"), pieces).ok());
   EXPECT_EQ(*ReadFile(Path("f")), std::string("one\0two", 7));
   EXPECT_EQ(FileCount(), 1);
+}
+
+TEST_F(FileIoTest, NamesEverythingInAFolder) {
+  EXPECT_EQ(NamesIn(folder_)->size(), 0);
+  Put(".hidden", "");
+  std::filesystem::create_directory(Path("folder"));
+  auto names = NamesIn(folder_ + "/");
+  ASSERT_TRUE(names.ok()) << names.status();
+  std::ranges::sort(*names);
+  EXPECT_EQ(*names, (std::vector<std::string>{".hidden", "folder"}));
+  const absl::Status missing = NamesIn(Path("none")).status();
+  EXPECT_EQ(missing.code(), absl::StatusCode::kNotFound);
+  EXPECT_TRUE(absl::StrContains(missing.message(), "cannot read the folder " + Path("none")));
 }
 
 TEST_F(FileIoTest, ReplacesAFileAndRespectsTheUmask) {

@@ -8,7 +8,6 @@
 #include <system_error>
 #include <utility>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -77,9 +76,8 @@ absl::StatusOr<std::vector<FoundCheckpoint>> FindCheckpoints(const std::string& 
   for (const std::string& name : names) {
     absl::string_view digits = name;
     int64_t step = 0;
-    if (!absl::ConsumePrefix(&digits, kPrefix) || digits.empty() ||
-        !std::all_of(digits.begin(), digits.end(), absl::ascii_isdigit) ||
-        !absl::SimpleAtoi(digits, &step)) {
+    if (!absl::ConsumePrefix(&digits, kPrefix) || !absl::SimpleAtoi(digits, &step) ||
+        name != NameOf(step)) {
       continue;
     }
     found.push_back({.step = step, .path = absl::StrCat(folder, "/", name)});

@@ -15,6 +15,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/trainer/checkpoint/folder_lock.h"
 #include "evenkeel/trainer/models/model_file.h"
 #include "evenkeel/zero_optim/checkpoint/file_io.h"
 
@@ -112,22 +113,21 @@ absl::StatusOr<std::unique_ptr<CheckpointFolder>> CheckpointFolder::Open(
   fs::create_directories(path, error);
   EK_RETURN_IF_ERROR(StatusOf(error, "cannot make the folder", path));
   std::string job = options.job.empty() ? NewName() : options.job;
-  EK_ASSIGN_OR_RETURN(auto lock, FolderLock::Take(path, job, options.patience));
+  EK_ASSIGN_OR_RETURN(auto lock, LockFolder(path, job, options.patience));
   std::unique_ptr<CheckpointFolder> folder(
       new CheckpointFolder(path, std::move(job), std::move(lock)));
   EK_RETURN_IF_ERROR(folder->RemoveLeftovers());
   return folder;
 }
 
-CheckpointFolder::CheckpointFolder(std::string path, std::string job,
-                                   std::unique_ptr<FolderLock> lock)
+CheckpointFolder::CheckpointFolder(std::string path, std::string job, internal::UniqueFd lock)
     : path_(std::move(path)), job_(std::move(job)), own_(NewName()), lock_(std::move(lock)) {}
 
 absl::Status CheckpointFolder::RemoveLeftovers() {
   EK_ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(path_));
   for (const std::string& name : names) {
     const bool is_leftover = absl::StartsWith(name, kSaving) || absl::StartsWith(name, kRemoving) ||
-                             absl::StartsWith(name, FolderLock::kTemporary);
+                             absl::StartsWith(name, kTemporaryLock);
     if (!is_leftover) continue;
     EK_RETURN_IF_ERROR(RenameAndRemove(absl::StrCat(path_, "/", name),
                                        absl::StrCat(path_, "/", kRemoving, own_, "-", removed_++)));

@@ -34,7 +34,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "evenkeel/trainer/checkpoint/folder_lock.h"
+#include "evenkeel/comm/base/unique_fd.h"
 
 namespace evenkeel {
 
@@ -102,14 +102,14 @@ class CheckpointFolder {
   absl::StatusOr<std::string> SetAside(int64_t step);
 
  private:
-  CheckpointFolder(std::string path, std::string job, std::unique_ptr<FolderLock> lock);
+  CheckpointFolder(std::string path, std::string job, internal::UniqueFd lock);
   absl::Status RemoveLeftovers();
   absl::Status Prune(int keep);
 
   const std::string path_;
   const std::string job_;
   const std::string own_;  // Unique part of the names of unfinished checkpoints of this process.
-  const std::unique_ptr<FolderLock> lock_;
+  const internal::UniqueFd lock_;
   int64_t step_ = -1;   // The step of the last Begin().
   std::string saving_;  // Its folder; empty: Begin() was not called.
   int removed_ = 0;     // Numbers the folders that are being removed.

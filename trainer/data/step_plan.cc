@@ -41,12 +41,8 @@ absl::StatusOr<std::vector<int64_t>> BatchesByRank(const StepPlanOptions& option
   return batches;
 }
 
-int64_t Most(const std::vector<int64_t>& batches) {
-  return *std::max_element(batches.begin(), batches.end());
-}
-
 absl::Status CheckEven(const StepPlan& plan) {
-  const auto [fewest, most] = std::minmax_element(plan.batches.begin(), plan.batches.end());
+  const auto [fewest, most] = std::ranges::minmax_element(plan.batches);
   const int rank_of_fewest = static_cast<int>(fewest - plan.batches.begin());
   const int rank_of_most = static_cast<int>(most - plan.batches.begin());
   // max_steps may reduce all of them to the same number.
@@ -59,11 +55,12 @@ absl::Status CheckEven(const StepPlan& plan) {
 }  // namespace
 
 bool StepPlan::is_uneven() const {
-  return std::any_of(batches.begin(), batches.end(),
-                     [this](int64_t count) { return count != batches[0]; });
+  return std::ranges::any_of(batches, [this](int64_t count) { return count != batches[0]; });
 }
 
-int64_t StepPlan::begin_steps() const { return begin_batches.empty() ? 0 : Most(begin_batches); }
+int64_t StepPlan::begin_steps() const {
+  return begin_batches.empty() ? 0 : std::ranges::max(begin_batches);
+}
 
 int64_t StepPlan::end_of(int epoch) const {
   return begin.step + begin_steps() + (epoch - begin.epoch) * steps_per_epoch;
@@ -110,7 +107,7 @@ absl::StatusOr<StepPlan> MakeStepPlan(const StepPlanOptions& options) {
   plan.options_ = options;
   plan.begin = options.begin;
   EK_ASSIGN_OR_RETURN(plan.batches, BatchesByRank(options, /*first=*/0));
-  plan.steps_per_epoch = Most(plan.batches);
+  plan.steps_per_epoch = std::ranges::max(plan.batches);
   if (plan.steps_per_epoch == 0)
     return absl::InvalidArgumentError("--rank_steps leaves no rank a batch to train on");
   const bool is_over = options.begin.epoch >= options.epochs;
@@ -122,10 +119,8 @@ absl::StatusOr<StepPlan> MakeStepPlan(const StepPlanOptions& options) {
   plan.step_limit_ = std::min(is_over ? plan.begin.step : plan.end_of(options.epochs - 1), limit);
   plan.total_steps = plan.step_limit_;
   if (options.must_be_even) EK_RETURN_IF_ERROR(CheckEven(plan));
-  if (options.stops_early && plan.is_uneven()) {
-    plan.total_steps =
-        std::min(plan.total_steps, *std::min_element(plan.batches.begin(), plan.batches.end()));
-  }
+  if (options.stops_early && plan.is_uneven())
+    plan.total_steps = std::min(plan.total_steps, std::ranges::min(plan.batches));
   return plan;
 }
 

@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/data/file_list.h"
 
@@ -22,9 +23,7 @@ uint8_t ByteAt(absl::string_view bytes, size_t position) {
 
 // Returns number `index` of the header.
 int32_t HeaderAt(absl::string_view file, size_t index) {
-  uint32_t value = 0;
-  for (size_t i = 4; i-- > 0;) value = value << 8 | ByteAt(file, 4 * index + i);
-  return static_cast<int32_t>(value);
+  return internal::ByteReader(file.substr(4 * index)).I32();
 }
 
 int32_t TokenAt(absl::string_view tokens, int64_t position) {
@@ -97,7 +96,7 @@ absl::StatusOr<TokenShards> TokenShards::Open(const std::string& path,
         absl::StrCat("a context must have at least 1 token, got ", options.context));
   }
   EK_ASSIGN_OR_RETURN(const std::vector<std::string> names, FilesAt(path));
-  TokenShards shards(options);
+  TokenShards shards(options.context);
   for (const std::string& name : names) {
     EK_ASSIGN_OR_RETURN(MappedFile file, MapFile(name));
     EK_RETURN_IF_ERROR(Annotate(CheckShard(*file, options), name));

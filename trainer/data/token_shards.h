@@ -54,16 +54,13 @@ class TokenShards : public Dataset {
 
   int64_t size() const override { return plan_.size(); }
   int64_t predictions_per_sample() const override { return plan_.context(); }
-  int64_t vocabulary() const { return vocabulary_; }
   Batch Gather(std::span<const int32_t> samples, BatchMemory& memory) const override;
 
  private:
-  explicit TokenShards(const TokenShardsOptions& options)
-      : plan_(options.context), vocabulary_(options.vocabulary) {}
+  explicit TokenShards(int64_t context) : plan_(context) {}
 
   std::vector<MappedFile> files_;
   SequencePlan plan_;  // A run is a file's tokens.
-  int64_t vocabulary_;
 };
 
 // Returns true if these are the first bytes of a shard of any version.

@@ -39,11 +39,6 @@ class Dataset {
   virtual int64_t held_bytes() const { return 0; }
   // Returns the given samples, each below size(), in this order.
   virtual Batch Gather(std::span<const int32_t> samples, BatchMemory& memory) const = 0;
-
- protected:
-  Dataset() = default;
-  Dataset(const Dataset&) = default;
-  Dataset& operator=(const Dataset&) = default;
 };
 
 }  // namespace evenkeel

@@ -1,6 +1,5 @@
 #include "evenkeel/trainer/app/run_recorder.h"
 
-#include <array>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -100,10 +99,6 @@ double LossOf(const Evaluation& evaluation) {
 }
 double AccuracyOf(const Evaluation& evaluation) {
   return evaluation.predictions > 0 ? evaluation.accuracy() : kUnknown;
-}
-
-absl::Status WriteText(const std::string& path, absl::string_view text) {
-  return WriteFileAtomically(path, std::array<absl::string_view, 1>{text});
 }
 
 }  // namespace
@@ -230,7 +225,7 @@ void RunRecorder::WriteReport(std::vector<RankRecord> ranks, OutputFailures& fai
   if (report_file_.empty()) return;
   RunRecord record = WithRanks(Now(), std::move(ranks));
   record.goes_on = true;
-  failures.Note("--report", WriteText(report_file_, RenderReport(record)));
+  failures.Note("--report", WriteFileAtomically(report_file_, RenderReport(record)));
 }
 
 RunRecord WithRanks(RunRecord record, std::vector<RankRecord> ranks) {
@@ -254,8 +249,9 @@ void RunRecorder::Write(std::vector<RankRecord> ranks, absl::string_view ending,
   RunRecord record = WithRanks(Now(), std::move(ranks));
   record.ending = std::string(ending);
   if (!report_file_.empty())
-    failures.Note("--report", WriteText(report_file_, RenderReport(record)));
-  if (!trace_file_.empty()) failures.Note("--trace", WriteText(trace_file_, RenderTrace(record)));
+    failures.Note("--report", WriteFileAtomically(report_file_, RenderReport(record)));
+  if (!trace_file_.empty())
+    failures.Note("--trace", WriteFileAtomically(trace_file_, RenderTrace(record)));
 }
 
 }  // namespace evenkeel

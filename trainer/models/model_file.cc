@@ -54,10 +54,8 @@ absl::Status SaveModel(const Model& model, const std::string& path,
 
 absl::Status SaveModelFolder(const Model& model, const std::string& folder,
                              const std::map<std::string, std::string>& metadata) {
-  for (const auto& [name, text] : model.companions()) {
-    const absl::string_view pieces[] = {text};
-    EK_RETURN_IF_ERROR(WriteFileAtomically(absl::StrCat(folder, "/", name), pieces));
-  }
+  for (const auto& [name, text] : model.companions())
+    EK_RETURN_IF_ERROR(WriteFileAtomically(absl::StrCat(folder, "/", name), text));
   return SaveModel(model, absl::StrCat(folder, "/", kModelFile), metadata);
 }
 

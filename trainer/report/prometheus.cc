@@ -1,6 +1,5 @@
 #include "evenkeel/trainer/report/prometheus.h"
 
-#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -69,7 +68,7 @@ class PrometheusFile : public MetricsSink {
   absl::Status WriteFile(absl::Time time, bool is_up) {
     written_ = time;
     const std::string text = Text(time, is_up);
-    return WriteFileAtomically(path_, std::array<absl::string_view, 1>{text}, Flush::kNo);
+    return WriteFileAtomically(path_, text, Flush::kNo);
   }
 
   const std::string path_;

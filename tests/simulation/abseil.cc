@@ -51,7 +51,7 @@ void WakeAll(const void* address) {
   std::vector<Waiter> woken;
   std::vector<Waiter> rest;
   for (const Waiter& waiter : found->second) {
-    const bool is_due = waiter.condition == nullptr || waiter.condition->Eval();
+    const bool is_due = waiter.condition == nullptr || waiter.condition->Eval();  // Takes no lock.
     (is_due ? woken : rest).push_back(waiter);
   }
   if (rest.empty()) {

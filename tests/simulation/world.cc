@@ -157,6 +157,7 @@ void World::Wake(Thread* thread) {
 
 Thread* World::Next() {
   while (!is_over_) {
+    if (now_ > limit_) break;  // Readings of clocks have come so far.
     while (!events_.empty() && (events_.top().time <= now_ || ready_.empty())) {
       now_ = std::max(now_, events_.top().time);
       // Moved out first, since it may add events.

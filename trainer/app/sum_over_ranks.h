@@ -1,8 +1,8 @@
 // Exchanges a few numbers between ranks, between steps, over the control plane.
 //
 //   EK_ASSIGN_OR_RETURN(const Evaluation whole, SumOverRanks(comm, mine));
-//   EK_ASSIGN_OR_RETURN(const auto batches, ExchangeValues(comm, "batches done", done));  // by
-//   rank
+//   // by rank
+//   EK_ASSIGN_OR_RETURN(const auto batches, ExchangeValues(comm, "batches done", done));
 //
 // Order:  all ranks make these calls together.
 // Errors: those that end the group.
@@ -27,10 +27,15 @@ namespace evenkeel {
 template <typename T>
 absl::StatusOr<std::vector<T>> ExchangeValues(Communicator& comm, absl::string_view topic,
                                               const T& mine) {
-  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
-                      comm.control().Exchange(topic, internal::ToBytes(mine), comm.timeout()));
+  const absl::StatusOr<ControlChannel::Parts> parts =
+      comm.control().Exchange(topic, internal::ToBytes(mine), comm.timeout());
+  if (!parts.ok()) {
+    // A missed deadline is this rank's alone: the others would find that it has left, and name it.
+    comm.Abort(parts.status());
+    return parts.status();
+  }
   std::vector<T> values;
-  for (const std::string& part : parts) {
+  for (const std::string& part : *parts) {
     EK_ASSIGN_OR_RETURN(values.emplace_back(), internal::FromBytes<T>(part, topic));
   }
   return values;

@@ -18,13 +18,16 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/trainer/app/rank_setup.h"
+#include "evenkeel/trainer/app/sum_over_ranks.h"
 #include "evenkeel/trainer/app/testing/prepare_rank.h"
 #include "evenkeel/trainer/app/train_options.h"
 #include "evenkeel/trainer/data/image_dataset.h"
@@ -535,6 +538,23 @@ TEST(TrainingRunTest, BuffersGoOnToo) {
   ASSERT_TRUE(results[2].ok()) << results[2].status();
   EXPECT_EQ(Difference(results[1]->weights, results[2]->weights), 0);
   EXPECT_EQ(results[1]->test.loss_sum, results[2]->test.loss_sum);
+}
+
+TEST(SumOverRanksTest, AMissedDeadlineEndsTheGroupOfAllRanks) {
+  const absl::Status status = RunTestRanks(
+      2,
+      [](Communicator& comm) -> absl::Status {
+        if (comm.rank() == 0) {
+          const absl::Status status = SumOverRanks(comm, Evaluation{}).status();
+          EXPECT_TRUE(absl::IsDeadlineExceeded(comm.status())) << comm.status();
+          return status;
+        }
+        while (comm.status().ok()) absl::SleepFor(absl::Milliseconds(5));
+        EXPECT_TRUE(absl::StrContains(comm.status().message(), "evaluation")) << comm.status();
+        return comm.status();
+      },
+      {.timeout = absl::Milliseconds(200)});
+  EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
 }
 
 }  // namespace

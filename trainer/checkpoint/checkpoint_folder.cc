@@ -77,7 +77,7 @@ absl::StatusOr<std::vector<FoundCheckpoint>> FindCheckpoints(const std::string& 
   for (const std::string& name : names) {
     absl::string_view digits = name;
     int64_t step = 0;
-    if (!absl::ConsumePrefix(&digits, kPrefix) || !absl::SimpleAtoi(digits, &step) ||
+    if (!absl::ConsumePrefix(&digits, kPrefix) || !absl::SimpleAtoi(digits, &step) || step < 0 ||
         name != NameOf(step)) {
       continue;
     }

@@ -121,11 +121,12 @@ TEST(CheckpointFolderTest, WhatIsUnfinishedIsNoCheckpointAndGoes) {
   std::filesystem::create_directory(path + "/step-");
   std::filesystem::create_directory(path + "/step-12x");
   std::filesystem::create_directory(path + "/step-99999999999999999999");
+  std::filesystem::create_directory(path + "/step--00000005");
   EXPECT_THAT(StepsIn(path), ElementsAre(7));
   auto folder = CheckpointFolder::Open(path);
   ASSERT_TRUE(folder.ok()) << folder.status();
   EXPECT_THAT(NamesIn(path), UnorderedElementsAre("step-000000007", ".lock", "step-", "step-12x",
-                                                  "step-99999999999999999999"));
+                                                  "step-99999999999999999999", "step--00000005"));
   // A save that was given up, and the same step again.
   ASSERT_TRUE((*folder)->Begin(9).ok());
   (*folder)->Discard();

@@ -80,6 +80,7 @@ absl::StatusOr<std::string> Unpack(absl::string_view packed, size_t max_bytes) {
     }
   }
   contents.resize(done);
+  if (contents.capacity() / 2 > done) contents.shrink_to_fit();
   return contents;
 }
 
@@ -96,8 +97,11 @@ absl::StatusOr<std::string> ReadUnpackedBegin(const std::string& path, uint32_t 
   std::string begin(bytes, '\0');
   const gzFile file = gzopen(path.c_str(), "rb");
   const int count = gzread(file, begin.data(), bytes);  // -1 as well if `file` is null.
+  int error = Z_OK;
+  if (file != nullptr) gzerror(file, &error);  // Data that end too early return fewer bytes.
   gzclose(file);
-  if (count < 0) return absl::DataLossError(absl::StrCat(path, ": cannot be unpacked"));
+  if (count < 0 || (error != Z_OK && error != Z_STREAM_END))
+    return absl::DataLossError(absl::StrCat(path, ": cannot be unpacked"));
   begin.resize(count);
   return begin;
 }

@@ -132,6 +132,12 @@ TEST(ReadUnpackedTest, ABeginningNeedsNoMoreOfTheFile) {
   EXPECT_EQ(*begin, bytes.substr(0, 16));
   EXPECT_EQ(ReadUnpackedBegin(Write("\x1f\x8b\x63 nothing"), 16).status(),
             absl::DataLossError(Path() + ": cannot be unpacked"));
+  for (const size_t bytes : {size_t{2}, size_t{12}}) {
+    EXPECT_EQ(ReadUnpackedBegin(Write(packed.substr(0, bytes)), 16).status(),
+              absl::DataLossError(Path() + ": cannot be unpacked"))
+        << bytes;
+  }
+  EXPECT_EQ(*ReadUnpackedBegin(Write(Gzip("short")), 16), "short");
   EXPECT_EQ(ReadUnpackedBegin("/dev/zero", 16).status(), ReadFile("/dev/zero").status());
 }
 

@@ -40,7 +40,8 @@ absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& folder);
 // Flushes a folder to the disk. Without this a rename in it may be lost when the machine stops.
 absl::Status FlushFolder(const std::string& folder);
 
-// kNo waits for no disk: the file may be incomplete after the machine has stopped.
+// kNo waits for no disk: the file may be incomplete after the machine has stopped, or where a file
+// system reports an error of writing only when it flushes.
 enum class Flush { kYes, kNo };
 absl::Status WriteFileAtomically(const std::string& path, absl::string_view bytes,
                                  Flush flush = Flush::kYes);

@@ -147,7 +147,10 @@ class SimulatedConvolutions : public ConvolutionLibrary {
 [[maybe_unused]] const bool kIsUsed = [] {
   UseDeviceMath("simulated",
                 [](DeviceRuntime& runtime, Device) -> absl::StatusOr<std::unique_ptr<DeviceMath>> {
-                  return MakeSimulatedMath(static_cast<SimulatedDevices&>(runtime));
+                  auto* const simulated = dynamic_cast<SimulatedDevices*>(&runtime);
+                  if (simulated == nullptr)
+                    return absl::InvalidArgumentError("these devices are no SimulatedDevices");
+                  return MakeSimulatedMath(*simulated);
                 });
   return true;
 }();

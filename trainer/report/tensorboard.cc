@@ -41,8 +41,8 @@ constexpr int64_t kStart = 1;
 // The types of fields on the wire.
 constexpr uint32_t kVarint = 0, kFixed64 = 1, kLength = 2, kFixed32 = 5;
 
-// Each returns a field of a message in the wire format of Protocol Buffers. A message is its fields, one
-// after the other; a nested message is the text of a field.
+// Each returns a field of a message in the wire format of Protocol Buffers. A message is its
+// fields, one after the other; a nested message is the text of a field.
 std::string IntField(uint32_t field, int64_t value) {
   return ByteWriter().Varint(field << 3 | kVarint).Varint(static_cast<uint64_t>(value)).Take();
 }

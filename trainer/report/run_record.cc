@@ -47,6 +47,14 @@ absl::StatusOr<RunRecord> ParseRunRecord(absl::string_view bytes) {
   RunRecord record;
   reader(record);
   EK_RETURN_IF_ERROR(reader.Finish("a run's record"));
+  for (const auto* const points : {&record.epochs, &record.parts}) {
+    for (const EpochPoint& point : *points) {
+      if (point.ranks.size() == point.batches.size()) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("epoch ", point.epoch, " of the record has ", point.ranks.size(),
+                       " ranks and the batches of ", point.batches.size()));
+    }
+  }
   return record;
 }
 

@@ -99,6 +99,15 @@ TEST(RecordBytesTest, AnotherFormatIsRefused) {
   }
 }
 
+TEST(RunRecordTest, AnEpochWithoutTheRanksOfItsBatchesIsRefused) {
+  RunRecord record = ExampleRecord(2, /*steps=*/5);
+  record.epochs.at(0).ranks.pop_back();
+  const absl::Status status = ParseRunRecord(Serialize(record)).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(std::string(status.message()),
+              testing::HasSubstr("has 1 ranks and the batches of 2"));
+}
+
 TEST(RecordBytesTest, NoBytesDoHarm) {
   const auto again = [](auto parse, auto serialize) {
     return [=](absl::string_view bytes) -> absl::StatusOr<std::string> {

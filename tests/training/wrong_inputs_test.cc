@@ -229,7 +229,7 @@ const std::vector<WrongInput>& Inputs() {
       {"NotANumber", {"--lr=nan"}, "train: --lr=nan is out of range; it must be at least 0"},
       {"DecayOfNoKind",
        {"--lr_decay=square"},
-       "train: --lr_decay=square is not a valid value; choose none, linear, cosine, auto"},
+       "train: --lr_decay=square is not a valid value; choose auto, none, linear, cosine"},
       {"NoBackend",
        {"--backend=mpi"},
        "train: --backend=mpi is not a valid value; choose auto, local, shm, tcp, hierarchical"},

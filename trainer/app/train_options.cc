@@ -173,8 +173,9 @@ absl::StatusOr<UpdateRule> ParseRule(const TrainFlags& flags, ModelKind model) {
 }
 
 absl::StatusOr<Decay> ParseDecay(const TrainFlags& flags, ModelKind model) {
-  if (flags.lr_decay == "auto") return DefaultsOf(model).decay;
-  return Choose<Decay>("lr_decay", flags.lr_decay, {"none", "linear", "cosine", "auto"});
+  EK_ASSIGN_OR_RETURN(const int chosen, Choose<int>("lr_decay", flags.lr_decay,
+                                                    {"auto", "none", "linear", "cosine"}));
+  return chosen == 0 ? DefaultsOf(model).decay : static_cast<Decay>(chosen - 1);
 }
 
 // Checks flags that apply to one model only.

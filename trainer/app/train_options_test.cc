@@ -232,7 +232,7 @@ TEST(TrainOptionsTest, EveryBadValueIsOneSentenceThatNamesTheFlag) {
       {"--lr=-0.1 is out of range; it must be at least 0", [](TrainFlags& f) { f.lr = -0.1; }},
       {"--lr=nan", [](TrainFlags& f) { f.lr = std::nan(""); }},
       {"--lr=inf", [](TrainFlags& f) { f.lr = INFINITY; }},
-      {"--lr_decay=square is not a valid value; choose none, linear, cosine, auto",
+      {"--lr_decay=square is not a valid value; choose auto, none, linear, cosine",
        [](TrainFlags& f) { f.lr_decay = "square"; }},
       {"--momentum is for --optimizer=sgd", [](TrainFlags& f) { f.momentum = 0.9; }},
       {"--momentum=-1", [](TrainFlags& f) { f.optimizer = "sgd", f.momentum = -1; }},

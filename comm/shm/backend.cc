@@ -6,11 +6,11 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <optional>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
@@ -178,7 +178,8 @@ class ShmBackend::Core : public std::enable_shared_from_this<ShmBackend::Core> {
   absl::Mutex abort_mutex_;  // Held while memory is fenced.
   absl::Mutex lanes_mutex_;
   absl::Status ended_ ABSL_GUARDED_BY(lanes_mutex_);
-  absl::flat_hash_map<uint64_t, std::unique_ptr<Lane>> lanes_ ABSL_GUARDED_BY(lanes_mutex_);
+  // Ordered, so that all runs end them in one order.
+  std::map<uint64_t, std::unique_ptr<Lane>> lanes_ ABSL_GUARDED_BY(lanes_mutex_);
   std::vector<Lane*> lane_list_ ABSL_GUARDED_BY(lanes_mutex_);
 };
 

@@ -12,12 +12,12 @@
 
 #include <cstring>
 #include <deque>
+#include <map>
 #include <numeric>
 #include <optional>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -223,8 +223,8 @@ class Inbox {
 
   absl::Status Take(Received received);
 
-  absl::flat_hash_map<uint64_t, Given> given_;
-  int finds_ = 0;  // Since the last look into the socket.
+  std::map<uint64_t, Given> given_;  // Ordered, so that all runs close them in one order.
+  int finds_ = 0;                    // Since the last look into the socket.
   absl::Status broken_;
 };
 
@@ -356,9 +356,8 @@ class ShmMesh::State {
       peers_;  // By rank, once connected; this rank's has no descriptor.
 
   absl::Mutex mutex_;
-  std::vector<Outbox> outboxes_ ABSL_GUARDED_BY(mutex_);  // By rank.
-  absl::flat_hash_map<uint64_t, std::vector<bool>> given_
-      ABSL_GUARDED_BY(mutex_);  // By rank: who has it.
+  std::vector<Outbox> outboxes_ ABSL_GUARDED_BY(mutex_);                 // By rank.
+  std::map<uint64_t, std::vector<bool>> given_ ABSL_GUARDED_BY(mutex_);  // By rank: who has it.
 };
 
 absl::StatusOr<std::unique_ptr<ShmMesh>> ShmMesh::Listen(const Options& options) {

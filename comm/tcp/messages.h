@@ -28,11 +28,11 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -131,7 +131,7 @@ class MessageTable {
     }
   };
   struct Peer {
-    absl::flat_hash_map<uint64_t, Flow> flows;
+    std::map<uint64_t, Flow> flows;  // Ordered, so that all runs fail its operations in one order.
     std::deque<OutgoingMessage> outgoing;
     int64_t credit = kSmallBudget;  // The budget left for small messages to the peer.
     int64_t held = 0;               // The budget used here by the peer's small messages.
@@ -162,7 +162,7 @@ class MessageTable {
   const int rank_;
   const RankNames names_;
   std::vector<Peer> peers_;
-  absl::flat_hash_map<uint64_t, Slot> slots_;
+  std::map<uint64_t, Slot> slots_;  // As `flows`.
 };
 
 }  // namespace evenkeel::internal

@@ -27,6 +27,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 
 #include "evenkeel/tests/simulation/clock.h"
@@ -450,6 +451,15 @@ int stat(const char* path, struct stat* file) noexcept {
   if (IsSimulated() && std::strcmp(path, "/proc/self/ns/net") == 0)
     file->st_ino += static_cast<ino_t>(World::Current()->host->machine);
   return result;
+}
+
+int gethostname(char* name, size_t bytes) noexcept {
+  EK_ORIGINAL(gethostname);
+  if (!IsSimulated()) return original(name, bytes);
+  const int written = std::snprintf(name, bytes, "machine%d", World::Current()->host->machine);
+  if (written >= 0 && static_cast<size_t>(written) < bytes) return 0;
+  errno = ENAMETOOLONG;
+  return -1;
 }
 
 // The memory that is left, and what limits it, differ from run to run.

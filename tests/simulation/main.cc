@@ -10,7 +10,6 @@
 
 #include <errno.h>
 #include <sys/mman.h>
-#include <sys/personality.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -297,12 +296,6 @@ int List() {
 }  // namespace evenkeel::simulation
 
 int main(int argc, char** argv) {
-  // The order of a hash table depends on addresses, so these must be the same in each run.
-  const int persona = personality(0xffffffff);
-  if (persona != -1 && (persona & ADDR_NO_RANDOMIZE) == 0 &&
-      personality(persona | ADDR_NO_RANDOMIZE) != -1) {
-    execv("/proc/self/exe", argv);
-  }
   gflags::SetUsageMessage("Runs the real code of many ranks in simulated worlds.");
   gflags::ParseCommandLineFlags(&argc, &argv, /*remove_flags=*/true);
   constexpr const char* kPlays[] = {"", "fault", "program", "elastic"};

@@ -328,7 +328,7 @@ int Network::Connect(int fd, const sockaddr& to, socklen_t size) {
   stream->window = options_.window;
   FileOf(fd) = stream;
   world_.Trace("connects", fd, number);
-  TryToConnect(stream, {number, socket->peer.second}, kSecond);
+  TryToConnect(stream, {number, stream->peer.second}, kSecond);
   return Fail(EINPROGRESS);
 }
 

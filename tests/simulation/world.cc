@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "absl/strings/internal/cordz_functions.h"
 #include "absl/strings/str_cat.h"
 
 namespace evenkeel::simulation {
@@ -35,6 +36,8 @@ Function* Original(const char* name) {
 
 World::World(const WorldOptions& options) : options_(options), draws_(options.seed) {
   the_world = this;
+  // A cord that is sampled reads the clock; which one is depends on addresses.
+  absl::cord_internal::set_cordz_mean_interval(0);
   pthread_key_create(&last_breath, &World::EndThread);
   points_left_ = PointsUntilSwitch();
 }

@@ -93,8 +93,8 @@ constexpr size_t kFailuresToList = 8;
 // Failures that are found in so short a time have one cause.
 constexpr absl::Duration kOneBlow = absl::Milliseconds(500);
 
-// Holds the ranks that caused the last failure of the job's own group. The server's thread writes
-// them, and the launcher reads them.
+// Holds the ranks that caused the failure of the job's own group; none once ranks have made it
+// again. The server's thread writes them, and the launcher reads them.
 class Culprits {
  public:
   void Set(const absl::Status& why) {
@@ -112,7 +112,7 @@ class Culprits {
 };
 
 // Returns whether it is the group of all ranks, or one that they have made again after an error.
-// Other groups number their ranks differently.
+// Other groups number their ranks differently, and so does one of fewer ranks.
 bool IsWorld(absl::string_view group) {
   return absl::ConsumePrefix(&group, kWorld) &&
          group.find_first_not_of("+0123456789") == absl::string_view::npos;
@@ -372,14 +372,14 @@ absl::StatusOr<LaunchResult> RunAttempt(const LaunchOptions& options,
                                         SignalReader& signals) {
   EK_ASSIGN_OR_RETURN(const std::string secret, NewSecret());
   Culprits culprits;
-  const auto on_failure = [&](const std::string& group, int world_size, const absl::Status& why) {
-    if (IsWorld(group) && world_size == options.ranks) culprits.Set(why);
+  const auto on_group = [&](const std::string& group, int world_size, const absl::Status& status) {
+    if (IsWorld(group) && (status.ok() || world_size == options.ranks)) culprits.Set(status);
   };
   EK_ASSIGN_OR_RETURN(std::unique_ptr<TcpStoreServer> server,
                       TcpStoreServer::Create({.secret = secret,
                                               .world_size = options.ranks,
                                               .host = "the launcher",
-                                              .on_failure = on_failure}));
+                                              .on_group = on_group}));
   if (options.on_store) EK_RETURN_IF_ERROR(options.on_store(server->address(), secret));
   variables["WORLD_SIZE"] = variables["LOCAL_WORLD_SIZE"] = absl::StrCat(options.ranks);
   variables["MASTER_ADDR"] = "127.0.0.1";

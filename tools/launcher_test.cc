@@ -19,6 +19,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/environment.h"
@@ -70,28 +71,46 @@ absl::StatusOr<std::vector<pid_t>> Meet(const std::string& place, int rank) {
   return pids;
 }
 
+// Ends with code 40 + rank when the processes have ended.
+absl::Status EndAfter(int rank, absl::Span<const pid_t> pids) {
+  for (const pid_t pid : pids)
+    EK_RETURN_IF_ERROR(Await([&] { return kill(pid, 0) != 0; }, "another rank still runs"));
+  _exit(40 + rank);
+}
+
 // Runs one of three ranks. One of them aborts the group, and ends after the launcher has reaped the
 // others, which end with the error: rank 2; or, in the scenario "recover", rank 1 in a group that
-// all have made after rank 2 had aborted the first one.
+// all have made after rank 2 had aborted the first one. In "overcome" nobody aborts that one: the
+// ranks end in their order. In "shrink" rank 0 ends first, and rank 2 aborts the group of the
+// others, in which it is rank 1.
 absl::Status RunRank(absl::string_view scenario, const std::string& folder) {
   EK_ASSIGN_OR_RETURN(const Environment environment, ReadEnvironment());
   EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> comm, CreateCommunicator(environment));
   const int rank = comm->rank();
   const absl::Status broken = absl::DataLossError("the data is broken");
   EK_ASSIGN_OR_RETURN(std::vector<pid_t> pids, Meet(folder + "/first", rank));
-  if (scenario == "recover") {
+  if (scenario == "shrink") {
+    if (rank == 0) _exit(40);
+    if (comm->Barrier().ok()) return absl::InternalError("the group has not ended");
+    EK_ASSIGN_OR_RETURN(comm, comm->Shrink());
+    if (rank == 2) comm->Abort(broken);
+    if (comm->Barrier().ok()) return absl::InternalError("the smaller group has not ended");
+    return EndAfter(rank, absl::MakeConstSpan(pids).first(rank));
+  }
+  if (scenario == "recover" || scenario == "overcome") {
     if (rank == 2) comm->Abort(broken);
     if (comm->Barrier().ok()) return absl::InternalError("the group has not ended");
     EK_ASSIGN_OR_RETURN(comm, comm->Shrink());
     EK_ASSIGN_OR_RETURN(pids, Meet(folder + "/second", rank));
+    if (scenario == "overcome") {
+      EK_RETURN_IF_ERROR(comm->Finalize());
+      return EndAfter(rank, absl::MakeConstSpan(pids).first(rank));
+    }
   }
   if (rank != (scenario == "recover" ? 1 : 2)) return comm->Barrier();
   comm->Abort(broken);
-  for (const pid_t pid : pids) {
-    if (pid == getpid()) continue;
-    EK_RETURN_IF_ERROR(Await([&] { return kill(pid, 0) != 0; }, "another rank still runs"));
-  }
-  _exit(40 + rank);
+  std::erase(pids, getpid());
+  return EndAfter(rank, pids);
 }
 
 LaunchResult LaunchScenario(const std::string& scenario) {
@@ -122,6 +141,14 @@ TEST(LaunchTest, NamesARankThatWasKilledBesideTheOneThatAborted) {
 
 TEST(LaunchTest, NamesTheCauseOfTheLastFailure) {
   EXPECT_EQ(LaunchScenario("recover").message, "rank 1 ended with exit code 41");
+}
+
+TEST(LaunchTest, NamesNoRankForAnErrorThatWasOvercome) {
+  EXPECT_EQ(LaunchScenario("overcome").message, "rank 0 ended with exit code 40");
+}
+
+TEST(LaunchTest, NamesNoRankByItsNumberInASmallerGroup) {
+  EXPECT_EQ(LaunchScenario("shrink").message, "rank 0 ended with exit code 40");
 }
 
 TEST(LaunchTest, SaysHowOftenTheJobWasStartedAnew) {

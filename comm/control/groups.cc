@@ -60,6 +60,8 @@ void ControlGroups::Join(PeerId peer, const Hello& hello) {
   ++group.connected;
   seats_[peer] = {.group = hello.group, .rank = hello.rank, .heard = clock_};
   for (const std::string& payload : std::exchange(member.waiting, {})) send_(peer, payload);
+  if (on_group_ != nullptr && group.connected == hello.world_size && !group.has_failed)
+    on_group_(hello.group, hello.world_size, absl::OkStatus());
 }
 
 absl::Status ControlGroups::OnFrame(PeerId peer, absl::string_view frame) {
@@ -205,8 +207,8 @@ void ControlGroups::Deliver(const std::string& name, absl::Span<const int> to,
   if (message.type == ControlMessage::Type::kFailed) {
     group.has_failed = true;
     const bool is_to_all = message.sequence == 0;  // A lost rank gets another text.
-    if (is_to_all && on_failure_ != nullptr && !std::exchange(group.has_reported, true))
-      on_failure_(name, static_cast<int>(group.members.size()), message.status);
+    if (is_to_all && on_group_ != nullptr && !std::exchange(group.has_reported, true))
+      on_group_(name, static_cast<int>(group.members.size()), message.status);
   }
   const std::string payload = Serialize(message);
   for (const int rank : to) {

@@ -36,11 +36,11 @@ namespace evenkeel::internal {
 
 class ControlGroups : public ControlSeats {
  public:
-  // Called once for each group that ends with an error.
-  using FailureFunction =
-      std::function<void(const std::string& group, int world_size, const absl::Status& why)>;
-  explicit ControlGroups(SendFunction send, FailureFunction on_failure = nullptr)
-      : send_(std::move(send)), on_failure_(std::move(on_failure)) {}
+  // Called when all ranks of a group have connected, with OK, and once if it ends with an error.
+  using GroupFunction =
+      std::function<void(const std::string& group, int world_size, const absl::Status& status)>;
+  explicit ControlGroups(SendFunction send, GroupFunction on_group = nullptr)
+      : send_(std::move(send)), on_group_(std::move(on_group)) {}
 
   absl::Status Check(const Hello& hello) const override;
   void Join(PeerId peer, const Hello& hello) override;
@@ -66,7 +66,7 @@ class ControlGroups : public ControlSeats {
     int connected = 0;
     int disconnected = 0;
     bool has_failed = false;
-    bool has_reported = false;  // To on_failure_.
+    bool has_reported = false;  // Its error, to on_group_.
     std::unique_ptr<ControlHub> hub;
   };
   struct Seat {
@@ -88,7 +88,7 @@ class ControlGroups : public ControlSeats {
   void Deliver(const std::string& name, absl::Span<const int> to, const ControlMessage& message);
 
   const SendFunction send_;
-  const FailureFunction on_failure_;
+  const GroupFunction on_group_;
   std::map<std::string, Group> groups_;
   std::map<PeerId, Seat> seats_;
   absl::Duration clock_;  // The sum of PassTime().

@@ -61,7 +61,7 @@ absl::StatusOr<std::unique_ptr<TcpStoreServer>> TcpStoreServer::Create(
                                                   .linger = options.linger},
                           [&options](internal::ControlSeats::SendFunction send) {
                             return std::make_unique<internal::ControlGroups>(std::move(send),
-                                                                             options.on_failure);
+                                                                             options.on_group);
                           }));
   return absl::WrapUnique(new TcpStoreServer(std::move(loop), address.ToString(), address.port,
                                              internal::IsLoopback(local.host)));

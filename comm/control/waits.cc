@@ -98,6 +98,7 @@ Waits::Snapshot Waits::Now() const {
       now.waits.push_back({waiting.back().describe(), waiting.back().id, waiting.back().since});
     }
   }
+  std::ranges::sort(now.waits, {}, &Seen::id);
   return now;
 }
 

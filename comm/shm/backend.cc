@@ -178,7 +178,7 @@ class ShmBackend::Core : public std::enable_shared_from_this<ShmBackend::Core> {
   absl::Mutex abort_mutex_;  // Held while memory is fenced.
   absl::Mutex lanes_mutex_;
   absl::Status ended_ ABSL_GUARDED_BY(lanes_mutex_);
-  // Ordered, so that all runs end them in one order.
+  // Ordered, so that all runs destroy them in one order.
   std::map<uint64_t, std::unique_ptr<Lane>> lanes_ ABSL_GUARDED_BY(lanes_mutex_);
   std::vector<Lane*> lane_list_ ABSL_GUARDED_BY(lanes_mutex_);
 };

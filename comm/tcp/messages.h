@@ -162,7 +162,7 @@ class MessageTable {
   const int rank_;
   const RankNames names_;
   std::vector<Peer> peers_;
-  std::map<uint64_t, Slot> slots_;  // As `flows`.
+  std::map<uint64_t, Slot> slots_;  // Ordered for the same reason.
 };
 
 }  // namespace evenkeel::internal

@@ -149,7 +149,7 @@ void Unlock(const void* lock) {
 bool LockWhen(const void* lock, bool for_reading, const absl::Condition& condition,
               const Deadline& deadline) {
   const Inside inside;
-  constexpr char kDoing[] = "waits for a condition";
+  static constexpr char kDoing[] = "waits for a condition";
   Lock(lock, for_reading, kDoing);
   while (!condition.Eval()) {
     if (World::Current() == nullptr) std::abort();  // No thread can ever make it true.
@@ -171,7 +171,7 @@ bool Await(const void* lock, const absl::Condition& condition, const Deadline& d
 
 bool WaitFor(const void* variable, const void* lock, const Deadline& deadline) {
   const Inside inside;
-  constexpr char kDoing[] = "waits for a signal";
+  static constexpr char kDoing[] = "waits for a signal";
   if (World::Current() == nullptr) std::abort();
   const bool for_reading = (WordOf(lock) & kWriter) == 0;
   Thread* const self = World::Current();

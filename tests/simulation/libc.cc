@@ -387,7 +387,9 @@ int epoll_wait(int epoll, epoll_event* events, int most, int timeout) {
 int memfd_create(const char* name, unsigned flags) noexcept {
   EK_ORIGINAL(memfd_create);
   if (!IsSimulated()) return original(name, flags);
-  return Net("makes memory")->AddMemory(original(name, flags));
+  // Linux before 6.3 refuses this flag, and the library would call again.
+  constexpr unsigned kNoExecution = 8;
+  return Net("makes memory")->AddMemory(original(name, flags & ~kNoExecution));
 }
 
 int ftruncate(int fd, off_t bytes) noexcept {
@@ -447,10 +449,18 @@ int munmap(void* address, size_t bytes) noexcept {
 int stat(const char* path, struct stat* file) noexcept {
   static const auto original =
       reinterpret_cast<int (*)(const char*, struct stat*)>(dlsym(RTLD_NEXT, "stat"));
-  const int result = original(path, file);
-  if (IsSimulated() && std::strcmp(path, "/proc/self/ns/net") == 0)
-    file->st_ino += static_cast<ino_t>(World::Current()->host->machine);
-  return result;
+  const bool is_network = std::strcmp(path, "/proc/self/ns/net") == 0;
+  if (!IsSimulated() || (!is_network && std::strcmp(path, "/proc/self/ns/user") != 0))
+    return original(path, file);
+  *file = {};
+  file->st_ino = 4026531837;
+  if (is_network) file->st_ino += 3 + static_cast<ino_t>(World::Current()->host->machine);
+  return 0;
+}
+
+uid_t geteuid() noexcept {
+  EK_ORIGINAL(geteuid);
+  return IsSimulated() ? 1000 : original();
 }
 
 int gethostname(char* name, size_t bytes) noexcept {

@@ -10,11 +10,13 @@
 
 #include <errno.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -23,6 +25,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -284,6 +287,20 @@ int RunAll() {
   return tally.Print(absl::ToDoubleSeconds(absl::Now() - start)) ? 0 : 1;
 }
 
+// The ranks would read the variables, and files in memory are real descriptors.
+void LeaveTheShell() {
+  std::vector<std::string> names;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string name(*entry, std::strcspn(*entry, "="));
+    if (absl::StartsWith(name, "EVENKEEL_")) names.push_back(name);
+  }
+  for (const std::string& name : names) unsetenv(name.c_str());
+  rlimit files;
+  if (getrlimit(RLIMIT_NOFILE, &files) != 0) return;
+  files.rlim_cur = files.rlim_max;
+  (void)setrlimit(RLIMIT_NOFILE, &files);
+}
+
 int List() {
   for (uint64_t seed = FLAGS_first; seed < FLAGS_first + FLAGS_seeds; ++seed) {
     std::cout << seed << "  " << PlayOf(seed)->Describe() << "\n    " << Describe(WeatherOf(seed))
@@ -296,6 +313,7 @@ int List() {
 }  // namespace evenkeel::simulation
 
 int main(int argc, char** argv) {
+  evenkeel::simulation::LeaveTheShell();
   gflags::SetUsageMessage("Runs the real code of many ranks in simulated worlds.");
   gflags::ParseCommandLineFlags(&argc, &argv, /*remove_flags=*/true);
   constexpr const char* kPlays[] = {"", "fault", "program", "elastic"};

@@ -132,6 +132,15 @@ void Network::Changed(File& file) {
   }
 }
 
+void Network::Replace(int fd, std::shared_ptr<File> file) {
+  std::shared_ptr<File>& old = FileOf(fd);
+  if (!old->watchers.empty()) {
+    // Their pointers to it would remain.
+    absl::StrAppend(&misuse_, old->host->name, " watches a socket before it connects or listens; ");
+  }
+  old = std::move(file);
+}
+
 Nanos Network::Delay(size_t bytes, const Host* from, const Host* to) {
   if (from != to && to != nullptr && from->machine == to->machine) {
     return kLocalLatency +
@@ -297,7 +306,7 @@ int Network::Listen(int fd) {
   listener->fd = fd;
   listener->local = socket->local;
   listeners_[{NumberOf(*listener->host), listener->local.second}] = listener;
-  FileOf(fd) = std::move(listener);
+  Replace(fd, std::move(listener));
   return 0;
 }
 
@@ -326,7 +335,7 @@ int Network::Connect(int fd, const sockaddr& to, socklen_t size) {
   auto stream = std::make_shared<Stream>();
   static_cast<Unconnected&>(*stream) = *socket;
   stream->window = options_.window;
-  FileOf(fd) = stream;
+  Replace(fd, stream);
   world_.Trace("connects", fd, number);
   TryToConnect(stream, {number, stream->peer.second}, kSecond);
   return Fail(EINPROGRESS);
@@ -572,6 +581,7 @@ int Network::EpollControl(int epoll_fd, int operation, int fd, const epoll_event
 int Network::EpollWait(int epoll_fd, epoll_event* events, int most, Nanos deadline) {
   Epoll* const epoll = Find<Epoll>(epoll_fd, "epoll_wait");
   if (epoll == nullptr) return -1;
+  const std::shared_ptr<File> held = FileOf(epoll_fd);  // Another thread may close it.
   while (true) {
     int count = 0;
     for (size_t left = epoll->queue.size(); left > 0 && count < most; --left) {
@@ -591,6 +601,7 @@ int Network::EpollWait(int epoll_fd, epoll_event* events, int most, Nanos deadli
     epoll->waiters.push_back(World::Current());
     (void)world_.Block(deadline, "polls");
     std::erase(epoll->waiters, World::Current());
+    if (OpenFile(epoll_fd) != epoll) return Fail(EBADF);
   }
 }
 

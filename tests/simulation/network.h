@@ -135,6 +135,7 @@ class Network {
     return found;
   }
   int Add(std::shared_ptr<File> file);
+  void Replace(int fd, std::shared_ptr<File> file);
   void Changed(File& file);
   bool IsCut(const Host* from, const Host* to) const { return cuts_.contains({from->id, to->id}); }
   bool IsCutAnyWay(const Host* a, const Host* b) const { return IsCut(a, b) || IsCut(b, a); }

@@ -36,7 +36,7 @@ Function* Original(const char* name) {
 
 World::World(const WorldOptions& options) : options_(options), draws_(options.seed) {
   the_world = this;
-  // A cord that is sampled reads the clock; which one is depends on addresses.
+  // A sampled cord reads the clock, and addresses determine which cords are sampled.
   absl::cord_internal::set_cordz_mean_interval(0);
   pthread_key_create(&last_breath, &World::EndThread);
   points_left_ = PointsUntilSwitch();
@@ -104,8 +104,8 @@ void World::EndThread(void* argument) {
   world.Trace("ends", thread->id);
   for (Thread* const joiner : thread->joiners) world.Wake(joiner);
   if (thread->is_root && --world.roots_ == 0) world.End(true);
-  // The C library's work after this is the real thread's. It must end before another thread
-  // continues; otherwise addresses would differ from run to run. Run() waits for it.
+  // The C library's work after this is the real thread's. It ends before another thread continues:
+  // Run() waits for it.
   world.after_end_ = world.Next();
   current = nullptr;
   world.ended_ = thread;
@@ -201,6 +201,7 @@ int World::PointsUntilSwitch() {
 
 void World::Point(const char* doing) {
   if (++operations_ > kMostOperations) {
+    current->doing = doing;
     End(false);
     return Switch();
   }

@@ -80,7 +80,7 @@ absl::Status EndAfter(int rank, absl::Span<const pid_t> pids) {
 
 // Runs one of three ranks. One of them aborts the group, and ends after the launcher has reaped the
 // others, which end with the error: rank 2; or, in the scenario "recover", rank 1 in a group that
-// all have made after rank 2 had aborted the first one. In "overcome" nobody aborts that one: the
+// all have made after rank 2 had aborted the first one. In "overcome" no rank aborts that one: the
 // ranks end in their order. In "shrink" rank 0 ends first, and rank 2 aborts the group of the
 // others, in which it is rank 1.
 absl::Status RunRank(absl::string_view scenario, const std::string& folder) {

@@ -26,7 +26,9 @@ constexpr absl::Duration kLimit = absl::Seconds(5), kBeat = absl::Milliseconds(2
 // A group whose ranks send heartbeats. The number of a peer is its rank.
 class Server {
  public:
-  explicit Server(int ranks)
+  explicit Server(int ranks) : Server(ranks, ranks) {}
+  // The first ranks have joined.
+  Server(int ranks, int joined)
       : failures_(ranks),
         groups_(
             [this](ControlSeats::PeerId peer, absl::string_view payload) {
@@ -37,18 +39,22 @@ class Server {
             [this](const std::string& group, int world_size, const absl::Status& why) {
               reports_.push_back({group, world_size, why});
             }) {
-    for (int rank = 0; rank < ranks; ++rank) {
-      groups_.Join(
-          rank,
-          {.kind = Hello::Kind::kControl, .group = "world", .rank = rank, .world_size = ranks});
-    }
+    while (joined_ < joined) JoinNext();
+  }
+
+  void JoinNext() {
+    groups_.Join(joined_, {.kind = Hello::Kind::kControl,
+                           .group = "world",
+                           .rank = joined_,
+                           .world_size = static_cast<int>(failures_.size())});
+    ++joined_;
   }
 
   // Returns the ranks that the loop must disconnect.
   std::vector<ControlSeats::PeerId> Run(absl::Duration time) {
     for (absl::Duration end = now_ + time; now_ < end; now_ += kBeat) {
-      for (size_t rank = 0; rank < failures_.size(); ++rank) {
-        if (static_cast<int>(rank) != silent_) Send(rank, {.type = Type::kBeat});
+      for (int rank = 0; rank < joined_; ++rank) {
+        if (rank != silent_) Send(rank, {.type = Type::kBeat});
       }
       for (const ControlSeats::PeerId peer : groups_.PassTime(kBeat)) dismissed_.push_back(peer);
     }
@@ -84,7 +90,7 @@ class Server {
     EXPECT_TRUE(groups_.OnFrame(rank, Serialize(message)).ok());
   }
 
-  int silent_ = -1;
+  int silent_ = -1, joined_ = 0;
   std::vector<absl::Status> failures_;  // By rank: the first one that it has received.
   std::vector<ControlSeats::PeerId> dismissed_;
   absl::Duration now_;
@@ -115,6 +121,17 @@ TEST(ControlGroupsTest, AFailureIsReportedAsTheOthersGetIt) {
   EXPECT_EQ(why, server.failure(0));
   EXPECT_NE(why, server.failure(1));  // The lost rank gets another text.
   EXPECT_FALSE(server.failure(1).ok());
+}
+
+TEST(ControlGroupsTest, AGroupThatHasFailedIsNotReportedAsComplete) {
+  Server server(3, /*joined=*/2);
+  server.Run(absl::Seconds(10));
+  EXPECT_THAT(server.reports(), IsEmpty()) << "a rank is missing";
+  server.FallsSilent(1);
+  server.Run(2 * kLimit);
+  server.JoinNext();
+  ASSERT_EQ(server.reports().size(), 1);
+  EXPECT_FALSE(server.reports().front().why.ok());
 }
 
 TEST(ControlGroupsTest, NoRankIsLostIfAllReceiveNothing) {

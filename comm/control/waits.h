@@ -91,7 +91,7 @@ class Waits : public std::enable_shared_from_this<Waits> {
     // At least one thread uses the group, all of them wait for events that have not happened, and
     // no callbacks run.
     bool everyone_waits = false;
-    std::vector<Seen> waits;  // The waits that are not over, as they began.
+    std::vector<Seen> waits;  // Those that are not over, in the order in which they began.
   };
   Snapshot Now() const;
   bool EveryoneWaits() const { return Now().everyone_waits; }

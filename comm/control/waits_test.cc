@@ -81,6 +81,17 @@ TEST(WaitsTest, EveryoneWaitsWhenEachThreadThatUsesTheGroupDoes) {
   }
 }
 
+TEST(WaitsTest, AreInTheOrderInWhichTheyBegan) {
+  for (const bool is_first_first : {true, false}) {
+    auto waits = Waits::Create();
+    Worker a(waits), b(waits);
+    (is_first_first ? a : b).Wait();
+    const int64_t first = waits->Now().waits.at(0).id;
+    (is_first_first ? b : a).Wait();
+    EXPECT_EQ(waits->Now().waits.at(0).id, first);
+  }
+}
+
 TEST(WaitsTest, AWaitThatIsOverIsNone) {
   auto waits = Waits::Create();
   Worker a(waits);

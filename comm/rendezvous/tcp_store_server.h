@@ -39,9 +39,9 @@ struct TcpStoreServerOptions {
   std::string host = "rank 0";  // The name of this process, for the message when it dies.
   absl::Duration greeting_timeout = absl::Seconds(10);  // For a connection to authenticate.
   absl::Duration linger = absl::Seconds(5);
-  // Called with a group's name and size when all of its ranks have connected, with OK, and once if
-  // it ends with an error, with the one that its ranks are sent: FailureInfoOf() has those that
-  // caused it. Called on the server's thread until the server is destroyed; must not block.
+  // Called with OK when all ranks of a group have connected, and once if the group ends with an
+  // error, with the error that its ranks are sent: FailureInfoOf() has the ranks that caused it.
+  // Called on the server's thread until the server is destroyed; must not block.
   std::function<void(const std::string& group, int world_size, const absl::Status& status)>
       on_group;
 };

@@ -445,7 +445,7 @@ int munmap(void* address, size_t bytes) noexcept {
 
 // ---- The machine --------------------------------------------------------------------------------
 
-// Each machine has a network name space of its own.
+// Each machine has a network name space of its own. The numbers are such as Linux gives.
 int stat(const char* path, struct stat* file) noexcept {
   static const auto original =
       reinterpret_cast<int (*)(const char*, struct stat*)>(dlsym(RTLD_NEXT, "stat"));
@@ -453,8 +453,8 @@ int stat(const char* path, struct stat* file) noexcept {
   if (!IsSimulated() || (!is_network && std::strcmp(path, "/proc/self/ns/user") != 0))
     return original(path, file);
   *file = {};
-  file->st_ino = 4026531837;
-  if (is_network) file->st_ino += 3 + static_cast<ino_t>(World::Current()->host->machine);
+  file->st_ino =
+      is_network ? 4026531840 + static_cast<ino_t>(World::Current()->host->machine) : 4026531837;
   return 0;
 }
 

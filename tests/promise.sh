@@ -6,10 +6,10 @@
 #
 # Prints "ok" and the text if the command succeeds; else "FAILED" with the end of its output.
 promise() { # text command...
-  local text=$1 out=$work/out
+  local text=$1 out=$work/out began=$SECONDS
   shift
   if "$@" >"$out" 2>&1; then
-    echo "ok      $text"
+    echo "ok      $text ($((SECONDS - began)) s)"
   else
     echo "FAILED  $text"
     tail -n 60 "$out" | sed "s/^/        /"  # Its lines are no promises.

@@ -65,7 +65,7 @@ names_every_public_target() {
 # Each header is a program of its own, and includes evenkeel, Abseil, C++ and C.
 header_compiles_alone() {
   local all strange
-  all=$(g++ -std=c++20 -fsyntax-only -Wall -Wextra -Werror -Wno-missing-field-initializers -MD \
+  all=$(g++ -std=c++20 -fsyntax-only -Wall -Wextra -Werror -MD \
     -MF /dev/stdout -I"$1/include" -include "evenkeel/$2" -x c++ /dev/null) || return 1
   strange=$(tr -s ' \\' '\n' <<<"$all" |
     grep -E '^/usr/(local/)?include/(gloo|openssl|nlohmann|nccl|cuda)|^/usr/local/cuda|/comm/(tcp|nccl)/' |

@@ -188,17 +188,21 @@ class Targets:
     """Which target has which test, and its arguments."""
 
     def __init__(self, bazel, scratch, tests):
-        described = subprocess.run([*bazel, "query", "kind('(cc|_backend)_test', //...)", "--output=xml", "--noshow_progress"],
+        described = subprocess.run([*bazel, "query", "kind('(cc|_variant)_test', //...)", "--output=xml", "--noshow_progress"],
                                    cwd=scratch, stdout=subprocess.PIPE, check=False)
         if not described.stdout:
             fail("bazel query has failed")
         self.of_source, self.arguments, self.tests = collections.defaultdict(list), {}, tests
+        self.first_tier, self.program = set(), {}
         for rule in xml.etree.ElementTree.fromstring(described.stdout).iter("rule"):
             lists = {one.get("name"): [each.get("value") for each in one] for one in rule.iter("list")}
             if "gpu" in (lists.get("tags") or []):
                 continue
             label = rule.get("name")
             self.arguments[label] = lists.get("args") or []
+            self.program[label] = next((one.get("value") for one in rule.iter("label") if one.get("name") == "test"), label)
+            if "full" not in (lists.get("tags") or []):
+                self.first_tier.add(label)
             for source in lists.get("srcs") or []:
                 self.of_source[source.lstrip("/").replace(":", "/", 1).lstrip("/")].append(label)
 
@@ -208,6 +212,11 @@ class Targets:
         if len(labels) == 1:
             return labels[0], None
         return None, f"{test} is in {', '.join(labels) or 'no target'}: name its target"
+
+    def in_first_tier(self, label):
+        """The target of the first tier that runs the same program, or None."""
+        same = {each for each in self.first_tier if self.program[each] == self.program[label]}
+        return label if label in same else min(same, default=None)
 
 
 def gtest_filter(tests):
@@ -244,6 +253,8 @@ def run_test(scratch, label, arguments, tests, limit, mutant=None):
         environment.pop("EVENKEEL_MUTANT", None)
         over = re.search(r"_over_([a-z_]+)_test$", name)  # backend_tests.bzl: backend_tests().
         environment["EVENKEEL_TEST_BACKEND"] = over.group(1) if over else "local"
+        if name.endswith("_of_few_seeds_test"):
+            environment["EVENKEEL_TEST_FEW_SEEDS"] = "1"
         environment["EVENKEEL_HOST_PARTS"] = "2" if over and over.group(1) == "hierarchical" else ""
         if mutant:
             environment["EVENKEEL_MUTANT"] = mutant.name
@@ -332,6 +343,8 @@ def main():
                                      prog="tests/mutants.sh")
     parser.add_argument("which", nargs="*", help="names of mutants or of tables, with * and ?; all if none")
     parser.add_argument("--list", action="store_true", help="prints the mutants, and looks for their anchors and tests")
+    parser.add_argument("--first_tier", action="store_true",
+                        help="runs tests as the first tier has them; mutants that only the second one finds survive")
     parser.add_argument("--output", action="store_true", help="prints what the tests print")
     parser.add_argument("--jobs", type=int, default=1, help="how many tests run at once (1; their time counts)")
     parser.add_argument("--limit", type=float, default=300, help="the most seconds that a test may take")
@@ -368,6 +381,14 @@ def main():
             problems.append(f"there is no test {test.label}")
     if problems:
         fail(*problems)
+    beyond = set()
+    if options.first_tier:
+        for test in tests:
+            test.label = targets.in_first_tier(test.label)
+        for mutant in mutants:
+            mutant.tests = [test for test in mutant.tests if test.label]
+        beyond = {mutant.name for mutant in mutants if not mutant.tests}
+        tests = [test for test in tests if test.label]
     labels = sorted({test.label for test in tests})
     build = [*bazel, "build", "--keep_going", "--noshow_progress", *labels]
     if subprocess.run(build, cwd=options.scratch, check=False).returncode:
@@ -375,6 +396,7 @@ def main():
 
     unmutated = run_unmutated(options.scratch, targets, tests, options)
     survivors, unknown = run_mutants(options.scratch, targets, mutants, unmutated, options)
+    survivors |= beyond
     print(f"{len(mutants)} mutants: {len(mutants) - len(survivors) - len(unknown)} killed, {len(survivors)} survive, "
           f"{len(unknown)} unknown")
     for name in sorted(survivors | unknown):

@@ -1,15 +1,19 @@
-"""A test over several backends, which is compiled and linked once."""
+"""Several tests of one program, which is compiled and linked once."""
+
+load(":first_tier.bzl", "tier_tags")
 
 BACKENDS = ["shm", "tcp", "hierarchical"]
 
-def _backend_test_impl(ctx):
+def _variant_test_impl(ctx):
     program = ctx.actions.declare_file(ctx.label.name)
     ctx.actions.symlink(
         output = program,
         target_file = ctx.executable.test,
         is_executable = True,
     )
-    variables = dict(ctx.attr.env, EVENKEEL_TEST_BACKEND = ctx.attr.backend)
+    variables = dict(ctx.attr.env)
+    if ctx.attr.backend:
+        variables["EVENKEEL_TEST_BACKEND"] = ctx.attr.backend
     if ctx.attr.backend == "hierarchical":
         variables["EVENKEEL_HOST_PARTS"] = "2"  # For ranks that are processes.
     return [
@@ -20,10 +24,10 @@ def _backend_test_impl(ctx):
         testing.TestEnvironment(variables),
     ]
 
-_backend_test = rule(
-    implementation = _backend_test_impl,
+_variant_test = rule(
+    implementation = _variant_test_impl,
     attrs = {
-        "backend": attr.string(mandatory = True),
+        "backend": attr.string(),
         "env": attr.string_dict(),
         "test": attr.label(
             cfg = "target",
@@ -46,10 +50,27 @@ def backend_tests(tests, backends = BACKENDS, tags = ["cpu:2", "multirank"], **k
     """
     for test in tests if type(tests) == type([]) else [tests]:
         for backend in backends:
-            _backend_test(
-                name = "%s_over_%s_test" % (test[:-len("_test")], backend),
+            name = "%s_over_%s_test" % (test[:-len("_test")], backend)
+            _variant_test(
+                name = name,
                 backend = backend,
-                tags = tags,
+                tags = tags + tier_tags(name),
                 test = test,
                 **kwargs
             )
+
+def few_seeds_test(test, **kwargs):
+    """Runs a test of many seeds, x_test, as x_of_few_seeds_test, in which EVENKEEL_TEST_FEW_SEEDS is set.
+
+    Args:
+      test: x_test.
+      **kwargs: as of cc_test: args, shard_count, size, tags.
+    """
+    name = test[:-len("_test")] + "_of_few_seeds_test"
+    _variant_test(
+        name = name,
+        env = {"EVENKEEL_TEST_FEW_SEEDS": "1"},
+        tags = kwargs.pop("tags", []) + tier_tags(name),
+        test = test,
+        **kwargs
+    )

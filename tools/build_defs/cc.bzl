@@ -9,6 +9,7 @@ every workspace that takes evenkeel in.
 """
 
 load("@rules_cc//cc:defs.bzl", "cc_binary", "cc_library", "cc_test")
+load(":first_tier.bzl", "tier_tags")
 load(":precompiled_header.bzl", "precompiled_header")
 
 _FLAGS = [
@@ -18,7 +19,20 @@ _FLAGS = [
     "-Wnon-virtual-dtor",
     "-Woverloaded-virtual",
     "-Wno-missing-field-initializers",  # {.cap = x} means: the rest by default
-    "-Wno-restrict",  # GCC 12 sees overlaps in std::string + (PR105651)
+] + [
+    # What GCC derives from inlined code: GCC 12 is wrong about the standard library's own, as with
+    # std::string + (PR105651). The sanitizers look for the same defects in code that runs.
+    "-Wno-" + guess
+    for guess in [
+        "array-bounds",
+        "dangling-pointer",
+        "free-nonheap-object",
+        "maybe-uninitialized",
+        "nonnull",
+        "restrict",
+        "stringop-overflow",
+        "stringop-overread",
+    ]
 ]
 
 _PRELUDE = "//tools/build_defs:evenkeel_prelude"
@@ -91,13 +105,14 @@ def ek_cc_binary(name, deps = [], prelude = _PRELUDE, **kwargs):
         **kwargs
     )
 
-def ek_cc_test(name, srcs = None, size = "small", deps = [], prelude = _TEST_PRELUDE, **kwargs):
-    """A GoogleTest.
+def ek_cc_test(name, srcs = None, size = "small", tags = [], deps = [], prelude = _TEST_PRELUDE, **kwargs):
+    """A GoogleTest; of the second tier unless first_tier.bzl lists it.
 
     Args:
       name: x_test.
       srcs: <name>.cc unless it says otherwise.
       size: as of cc_test.
+      tags: as of cc_test.
       deps: without GoogleTest and its main(), which come by themselves, and so do the
         parts of Abseil that test_prelude.h includes, if that is the prelude.
       prelude: the precompiled header to use in place of test_prelude.
@@ -109,6 +124,7 @@ def ek_cc_test(name, srcs = None, size = "small", deps = [], prelude = _TEST_PRE
         srcs = [name + ".cc"] if srcs == None else srcs,
         copts = _copts(kwargs, prelude),
         linkstatic = kwargs.pop("linkstatic", True),
+        tags = tags + tier_tags(name),
         deps = deps + [prelude, "@com_google_googletest//:gtest_main"] + _PROGRAM_DEPS,
         **kwargs
     )
@@ -161,6 +177,6 @@ def ek_cc_benchmark(name, srcs = None, deps = [], tags = [], size = "small", **k
         size = size,
         args = ["--benchmark_min_time=0.001"],
         linkstatic = True,
-        tags = tags + ["benchmark"],
+        tags = tags + ["benchmark", "full"],
         deps = [":" + name + "_cases"],
     )

@@ -1,0 +1,108 @@
+"""The checks of first_tier.sh."""
+
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
+PAGES = ["README.md", "tools/README.md", *sorted(str(page.relative_to(REPOSITORY)) for page in REPOSITORY.glob("docs/*.md"))]
+# A program of a command of the docs; those below tests/ and the benchmarks are for engineers.
+COMMAND = re.compile(r"bazelw? (?:run|build) (?:-[^ ]* )*(//(?:trainer|tools|examples|python|join)[a-z0-9_/]*:?[a-z0-9_]*)")
+
+
+def lists():
+    """PROMISES and ENTRY_POINTS; the file's beginning is Python as well."""
+    text = (REPOSITORY / "tools/build_defs/first_tier.bzl").read_text()
+    names = {}
+    exec(text.partition("\n_TESTS = ")[0], names)  # pylint: disable=exec-used
+    return names["PROMISES"], names["ENTRY_POINTS"]
+
+
+def promises_of_docs():
+    """The numbers of the list below "Promises"."""
+    text = (REPOSITORY / "docs/internals.md").read_text().partition("\n## Promises\n")[2].partition("\n## ")[0]
+    return set(re.findall(r"^(\d+)\. ", text, re.MULTILINE))
+
+
+def programs_of_docs():
+    """Where the docs name each program."""
+    found = {}
+    for page in PAGES:
+        for program in COMMAND.findall((REPOSITORY / page).read_text()):
+            if not program.endswith("_benchmark"):
+                found.setdefault(program.rstrip("/"), page)
+    return found
+
+
+def query(expression):
+    bazel = shlex.split(os.environ.get("BAZEL", "./bazelw"))
+    answer = subprocess.run([*bazel, "query", "--noshow_progress", "--keep_going=false", expression], cwd=REPOSITORY,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False, text=True)
+    if answer.returncode:
+        sys.exit(f"FAILED  bazel query works\n{answer.stderr}")
+    return set(answer.stdout.split())
+
+
+# What bazelw makes of a command: whether it drops the filter of .bazelrc, which would hide a test that is named.
+COMMANDS = {
+    "test //...": False,
+    "test //bucket/... //comm:work_test": False,
+    "test -k //bucket:all": False,
+    "test": False,
+    "build //bucket:fusion_test": False,
+    "run //tools:launch -- test //x:y": False,
+    "test //bucket:fusion_test": True,
+    "--batch test --config=asan fusion_test --test_arg=x": True,
+}
+
+
+def wrongly_passed_on():
+    """The commands of which bazelw makes something else."""
+    with tempfile.TemporaryDirectory() as folder:
+        fake = pathlib.Path(folder) / "bazel"
+        fake.write_text('#!/bin/sh\n[ "$1" = --version ] || echo "$@"\n')
+        fake.chmod(0o755)
+        environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+        for command, drops in COMMANDS.items():
+            said = subprocess.run([REPOSITORY / "bazelw", *command.split()], env=environment, check=False, text=True,
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout.strip()
+            if said != (command.replace("test ", "test --test_tag_filters= ", 1) if drops else command):
+                yield f"bazelw {command}: {said}"
+
+
+def main():
+    promises, entries = lists()
+    listed = [test for tests in [*promises.values(), *entries.values()] for test in tests]
+    tests = {test for test in listed if test.startswith("//")}
+    scripts = {test for test in listed if not test.startswith("//")}
+    programs = programs_of_docs()
+    documented, ran = promises_of_docs(), query('tests(//...) except attr(tags, "[\\[ ](full|gpu)[,\\]]", tests(//...))')
+    ci = (REPOSITORY / ".ci/run").read_text()
+    checks = {
+        "each promise of docs/internals.md has a test of the first tier":
+            [f"promise {number} is in one of both only" for number in documented ^ set(promises)] +
+            [f"promise {number} has none" for number, shown_by in promises.items() if not shown_by] +
+            (["docs/internals.md lists no promises"] if not documented else []),
+        "each program of the docs has a test of the first tier":
+            [f"{program} ({programs[program]}) is not in ENTRY_POINTS" for program in programs
+             if program not in entries and program.partition(":")[0] not in entries] +
+            [f"{program} has none" for program, shown_by in entries.items() if not shown_by] +
+            (["the docs name no programs"] if not programs else []),
+        "the tests of the first tier exist, and bazel test //... runs these":
+            [f"{test} is not run" for test in tests - ran] + [f"{test} is not listed" for test in ran - tests],
+        "the scripts among them exist, and .ci/run calls them":
+            [script for script in scripts if not os.access(REPOSITORY / script, os.X_OK) or script not in ci],
+        "bazelw drops the first tier's filter where tests are named": list(wrongly_passed_on()),
+    }
+    for sentence, problems in checks.items():
+        print(f"{'FAILED ' if problems else 'ok     '} {sentence}")
+        for problem in sorted(problems):
+            print(f"        {problem}")
+    return 1 if any(checks.values()) else 0
+
+
+sys.exit(main())

@@ -1,0 +1,156 @@
+"""The first tier: the tests that `./bazelw test //...` runs. All others have the tag "full".
+
+What is listed once belongs to it, under what it shows. tests/first_tier.sh checks that each promise of docs/internals.md and
+each program of the docs is here, and that each of these tests exists. A test that is needed for none of them stays out: the
+second tier has it.
+"""
+
+# By the number of the promise in docs/internals.md.
+PROMISES = {
+    "1": [  # Never hangs.
+        "//comm/base:clock_test",
+        "//comm/control:hub_test",
+        "//comm/control:rank_status_test",
+        "//comm/control:tree_link_test",
+        "//comm:shrink_test",
+        "//comm:split_test",
+        "//comm:watch_test",
+        "//comm:work_test",
+        "//join:join_over_shm_test",
+        "//tests/conformance:failures_over_shm_test",
+        "//tests/conformance:misuse_over_shm_test",
+        "//tests/processes:processes_test",
+        "//tests/simulation:simulation_of_few_seeds_test",
+        "//tests/training:faults_over_shm_test",
+        "//tests:shm_faults_test",
+        "//tests:six_cases_over_shm_test",
+    ],
+    "2": [  # Equal to one rank.
+        "//tests/slices:sliced_optimizer_over_shm_test",
+        "//tests/training:parity_over_shm_test",
+        "//tests/uneven:samples_over_shm_test",
+        "//tests/uneven:uneven_over_shm_test",
+        "//zero_optim:optimizer_over_shm_test",
+        "//zero_optim:sharded_balance_over_shm_test",
+        "//zero_optim:sharded_freeze_over_shm_test",
+        "//zero_optim:sharded_join_over_shm_test",
+    ],
+    "3": [  # Join adds nothing to the data plane.
+        "//join:scope_over_shm_test",
+        "//join/steps:followed_calls_test",
+        "//tests/defects:join_planes_over_shm_test",
+        "//tests/defects:sharded_join_over_shm_test",
+        "//tests/defects:unused_join_over_shm_test",
+        "//tests/uneven:leave_over_shm_test",
+    ],
+    "4": [  # The set of trained parameters is checked.
+        "//bucket:data_parallel_over_shm_test",
+        "//bucket:trainability_over_shm_test",
+        "//bucket:unused_parameters_over_shm_test",
+    ],
+    "5": [  # Bad input is refused with a sentence.
+        "//tests/training:errors_test",
+        "//tools:launch_test",
+        "//tools:plan_test",
+    ],
+    "6": [  # Strangers.
+        "//comm/rendezvous:rendezvous_test",
+        "//comm/rendezvous:tcp_store_test",
+        "//comm/tcp:meeting_test",
+        "//tests/hostile:hostile_test",
+    ],
+    "7": [  # Lost ranks.
+        "//join:recovery_plan_test",
+        "//tests/recovery:recovery_over_shm_test",
+        "//tests/recovery:recovery_uses_over_shm_test",
+        "//tests/training:resume_over_shm_test",
+        "//tests:elastic_over_shm_test",
+        "//zero_optim:damage_over_shm_test",
+    ],
+    "8": [  # The cost of agreement.
+        "//comm:agreement_test",
+        "//tests/cost:cost_when_off_test",
+    ],
+    "9": [  # Omitted and different steps.
+        "//bucket:divergence_test",
+        "//bucket:replica_check_over_shm_test",
+        "//tests/unequal_steps:unequal_steps_over_shm_test",
+    ],
+}
+
+# By the program, or the package of headers, that the docs name. What needs PyTorch is not in //... and names its script.
+ENTRY_POINTS = {
+    "//bucket": [
+        "//bucket:readme_test",
+        "//bucket:reduction_over_shm_test",
+        "//bucket:replace_group_over_shm_test",
+        "//bucket:static_graph_over_shm_test",
+        "//bucket:stats_over_shm_test",
+        "//bucket:tuning_over_shm_test",
+        "//tests/defects:ready_order_over_shm_test",
+        "//tests/in_backward:in_backward_over_shm_test",
+        "//tests/overlap:overlap_over_shm_test",
+    ],
+    "//comm": [
+        "//comm/shm:meeting_test",
+        "//comm/shm:shm_test",
+        "//comm/tcp:backend_test",
+        "//comm/tcp:tcp_test",
+        "//comm/tcp:transport_test",
+        "//comm/hierarchical:backend_test",
+        "//comm:readme_test",
+        "//tests/conformance:channels_over_shm_test",
+        "//tests/conformance:movement_over_shm_test",
+        "//tests/conformance:reductions_over_shm_test",
+        "//tests/conformance:tags_over_shm_test",
+        "//tests/conformance:uneven_over_shm_test",
+        "//tests/mesh:mesh_over_shm_test",
+    ],
+    "//examples": ["//examples:tutorial_test"],
+    "//join": ["//join/steps:straggler_detector_test"],
+    "//join/abi:evenkeel": ["python/check.sh"],
+    "//libtorch": ["libtorch/check.sh"],
+    "//python/evenkeel_c10d:wheel": ["python/check.sh"],
+    "//tools:bench_collectives": ["//tools:bench_collectives_test"],
+    "//tools:bench_scaling": ["//tools:bench_scaling_test"],
+    "//tools:bench_step": ["//tools:bench_step_test"],
+    "//tools:flight": ["//tools:flight_test"],
+    "//tools:install": ["//tools:install_test"],
+    "//tools:launch": ["//tools:launcher_test"],
+    "//tools:package": ["tests/consumer_cmake/check.sh"],
+    "//tools:plan": ["//tools:plan_test"],
+    "//tools:predict": ["//tools/predict:predict_test"],
+    "//tools:top": ["//tests/stragglers:top_test"],
+    "//tools/gpu:bench_device": ["//tools/gpu:bench_device_test"],
+    "//trainer:generate": ["//trainer:generate_test"],
+    "//trainer:train": [
+        "//tests/training:run_over_shm_test",
+        "//trainer/app:memory_plan_test",
+        "//trainer/app:training_run_over_shm_test",
+        "//trainer/checkpoint:checkpoint_folder_test",
+        "//trainer/checkpoint:run_state_test",
+        "//trainer/checkpoint:stop_signals_test",
+        "//trainer/data:sampler_test",
+        "//trainer/report:chrome_trace_test",
+        "//trainer:readme_test",
+    ],
+    "//zero_optim": [
+        "//tests/slices:sliced_checkpoint_over_shm_test",
+        "//tests/slices:sliced_traffic_test",
+        "//tests/sparse:sparse_update_over_shm_test",
+        "//zero_optim/checkpoint:checkpoint_test",
+        "//zero_optim/checkpoint:checkpoint_writer_test",
+        "//zero_optim:clip_over_shm_test",
+        "//zero_optim:readme_test",
+    ],
+}
+
+_TESTS = {
+    test: None
+    for tests in PROMISES.values() + ENTRY_POINTS.values()
+    for test in tests
+}
+
+def tier_tags(name):
+    """The tags by which .bazelrc finds a test's tier."""
+    return [] if "//%s:%s" % (native.package_name(), name) in _TESTS else ["full"]

@@ -41,7 +41,10 @@ constexpr absl::Duration kPatience = absl::Seconds(60);
 absl::Status RunRank() {
   EndWithParent();
   EK_ASSIGN_OR_RETURN(const Environment environment, ReadEnvironment());
-  EK_ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> comm, CreateCommunicator(environment));
+  EK_ASSIGN_OR_RETURN(
+      const std::unique_ptr<Communicator> comm,
+      CreateCommunicator(environment,
+                         {.communicator = {.watch = {.beat = absl::Milliseconds(200)}}}));
   EK_ASSIGN_OR_RETURN(
       const std::unique_ptr<DelayedTraining> training,
       DelayedTraining::Create(comm.get(), {.delay = FLAGS_slow >= 0 ? Delay::kLoader : Delay::kNone,
@@ -54,17 +57,42 @@ absl::Status RunRank() {
   return absl::OkStatus();
 }
 
-class TopTest : public testing::Test {
- protected:
-  void StartJob(const std::string& flag = "") {
+// The ranks of a job, which are killed with this object.
+class Job {
+ public:
+  explicit Job(const std::string& flag = "") {
+    static int jobs = 0;
+    name_ = absl::StrCat("top-test-", getpid(), "-", jobs++);
     for (int rank = 0; rank < kWorld; ++rank) {
       std::vector<std::string> command = {ThisProgram(), "--is_rank"};
       if (!flag.empty()) command.push_back(flag);
-      Variables variables = RankVariables(rank, kWorld, folder_, "secret of top_test");
-      variables["EVENKEEL_JOB"] = job_;
-      ASSERT_TRUE(ranks_.Start(command, variables).ok());
+      Variables variables = RankVariables(
+          rank, kWorld, absl::StrCat(std::getenv("TEST_TMPDIR"), "/", name_), "secret of top_test");
+      variables["EVENKEEL_JOB"] = name_;
+      EXPECT_TRUE(ranks_.Start(command, variables).ok());
     }
   }
+  const std::string& name() const { return name_; }
+  void Signal(int rank, int signal) { ranks_.Signal(rank, signal); }
+
+ private:
+  std::string name_;
+  ChildProcesses ranks_;
+};
+
+class TopTest : public testing::Test {
+ protected:
+  // A rank is a straggler after 10 s, which pass during the first tests.
+  static void SetUpTestSuite() { SlowJob(); }
+  static void TearDownTestSuite() { EndSlowJob(); }
+
+  static Job& SlowJob() {
+    if (slow_job_ == nullptr) slow_job_ = std::make_unique<Job>("--slow=2");
+    return *slow_job_;
+  }
+  static void EndSlowJob() { slow_job_ = nullptr; }
+
+  void StartJob(const std::string& flag = "") { job_ = std::make_unique<Job>(flag); }
   // Returns what top prints.
   std::string Top(const std::string& arguments) {
     return ReadAll(popen(absl::StrCat("tools/top ", arguments, " 2>&1").c_str(), "r"));
@@ -78,20 +106,23 @@ class TopTest : public testing::Test {
     return output;
   }
   // Returns the first output that has `text`; the last one if none has it in time.
-  std::string TopUntil(const std::string& text) {
+  std::string TopUntil(const std::string& text) { return TopUntil(*job_, text); }
+  std::string TopUntil(const Job& job, const std::string& text) {
     std::string output;
     const absl::Time deadline = absl::Now() + kPatience;
     do {
-      output = Top(job_);
+      output = Top(job.name());
     } while (!absl::StrContains(output, text) && absl::Now() < deadline);
     return output;
   }
 
-  const std::string folder_ = absl::StrCat(std::getenv("TEST_TMPDIR"), "/job-", getpid());
-  const std::string job_ = absl::StrCat("top-test-", getpid());
-  ChildProcesses ranks_;
+  std::unique_ptr<Job> job_;
   int exit_code_ = -1;
+
+ private:
+  static std::unique_ptr<Job> slow_job_;
 };
+std::unique_ptr<Job> TopTest::slow_job_;
 
 TEST_F(TopTest, AJobThatTrainsHasNothingToReport) {
   StartJob();
@@ -99,7 +130,8 @@ TEST_F(TopTest, AJobThatTrainsHasNothingToReport) {
   EXPECT_EQ(exit_code_, 0);
   EXPECT_THAT(text, HasSubstr("hosted by rank 0\nworld: 3 ranks, step "));
   EXPECT_THAT(text, Not(HasSubstr("waited for")));
-  EXPECT_THAT(Top("--json --once " + job_), HasSubstr(R"([{"group":"world","error":"","ranks":[)"));
+  EXPECT_THAT(Top("--json --once " + job_->name()),
+              HasSubstr(R"([{"group":"world","error":"","ranks":[)"));
 }
 
 TEST_F(TopTest, NamesTheRankThatHangsWhileTheOthersWait) {
@@ -109,16 +141,10 @@ TEST_F(TopTest, NamesTheRankThatHangsWhileTheOthersWait) {
   EXPECT_THAT(TopUntil(text), HasSubstr(text));
 }
 
-TEST_F(TopTest, NamesTheSlowRank) {
-  StartJob("--slow=2");
-  EXPECT_THAT(TopUntil("rank 2 costs the group"),
-              testing::ContainsRegex("rank 2 costs the group [0-9]+ % of its time: input"));
-}
-
 TEST_F(TopTest, NamesAStoppedProcessAndThenWhyTheGroupEnded) {
   StartJob("--hangs=0");  // So that the host of the store still runs when the others have ended.
   TopUntil("for rank 0");
-  ranks_.Signal(2, SIGSTOP);
+  job_->Signal(2, SIGSTOP);
   EXPECT_THAT(TopUntil("rank 2 has sent nothing for"), HasSubstr("rank 2 has sent nothing for"));
   EXPECT_THAT(TopUntil("has ended"), HasSubstr("the group has ended: rank 2 is silent"));
 }
@@ -126,20 +152,26 @@ TEST_F(TopTest, NamesAStoppedProcessAndThenWhyTheGroupEnded) {
 TEST_F(TopTest, SaysThatTheHostOfTheStoreHangs) {
   StartJob();
   TopUntil("ms a step");
-  ranks_.Signal(0, SIGSTOP);
+  job_->Signal(0, SIGSTOP);
   const absl::Time begin = absl::Now();
-  EXPECT_THAT(Top(job_), testing::ContainsRegex(
-                             "top: the observer found no store at [0-9.:]+ within 2[.0-9]*s"));
+  EXPECT_THAT(
+      Top(job_->name()),
+      testing::ContainsRegex("top: the observer found no store at [0-9.:]+ within 2[.0-9]*s"));
   EXPECT_EQ(exit_code_, 1);
   EXPECT_LT(absl::Now() - begin, absl::Seconds(10));
 }
 
+TEST_F(TopTest, NamesTheSlowRank) {
+  EXPECT_THAT(TopUntil(SlowJob(), "rank 2 costs the group"),
+              testing::ContainsRegex("rank 2 costs the group [0-9]+ % of its time: input"));
+}
+
 TEST_F(TopTest, ServesTheStateUntilTheJobHasEnded) {
-  StartJob("--slow=2");
-  TopUntil("rank 2 costs the group");
-  FILE* server = popen(
-      absl::StrCat("EVENKEEL_STATUS_TOKEN=t tools/top --serve=127.0.0.1:0 ", job_, " 2>&1").c_str(),
-      "r");
+  TopUntil(SlowJob(), "rank 2 costs the group");
+  FILE* server = popen(absl::StrCat("EVENKEEL_STATUS_TOKEN=t tools/top --serve=127.0.0.1:0 ",
+                                    SlowJob().name(), " 2>&1")
+                           .c_str(),
+                       "r");
   std::array<char, 4096> line;
   ASSERT_NE(fgets(line.data(), line.size(), server), nullptr);
   int port = 0;
@@ -153,7 +185,7 @@ TEST_F(TopTest, ServesTheStateUntilTheJobHasEnded) {
   EXPECT_THAT(ReadAll(client),
               testing::ContainsRegex(
                   "evenkeel_rank_cost_ratio\\{group=\"world\",rank=\"2\"\\} 0\\.[0-9]*[1-9]"));
-  for (int rank = 0; rank < kWorld; ++rank) ranks_.Signal(rank, SIGKILL);
+  EndSlowJob();
   EXPECT_THAT(ReadAll(server), HasSubstr("top: "));
   EXPECT_EQ(exit_code_, 1);
 }

@@ -28,6 +28,8 @@ using testing::IsEmpty;
 using testing::Not;
 
 constexpr absl::Duration kTimeout = absl::Seconds(15);
+// A deadlock is reported after a second and two beats. The program below has the default interval.
+constexpr absl::Duration kBeat = absl::Milliseconds(50);
 
 std::vector<RankReport> RunAll(const UnevenCase& uneven, const std::vector<int>& inputs,
                                const TestGroup& group) {
@@ -45,8 +47,8 @@ class SixCasesTest : public testing::TestWithParam<std::tuple<UnevenCase, std::v
 
 TEST_P(SixCasesTest, EndsOnEveryRankAsPromised) {
   const auto& [uneven, inputs] = GetParam();
-  const absl::StatusOr<TestGroup> group =
-      CreateTestGroup(static_cast<int>(inputs.size()), {.timeout = kTimeout});
+  const absl::StatusOr<TestGroup> group = CreateTestGroup(
+      static_cast<int>(inputs.size()), {.timeout = kTimeout, .watch = {.beat = kBeat}});
   ASSERT_TRUE(group.ok()) << group.status();
   EXPECT_THAT(Judge(uneven, inputs, RunAll(uneven, inputs, *group)), IsEmpty());
 }

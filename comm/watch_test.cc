@@ -186,12 +186,15 @@ TEST_P(WatchTest, ALongWaitIsWarnedOfOnce) {
 TEST_P(WatchTest, RanksThatWaitForEachOtherLearnOfIt) {
   absl::Status seen[2];
   const absl::Time start = absl::Now();
-  RunRanksOver(GetParam(), 2, [&](Communicator& comm) -> absl::Status {
-    EK_ASSIGN_OR_RETURN(Channel * other, comm.OpenChannel("other"));
-    EK_RETURN_IF_ERROR(comm.Barrier());
-    seen[comm.rank()] = (comm.rank() == 0 ? comm.user() : *other).Barrier().Wait();
-    return absl::OkStatus();
-  }).IgnoreError();
+  RunRanksOver(GetParam(), 2,
+               [&](Communicator& comm) -> absl::Status {
+                 EK_ASSIGN_OR_RETURN(Channel * other, comm.OpenChannel("other"));
+                 EK_RETURN_IF_ERROR(comm.Barrier());
+                 seen[comm.rank()] = (comm.rank() == 0 ? comm.user() : *other).Barrier().Wait();
+                 return absl::OkStatus();
+               },
+               {.watch = {.beat = kQuick}})
+      .IgnoreError();
   EXPECT_LT(absl::Now() - start, absl::Seconds(5));
   for (const absl::Status& status : seen) {
     EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
@@ -201,8 +204,8 @@ TEST_P(WatchTest, RanksThatWaitForEachOtherLearnOfIt) {
   }
 }
 
-// Longer than the hub lets a deadlock stand.
-constexpr absl::Duration kLong = absl::Seconds(3);
+// Longer than the hub lets a deadlock stand: a second, and a few beats of kQuick.
+constexpr absl::Duration kLong = absl::Milliseconds(1500);
 
 TEST_P(WatchTest, ACallbackThatTakesLongIsNoDeadlock) {
   const absl::Status status =

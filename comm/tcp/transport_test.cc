@@ -120,7 +120,10 @@ class Piece {
 std::string RandomText(size_t size, uint64_t seed) {
   std::mt19937_64 random(seed);
   std::string text(size, '\0');
-  for (char& c : text) c = static_cast<char>(random());
+  for (size_t at = 0; at < size; at += sizeof(uint64_t)) {
+    const uint64_t bytes = random();
+    std::memcpy(text.data() + at, &bytes, std::min(sizeof(bytes), size - at));
+  }
   return text;
 }
 
@@ -570,6 +573,9 @@ TEST(TcpTransportTest, NoBytesDoHarm) {
 
 constexpr DeliveryLimits kLimits = {
     .look = absl::Milliseconds(100), .warn = absl::Milliseconds(500), .end = absl::Seconds(3)};
+// For tests that need not act before the end.
+constexpr DeliveryLimits kShortLimits = {
+    .look = absl::Milliseconds(50), .warn = absl::Milliseconds(250), .end = absl::Seconds(1)};
 
 TEST(DeliveryWatchTest, CountsTheTimeWithoutProgressWhileOneIsDue) {
   using Found = DeliveryWatch::Found;
@@ -627,7 +633,7 @@ struct Warnings {
 
 // Ranks 0 and 1 of a transport that are ranks 4 and 6 of the group.
 struct WatchedPair {
-  WatchedPair() {
+  explicit WatchedPair(const DeliveryLimits& limits) {
     std::vector<UniqueFd> ends[2];
     for (auto& of_rank : ends) of_rank.resize(2);
     std::tie(ends[0][1], ends[1][0]) = Connection();
@@ -638,7 +644,7 @@ struct WatchedPair {
                                {.names = RankNames({4, 6}),
                                 .warn = warnings.function(),
                                 .on_lost = [this](const absl::Status& why) { lost = why; },
-                                .delivery = kLimits})
+                                .delivery = limits})
               .value());
     }
   }
@@ -650,23 +656,23 @@ struct WatchedPair {
 };
 
 TEST(TcpTransportTest, AConnectionThatDeliversNothingIsWarnedOfAndThenEnds) {
-  WatchedPair pair;
+  WatchedPair pair(kShortLimits);
   Piece sent(*pair.ranks[0], 100), received(*pair.ranks[1], 100);
   for (const int fd : pair.fds) DropIncoming(fd);
   const absl::Time start = SteadyNow();
   sent->send(1, 7);
   const absl::Status ended = StatusOf([&] { sent->waitSend(kSoon); });
-  EXPECT_GE(SteadyNow() - start, kLimits.end);
+  EXPECT_GE(SteadyNow() - start, kShortLimits.end);
   EXPECT_TRUE(absl::IsUnavailable(ended)) << ended;
   EXPECT_THAT(std::string(ended.message()),
-              HasSubstr("rank 6 has acknowledged nothing from rank 4 for 3s (124 bytes wait)"));
+              HasSubstr("rank 6 has acknowledged nothing from rank 4 for 1s (124 bytes wait)"));
   EXPECT_EQ(pair.lost, ended);
   EXPECT_THAT(pair.warnings.Take(),
               testing::ElementsAre(HasSubstr("rank 6 has acknowledged nothing from rank 4 for ")));
 }
 
 TEST(TcpTransportTest, AShortOutageIsWarnedOfAndTheConnectionGoesOn) {
-  WatchedPair pair;
+  WatchedPair pair(kLimits);
   Piece sent(*pair.ranks[0], RandomText(1 << 20, 3)), received(*pair.ranks[1], 1 << 20);
   for (const int fd : pair.fds) DropIncoming(fd);
   received->recv(0, 7);
@@ -690,16 +696,17 @@ TEST(TcpTransportTest, APeerThatReadsNothingIsNotLost) {
   auto [ours, theirs] = Connection();
   connections[1] = std::move(ours);
   Warnings warnings;
-  const auto transport = TcpTransport::Create(0, std::move(connections),
-                                              {.warn = warnings.function(), .delivery = kLimits})
-                             .value();
+  const auto transport =
+      TcpTransport::Create(0, std::move(connections),
+                           {.warn = warnings.function(), .delivery = kShortLimits})
+          .value();
   Piece sent(*transport, size_t{32} << 20);
   const auto ask = MessageHeader{Kind::kAsk, 7, 0}.Serialize();
   ASSERT_TRUE(
       SendAll(theirs, absl::string_view(ask.data(), ask.size()), SteadyNow() + absl::Seconds(30))
           .ok());
   sent->send(1, 7);
-  absl::SleepFor(kLimits.end + absl::Seconds(1));
+  absl::SleepFor(kShortLimits.end + absl::Milliseconds(500));
   std::string got;
   while (got.size() < sent.data.size()) {
     ASSERT_TRUE(WaitFor(theirs, POLLIN, SteadyNow() + absl::Seconds(30)).ok());

@@ -192,8 +192,8 @@ TEST(HostileTest, ALiveJobGoesOnUndisturbed) {
   const absl::StatusOr<std::string> hello = OverhearHello(store);
   ASSERT_TRUE(hello.ok()) << hello.status();
 
-  constexpr absl::Duration kQuiet = absl::Seconds(2), kAttack = absl::Seconds(5);
-  const absl::Time start = absl::Now() + absl::Seconds(1);  // The ranks connect meanwhile.
+  constexpr absl::Duration kQuiet = absl::Seconds(1), kAttack = absl::Seconds(5);
+  const absl::Time start = absl::Now() + absl::Milliseconds(500);  // The ranks connect meanwhile.
   absl::SleepFor(start + kQuiet - absl::Now());
   const int64_t memory_before = ResidentBytesOf(job.pids()[0]);
 
@@ -258,7 +258,7 @@ TEST(HostileTest, AJobStartsUnderAttack) {
         Attack(stranger, job, absl::Now() + absl::Milliseconds(100), /*turns_per_look=*/1).size();
   }
   EXPECT_EQ(listeners, size_t{kWorld}) << "there was nothing to attack";
-  Attack(stranger, job, absl::Now() + absl::Seconds(1));
+  Attack(stranger, job, absl::Now() + absl::Milliseconds(500));
   job.StartUpTo(kWorld);
   Attack(stranger, job, absl::Now() + absl::Seconds(2), /*turns_per_look=*/1);
   stranger.Hangup();

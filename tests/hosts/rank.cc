@@ -39,6 +39,7 @@ constexpr int kLastStep = 5;
 constexpr size_t kElements =
     4 << 20;  // Several chunks, so that the signal comes while data is on its way.
 constexpr int kPerBlock = 3;
+constexpr absl::Duration kSilence = absl::Seconds(2);  // hosts_test.cc has it, too.
 
 void Say(int rank, absl::string_view what) {
   std::cout << absl::StrCat(absl::ToUnixMillis(absl::Now()), " rank ", rank, " ", what, "\n")
@@ -63,8 +64,9 @@ absl::Status Lose(const Environment& environment, absl::string_view victims, int
   const std::vector<std::string> lost = absl::StrSplit(victims, ',');
   const bool is_victim =
       std::find(lost.begin(), lost.end(), absl::StrCat(environment.rank)) != lost.end();
-  absl::StatusOr<std::unique_ptr<Communicator>> comm =
-      CreateCommunicator(environment, {.connect_timeout = absl::Seconds(20)});
+  absl::StatusOr<std::unique_ptr<Communicator>> comm = CreateCommunicator(
+      environment, {.connect_timeout = absl::Seconds(20),
+                    .communicator = {.watch = {.beat = kSilence / 5, .silence = kSilence}}});
   if (comm.ok()) Say(environment.rank, absl::StrCat("is on ", (*comm)->backend_name()));
   const absl::Status status =
       comm.ok() ? AddUntilLost(**comm, is_victim, victims != "-", signal) : comm.status();

@@ -146,7 +146,7 @@ TEST(ProcessesTest, RunAndLeaveCleanly) {
 // Rank 1's last words, and that rank 0 could only say that it did not come.
 std::string RefusalOfRankOne(const Variables& of_rank_one) {
   std::string refusal;
-  auto programs = Start(2, -1, "3", {{0, {{"EVENKEEL_SECRET", "right"}}}, {1, of_rank_one}});
+  auto programs = Start(2, -1, "1.5", {{0, {{"EVENKEEL_SECRET", "right"}}}, {1, of_rank_one}});
   for (int rank : {0, 1}) {
     const Ended ended = programs[rank]->Wait();
     EXPECT_FALSE(ended.timed_out);

@@ -148,11 +148,20 @@ def ek_multirank_tests(names, **kwargs):
     for name in names:
         ek_multirank_test(name = name, **kwargs)
 
-def ek_cc_benchmark(name, srcs = None, deps = [], tags = [], size = "small", **kwargs):
+def ek_cc_benchmark(
+        name,
+        srcs = None,
+        deps = [],
+        tags = [],
+        size = "small",
+        smoke_test_without = None,
+        **kwargs):
     """A Google Benchmark program, and a test that runs each case for a moment.
 
     `bazel run :x_benchmark` measures; `:x_benchmark_smoke_test` keeps it alive. Its
     source is <name>.cc unless `srcs` says otherwise; Google Benchmark comes by itself.
+    The smoke test leaves out the cases that match the regular expression
+    `smoke_test_without`: sizes and worlds that run no code of their own.
     """
     visibility = kwargs.pop("visibility", None)
     cc_library(
@@ -175,7 +184,8 @@ def ek_cc_benchmark(name, srcs = None, deps = [], tags = [], size = "small", **k
     cc_test(
         name = name + "_smoke_test",
         size = size,
-        args = ["--benchmark_min_time=0.001"],
+        args = ["--benchmark_min_time=0.001"] +
+               (["--benchmark_filter=-" + smoke_test_without] if smoke_test_without else []),
         linkstatic = True,
         tags = tags + ["benchmark", "full"],
         deps = [":" + name + "_cases"],

@@ -19,7 +19,7 @@ constexpr ConvolutionShape kShapes[] = {
     {.batch = 2, .inputs = 1, .outputs = 3, .side = 5, .kernel = 3, .stride = 1},
     {.batch = 1, .inputs = 3, .outputs = 2, .side = 6, .kernel = 3, .stride = 2},
     {.batch = 3, .inputs = 2, .outputs = 4, .side = 7, .kernel = 3, .stride = 2},
-    {.batch = 2, .inputs = 16, .outputs = 16, .side = 4, .kernel = 3, .stride = 1},
+    {.batch = 2, .inputs = 16, .outputs = 16, .side = 3, .kernel = 3, .stride = 1},
     {.batch = 2, .inputs = 16, .outputs = 32, .side = 4, .kernel = 1, .stride = 2},
     {.batch = 1, .inputs = 5, .outputs = 18, .side = 3, .kernel = 1, .stride = 1},
 };
@@ -41,11 +41,11 @@ std::vector<float> Reference(const ConvolutionShape& s, const std::vector<float>
       for (int y = 0; y < s.side; y += s.stride) {
         for (int x = 0; x < s.side; x += s.stride) {
           double sum = 0;
-          for (int i = 0; i < s.inputs; ++i) {
-            for (int ky = 0; ky < s.kernel; ++ky) {
-              for (int kx = 0; kx < s.kernel; ++kx) {
-                const int sy = y + ky - border, sx = x + kx - border;
-                if (sy < 0 || sx < 0 || sy >= s.side || sx >= s.side) continue;
+          for (int ky = 0; ky < s.kernel; ++ky) {
+            for (int kx = 0; kx < s.kernel; ++kx) {
+              const int sy = y + ky - border, sx = x + kx - border;
+              if (sy < 0 || sx < 0 || sy >= s.side || sx >= s.side) continue;
+              for (int i = 0; i < s.inputs; ++i) {
                 sum += double{source[((n * s.inputs + i) * s.side + sy) * s.side + sx]} *
                        weight[((o * s.inputs + i) * s.kernel + ky) * s.kernel + kx];
               }

@@ -3,10 +3,13 @@
 // on all ranks. Of the full product, some 80,000, a sample in which each pair of choices meets.
 
 #include <algorithm>
+#include <bitset>
 #include <cmath>
+#include <map>
 #include <set>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -107,12 +110,25 @@ std::string NameOf(const testing::TestParamInfo<ParityTest::ParamType>& info) {
   return AllCombinations(world, optimizer, inputs).front().Name();
 }
 
-// The names of two choices, of all that the full product has, which the sample must have, too.
-std::set<std::string> Pairs(const std::vector<Combination>& combinations) {
-  std::set<std::string> pairs;
+// Returns the names of two choices, of all that the full product has, which the sample must have,
+// too. A combination adds its choices to the partners of each of them at once.
+std::set<std::pair<std::string, std::string>> Pairs(const std::vector<Combination>& combinations) {
+  using Choices = std::bitset<64>;
+  std::map<std::string, size_t> numbers;
+  std::vector<Choices> partners;
   for (const Combination& combination : combinations) {
-    for (const std::string& a : combination.names) {
-      for (const std::string& b : combination.names) pairs.insert(absl::StrCat(a, " ", b));
+    Choices choices;
+    for (const std::string& name : combination.names)
+      choices.set(numbers.try_emplace(name, numbers.size()).first->second);
+    partners.resize(numbers.size());
+    for (size_t i = 0; i < partners.size(); ++i) {
+      if (choices[i]) partners[i] |= choices;
+    }
+  }
+  std::set<std::pair<std::string, std::string>> pairs;
+  for (const auto& [a, i] : numbers) {
+    for (const auto& [b, j] : numbers) {
+      if (partners[i][j]) pairs.emplace(a, b);
     }
   }
   return pairs;

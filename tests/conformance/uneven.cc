@@ -59,9 +59,14 @@ int64_t SizeOf(Sizes sizes, int from, int to) {
   return 0;
 }
 
+// A piece of the same random elements for all parts, which begins elsewhere for each.
 template <typename T>
 std::vector<T> Part(int from, int to, int64_t n) {
-  return Inputs<T>(ReduceOp::kMax, from * 8 + to, n);
+  constexpr int kApart = 997;
+  static const std::vector<T>& all =
+      *new std::vector<T>(Inputs<T>(ReduceOp::kMax, 0, 64 * kApart + 100'003));
+  const auto begin = all.begin() + (from * 8 + to) * kApart;
+  return std::vector<T>(begin, begin + n);
 }
 
 // The elements of an all_gather_v go to all ranks, as those that an all_to_all_v has for rank 1.

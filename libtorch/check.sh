@@ -29,7 +29,7 @@ fi
 flags=(--noshow_progress --repo_env=EVENKEEL_TORCH_PYTHON="$python")
 
 promise 'tests of the steps, the optimizers and the layers' \
-  "${bazel[@]}" test "${flags[@]}" --nocache_test_results //libtorch:all
+  "${bazel[@]}" test "${flags[@]}" --nocache_test_results --test_tag_filters= //libtorch:all
 promise 'the parity program builds' "${bazel[@]}" build "${flags[@]}" //libtorch/parity //tools:launch
 promise 'it trains as DistributedDataParallel, bit for bit' \
   timeout 900 "$python" libtorch/parity/parity.py --program=bazel-bin/libtorch/parity/parity --steps="$steps"

@@ -168,9 +168,9 @@ TEST_F(SaveTest, StepsGoOnWhileItIsWritten) {
   }
 }
 
-// A save first waits for the one before it, which flushes several files.
+// A save first waits for the one before it, which flushes about twelve files and folders.
 TEST_F(SaveTest, TheStallHasTheWaitForTheSaveBefore) {
-  constexpr int kFlushMs = 100;
+  constexpr int kFlushMs = 30;
   const Ended ended =
       Train(RunOf(1) + Flags{"--checkpoint_every=1", "--max_steps=3"}, Disk(kFlushMs));
   ASSERT_EQ(ended.code, 0) << ended.err;
@@ -250,11 +250,11 @@ TEST_F(SaveTest, OneThatIsPendingAtTheEndIsCompleted) {
   for (const int ranks : {1, 2, 3}) {
     SCOPED_TRACE(ranks);
     Clear();
-    const Ended ended = Train(RunOf(ranks) + Flags{"--max_steps=4"}, Disk(100));
+    const Ended ended = Train(RunOf(ranks) + Flags{"--max_steps=4"}, Disk(25));
     EXPECT_EQ(ended.code, 0) << ended.err;
     EXPECT_THAT(NamesIn(folder_), ElementsAre("step-000000004"));
     ASSERT_FALSE(Saves().empty());
-    EXPECT_GT(Saves().back()["written_ms"], 100);
+    EXPECT_GT(Saves().back()["written_ms"], 100);  // About twelve flushes.
     ExpectTheNewestLoads(ranks);
   }
 }
@@ -271,7 +271,7 @@ TEST_P(LostInSaveTest, TheOtherRanksContinueAndSave) {
   const auto [ranks, rank] = GetParam();
   Program program(Flags{kTrain} + RunOf(ranks) +
                       Flags{"--checkpoint_every=20", "--nozero", "--on_failure=continue"},
-                  Disk(50));
+                  Disk(20));
   WaitForSave(true);
   const std::vector<std::string> before = NamesIn(folder_);
   const pid_t victim = PidOfRank(metrics_, rank);

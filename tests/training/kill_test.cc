@@ -3,19 +3,23 @@
 //
 // Victims: one rank, the process that starts them, or all of them at once. Moments: some time after
 // the start, or while a checkpoint is being written in the background; in the second test only
-// those, on a disk that is slow enough for every stage of a save to be hit (slow_disk.cc). Rounds
-// follow each other, each a run of its own, until so many kills have hit a running job; a seed
-// decides everything except the moments. KILLS_IN_SAVES sets the number of the second test.
+// those, on a disk that is slow enough for every stage of a save to be hit (slow_disk.cc). Rounds,
+// each a run of its own, follow each other in three threads until so many kills have hit a running
+// job; seeds decide everything except the moments. KILLS_IN_SAVES sets the number of the second
+// test.
 
 #include <gtest/gtest.h>
 #include <signal.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <random>
 #include <string>
 #include <system_error>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -42,12 +46,10 @@ Flags With(Flags flags, const Flags& more) {
 }
 
 // 600 samples on 3 ranks in batches of 7: a rank becomes exhausted before each epoch's end.
-const Flags& Common() {
-  static const Flags flags = {
-      "--model=mlp",    "--hidden=8",
-      "--nproc=3",      "--epochs=8",
-      "--batch_size=7", "--data=" + WriteSmallData("data", {.train = 600, .test = 20})};
-  return flags;
+Flags Common(int epochs) {
+  static const std::string data = WriteSmallData("data", {.train = 600, .test = 20});
+  return {"--model=mlp",    "--hidden=8",    "--nproc=3", absl::StrCat("--epochs=", epochs),
+          "--batch_size=7", "--data=" + data};
 }
 
 struct Variant {
@@ -71,7 +73,7 @@ bool IsSaving(const std::string& folder) {
 
 class Killer {
  public:
-  explicit Killer(bool only_in_saves) : only_in_saves_(only_in_saves) {}
+  Killer(uint64_t seed, bool only_in_saves) : only_in_saves_(only_in_saves), random_(seed) {}
 
   // One kill, at most; whether it hit a job that was running.
   bool Kill(Program& program, const std::string& folder) {
@@ -122,7 +124,7 @@ class Killer {
   }
 
   const bool only_in_saves_;
-  std::mt19937_64 random_{kSeed};
+  std::mt19937_64 random_;
   int in_saves_ = 0;
 };
 
@@ -136,55 +138,100 @@ bool AllEnd(const std::string& folder) {
   return true;
 }
 
-// Kills runs on such a disk until so many kills have hit one; compares each with an undisturbed
-// run.
-void ExpectKillsChangeNothing(const std::string& name, int least_kills, Killer& killer,
-                              const ProgramOptions& disk) {
-  int kills = 0, rounds = 0;
-  for (; kills < least_kills; ++rounds) {
-    const Variant& variant = kVariants[rounds % std::size(kVariants)];
-    SCOPED_TRACE(absl::StrCat("seed ", kSeed, ", round ", rounds, ": ", variant.name));
-    const std::string folder = TempPath(absl::StrCat(name, rounds)),
-                      weights = folder + ".safetensors";
-    const Flags flags = With(Common(), variant.flags);
-    const Ended whole = Train(With(flags, {"--save=" + weights}));
-    ASSERT_EQ(whole.code, 0) << whole.err;
-    const std::string expected = ReadText(weights);
-    fs::remove(weights);
+// Returns the weights of a run of each variant that no kill disturbs.
+std::vector<std::string> Undisturbed(int epochs) {
+  std::vector<std::string> weights;
+  for (const Variant& variant : kVariants) {
+    const std::string path = TempPath("undisturbed.safetensors");
+    const Ended whole = Train(With(With(Common(epochs), variant.flags), {"--save=" + path}));
+    EXPECT_EQ(whole.code, 0) << whole.err;
+    weights.push_back(ReadText(path));
+    fs::remove(path);
+  }
+  return weights;
+}
 
-    const Flags resumable =
-        With(flags, {"--save=" + weights, "--checkpoint_dir=" + folder, "--checkpoint_every=3"});
+// Rounds of kills on such a disk; each is compared with an undisturbed run.
+class Rounds {
+ public:
+  Rounds(std::string name, int epochs, int least_kills, bool only_in_saves, ProgramOptions disk)
+      : name_(std::move(name)),
+        epochs_(epochs),
+        least_kills_(least_kills),
+        only_in_saves_(only_in_saves),
+        disk_(std::move(disk)),
+        undisturbed_(Undisturbed(epochs)) {}
+
+  // Runs rounds until so many kills have hit a running job.
+  void Run() {
+    std::vector<std::thread> threads;
+    for (int thread = 0; thread < kThreads; ++thread) {
+      threads.emplace_back([this, thread] {
+        Killer killer(kSeed + thread, only_in_saves_);
+        for (bool is_good = true; is_good && kills_ < least_kills_;) {
+          is_good = false;
+          RunOne(rounds_++, killer, is_good);
+        }
+        in_saves_ += killer.in_saves();
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    testing::Test::RecordProperty("rounds", rounds_.load());
+    testing::Test::RecordProperty("kills", kills_.load());
+    testing::Test::RecordProperty("in_saves", in_saves_.load());
+  }
+
+  int in_saves() const { return in_saves_; }
+
+ private:
+  static constexpr int kThreads = 3;
+
+  // Sets `is_good` if the round comes to its end.
+  void RunOne(int round, Killer& killer, bool& is_good) {
+    const size_t kind = round % std::size(kVariants);
+    SCOPED_TRACE(absl::StrCat("seed ", kSeed, ", round ", round, ": ", kVariants[kind].name));
+    // No other round's folder has this one's name in its own.
+    const std::string folder = TempPath(absl::StrCat(name_, round, "_checkpoints")),
+                      weights = folder + ".safetensors";
+    const Flags flags =
+        With(With(Common(epochs_), kVariants[kind].flags),
+             {"--save=" + weights, "--checkpoint_dir=" + folder, "--checkpoint_every=3"});
     for (bool has_ended = false; !has_ended;) {
-      Program program(With({kTrain}, resumable), disk);
-      const bool was_killed = kills < least_kills && killer.Kill(program, folder);
+      Program program(With({kTrain}, flags), disk_);
+      const bool was_killed = kills_ < least_kills_ && killer.Kill(program, folder);
       const Ended ended = program.Wait();
       ASSERT_FALSE(ended.timed_out) << ended.out << ended.err;
       ASSERT_TRUE(AllEnd(folder));
       has_ended = ended.code == 0;
       // Nothing but a kill ends it.
       ASSERT_TRUE(has_ended || was_killed) << ended.out << ended.err;
-      kills += was_killed && !has_ended;
+      kills_ += was_killed && !has_ended;
     }
-    EXPECT_TRUE(ReadText(weights) == expected);
+    EXPECT_TRUE(ReadText(weights) == undisturbed_[kind]);
     EXPECT_FALSE(IsSaving(folder));
+    is_good = true;
   }
-  testing::Test::RecordProperty("rounds", rounds);
-  testing::Test::RecordProperty("kills", kills);
-  testing::Test::RecordProperty("in_saves", killer.in_saves());
-}
+
+  const std::string name_;
+  const int epochs_, least_kills_;
+  const bool only_in_saves_;
+  const ProgramOptions disk_;
+  const std::vector<std::string> undisturbed_;
+  std::atomic<int> kills_ = 0, rounds_ = 0, in_saves_ = 0;
+};
 
 TEST(KillTest, AHundredKillsChangeNothing) {
-  Killer killer(/*only_in_saves=*/false);
-  ExpectKillsChangeNothing("kill", 100, killer, {});
-  EXPECT_GE(killer.in_saves(), 20);
+  Rounds rounds("kill", /*epochs=*/8, 100, /*only_in_saves=*/false, {});
+  rounds.Run();
+  EXPECT_GE(rounds.in_saves(), 20);
 }
 
 TEST(KillTest, KillsInSavesChangeNothing) {
   const char* const number = std::getenv("KILLS_IN_SAVES");
-  Killer killer(/*only_in_saves=*/true);
-  ExpectKillsChangeNothing(
-      "in_save", number == nullptr ? 4 : std::atoi(number), killer,
+  Rounds rounds(
+      "in_save", /*epochs=*/3, number == nullptr ? 4 : std::atoi(number), /*only_in_saves=*/true,
       {.environment = {{"LD_PRELOAD", "tests/training/slow_disk.so"}, {"SLOW_DISK_MS", "4"}}});
+  rounds.Run();
 }
 
 }  // namespace

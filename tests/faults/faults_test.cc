@@ -32,6 +32,8 @@ using testing::IsEmpty;
 // As many are every fault over every backend that has it, in full twice; over one backend of
 // processes alone, once.
 constexpr int kScenarios = 60, kShards = 4;
+// At a time: their ranks mostly wait, for a silence or a deadline.
+constexpr int kJobs = 8;
 constexpr int kScenariosOverOne = 28;
 constexpr int kSeed = 1;
 
@@ -41,9 +43,12 @@ TEST_P(FaultsTest, EndOnEveryRankWithTheGuiltyOneNamed) {
   ChildProcesses program;
   const bool is_in_full = TheTestBackend().is_in_full;
   const int scenarios = is_in_full ? kScenarios : kScenariosOverOne;
-  std::vector<std::string> command = {
-      "tests/faults", absl::StrCat("--seed=", kSeed), absl::StrCat("--scenarios=", scenarios),
-      absl::StrCat("--shard=", GetParam()), absl::StrCat("--shards=", kShards)};
+  std::vector<std::string> command = {"tests/faults",
+                                      absl::StrCat("--seed=", kSeed),
+                                      absl::StrCat("--scenarios=", scenarios),
+                                      absl::StrCat("--shard=", GetParam()),
+                                      absl::StrCat("--shards=", kShards),
+                                      absl::StrCat("--jobs=", kJobs)};
   if (!is_in_full) command.push_back(absl::StrCat("--backend=", TheTestBackend().name));
   ASSERT_TRUE(program.Start(command, {}).ok());
   std::string said;

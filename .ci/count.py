@@ -5,8 +5,10 @@
 A test that was not built counts as failed; one that is incompatible with this
 machine (no CUDA toolkit) did not run and counts as neither. So does a test all of
 whose cases skipped, which Bazel calls passed: standard error says how many cases
-skipped, and why, those of tests that need a GPU (tag "gpu") by themselves. If
-Bazel failed for a reason that no test carries, that is one failure.
+skipped, and why, those of tests that need a GPU (tag "gpu") by themselves. A C++
+test without GoogleTest's report counts as failed: a library with a main() of its
+own may have taken the place of GoogleTest's, so that no case ran. If Bazel failed
+for a reason that no test carries, that is one failure.
 """
 
 import collections
@@ -25,13 +27,15 @@ def read_events(path):
 
 
 def cases_of(uri):
-    """For each case in the report of a test: why it skipped, or None."""
+    """For each case in GoogleTest's report of a test: why it skipped, or None."""
     try:
         report = xml.etree.ElementTree.parse(urllib.parse.unquote(urllib.parse.urlparse(uri).path))
     except (OSError, xml.etree.ElementTree.ParseError):
         return []
     reasons = []
     for case in report.iter("testcase"):
+        if not case.get("classname"):  # The report that Bazel makes where a test has made none.
+            continue
         skipped = case.find("skipped")
         if skipped is None:
             reasons.append(None)
@@ -73,13 +77,15 @@ class Skips:
 
 def count(events, status):
     """(passed, failed, Skips)"""
-    tests, broken, results, skips = set(), set(), {}, Skips()
+    tests, broken, results, skips, with_cases = set(), set(), {}, Skips(), set()
     for event in events:
         ident = event["id"]
         if "targetConfigured" in ident:
             configured = event.get("configured", {})
             if configured.get("testSize"):
                 tests.add(ident["targetConfigured"]["label"])
+                if configured.get("targetKind") != "sh_test rule" and "benchmark" not in configured.get("tag", []):
+                    with_cases.add(ident["targetConfigured"]["label"])
                 if "gpu" in configured.get("tag", []):
                     skips.gpu.add(ident["targetConfigured"]["label"])
         elif "targetCompleted" in ident:
@@ -100,6 +106,10 @@ def count(events, status):
             results[ident["testSummary"]["label"]] = result
 
     passed = {test for test, result in results.items() if result == "PASSED"}
+    silent = {test for test in passed & with_cases if not skips.cases.get(test)}
+    for test in sorted(silent):
+        print(f"FAILED  {test} has no report of GoogleTest", file=sys.stderr)
+    passed -= silent
     failed = (set(results) | (tests & broken)) - passed
     passed -= skips.without_a_run()
     if status != 0 and not failed:

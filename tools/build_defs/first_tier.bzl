@@ -22,6 +22,7 @@ PROMISES = {
         "//tests/processes:processes_test",
         "//tests/simulation:simulation_of_few_seeds_test",
         "//tests/training:faults_over_shm_test",
+        "//tests:faults_over_shm_test",
         "//tests:shm_faults_test",
         "//tests:six_cases_over_shm_test",
     ],

@@ -47,7 +47,7 @@ using testing::Not;
 
 constexpr absl::Duration kSoon =
     absl::Seconds(30);  // For what takes milliseconds when the machine is free.
-constexpr absl::Duration kShort = absl::Seconds(1);     // For who waits in vain.
+constexpr absl::Duration kShort = absl::Seconds(1);           // For who waits in vain.
 constexpr absl::Duration kLonger = absl::Milliseconds(6500);  // ... and is to log for whom.
 
 // Returns variables as torchrun or a person sets them on one host, with folders of this test alone.

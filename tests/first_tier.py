@@ -9,13 +9,13 @@ import sys
 import tempfile
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
-PAGES = ["README.md", "tools/README.md", *sorted(str(page.relative_to(REPOSITORY)) for page in REPOSITORY.glob("docs/*.md"))]
+LIBRARIES = ["//bucket", "//comm", "//join", "//libtorch", "//zero_optim"]
 # A program of a command of the docs; those below tests/ and the benchmarks are for engineers.
 COMMAND = re.compile(r"bazelw? (?:run|build) (?:-[^ ]* )*(//(?:trainer|tools|examples|python|join)[a-z0-9_/]*:?[a-z0-9_]*)")
 
 
 def lists():
-    """PROMISES and ENTRY_POINTS; the file's beginning is Python as well."""
+    """Returns PROMISES and ENTRY_POINTS; the file's beginning is Python as well."""
     text = (REPOSITORY / "tools/build_defs/first_tier.bzl").read_text()
     names = {}
     exec(text.partition("\n_TESTS = ")[0], names)  # pylint: disable=exec-used
@@ -23,15 +23,16 @@ def lists():
 
 
 def promises_of_docs():
-    """The numbers of the list below "Promises"."""
+    """Returns the numbers of the list below "Promises"."""
     text = (REPOSITORY / "docs/internals.md").read_text().partition("\n## Promises\n")[2].partition("\n## ")[0]
     return set(re.findall(r"^(\d+)\. ", text, re.MULTILINE))
 
 
 def programs_of_docs():
-    """Where the docs name each program."""
+    """Returns a page that names it for each program of the docs."""
+    listed = subprocess.run(["git", "ls-files", "*.md", ":!CHANGELOG.md"], cwd=REPOSITORY, stdout=subprocess.PIPE, check=True)
     found = {}
-    for page in PAGES:
+    for page in listed.stdout.decode().split():
         for program in COMMAND.findall((REPOSITORY / page).read_text()):
             if not program.endswith("_benchmark"):
                 found.setdefault(program.rstrip("/"), page)
@@ -47,7 +48,7 @@ def query(expression):
     return set(answer.stdout.split())
 
 
-# What bazelw makes of a command: whether it drops the filter of .bazelrc, which would hide a test that is named.
+# Commands of bazelw, and whether it drops the filter of .bazelrc, which would hide a test that is named.
 COMMANDS = {
     "test //...": False,
     "test //bucket/... //comm:work_test": False,
@@ -61,7 +62,7 @@ COMMANDS = {
 
 
 def wrongly_passed_on():
-    """The commands of which bazelw makes something else."""
+    """Yields the commands that bazelw passes on in another form."""
     with tempfile.TemporaryDirectory() as folder:
         fake = pathlib.Path(folder) / "bazel"
         fake.write_text('#!/bin/sh\n[ "$1" = --version ] || echo "$@"\n')
@@ -90,12 +91,16 @@ def main():
         "each program of the docs has a test of the first tier":
             [f"{program} ({programs[program]}) is not in ENTRY_POINTS" for program in programs
              if program not in entries and program.partition(":")[0] not in entries] +
+            [f"{entry} is in no page" for entry in entries
+             if entry not in LIBRARIES and not any(f"{program}:".startswith(f"{entry}:") for program in programs)] +
+            [f"{library} is not in ENTRY_POINTS" for library in LIBRARIES if library not in entries] +
             [f"{program} has none" for program, shown_by in entries.items() if not shown_by] +
             (["the docs name no programs"] if not programs else []),
         "the tests of the first tier exist, and bazel test //... runs these":
             [f"{test} is not run" for test in tests - ran] + [f"{test} is not listed" for test in ran - tests],
         "the scripts among them exist, and .ci/run calls them":
-            [script for script in scripts if not os.access(REPOSITORY / script, os.X_OK) or script not in ci],
+            [script for script in scripts
+             if not os.access(REPOSITORY / script, os.X_OK) or f"\npromises {script}\n" not in ci],
         "bazelw drops the first tier's filter where tests are named": list(wrongly_passed_on()),
     }
     for sentence, problems in checks.items():

@@ -983,7 +983,7 @@ std::string ConnectToABuild(uint32_t version, absl::string_view build, absl::str
                          .secret = "secret",
                          .rank = 1,
                          .world_size = 2,
-                         .timeout = absl::Seconds(job == "job" ? 20 : 0.5)})
+                         .timeout = absl::Seconds(job == "job" ? 20 : 1)})
           .status();
   stop.Signal();
   other.join();

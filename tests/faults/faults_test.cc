@@ -33,7 +33,7 @@ using testing::IsEmpty;
 // processes alone, once.
 constexpr int kScenarios = 60, kShards = 4;
 // At a time: their ranks mostly wait, for a silence or a deadline.
-constexpr int kJobs = 8;
+constexpr int kJobs = 4;
 constexpr int kScenariosOverOne = 28;
 constexpr int kSeed = 1;
 

@@ -193,7 +193,7 @@ TEST(HostileTest, ALiveJobGoesOnUndisturbed) {
   ASSERT_TRUE(hello.ok()) << hello.status();
 
   constexpr absl::Duration kQuiet = absl::Seconds(1), kAttack = absl::Seconds(5);
-  const absl::Time start = absl::Now() + absl::Milliseconds(500);  // The ranks connect meanwhile.
+  const absl::Time start = absl::Now() + absl::Seconds(1);  // The ranks connect meanwhile.
   absl::SleepFor(start + kQuiet - absl::Now());
   const int64_t memory_before = ResidentBytesOf(job.pids()[0]);
 

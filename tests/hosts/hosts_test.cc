@@ -25,7 +25,7 @@ constexpr char kHosts[] = "tests/hosts/hosts.sh";
 constexpr char kRank[] = "tests/hosts/rank";
 constexpr int kNoNamespaces = 77;
 constexpr int kAtOnceMillis = 5000;
-constexpr int kSilenceMillis = 2000;  // Until a rank that does not beat counts as lost: rank.cc.
+constexpr int kSilenceMillis = 3000;  // Until a rank that does not beat counts as lost: rank.cc.
 
 struct Said {
   int64_t unix_millis = 0;

@@ -39,7 +39,7 @@ constexpr int kLastStep = 5;
 constexpr size_t kElements =
     4 << 20;  // Several chunks, so that the signal comes while data is on its way.
 constexpr int kPerBlock = 3;
-constexpr absl::Duration kSilence = absl::Seconds(2);  // hosts_test.cc has it, too.
+constexpr absl::Duration kSilence = absl::Seconds(3);  // hosts_test.cc has it, too.
 
 void Say(int rank, absl::string_view what) {
   std::cout << absl::StrCat(absl::ToUnixMillis(absl::Now()), " rank ", rank, " ", what, "\n")

@@ -50,6 +50,7 @@ inline bool Is(std::string_view name) {
 #line 1
 """
 TEST = re.compile(r"^TEST(?:_F|_P)?\(\s*(\w+),\s*(\w+)\)", re.MULTILINE)
+LEAST_OF_FIRST_TIER = 0.8
 FIELDS = {"mutant", "promise", "in", "from", "to", "test"}
 
 
@@ -214,7 +215,7 @@ class Targets:
         return None, f"{test} is in {', '.join(labels) or 'no target'}: name its target"
 
     def in_first_tier(self, label):
-        """The target of the first tier that runs the same program, or None."""
+        """Returns the target of the first tier that runs the same program, or None."""
         same = {each for each in self.first_tier if self.program[each] == self.program[label]}
         return label if label in same else min(same, default=None)
 
@@ -344,7 +345,7 @@ def main():
     parser.add_argument("which", nargs="*", help="names of mutants or of tables, with * and ?; all if none")
     parser.add_argument("--list", action="store_true", help="prints the mutants, and looks for their anchors and tests")
     parser.add_argument("--first_tier", action="store_true",
-                        help="runs tests as the first tier has them; mutants that only the second one finds survive")
+                        help="runs the tests of the first tier; fails if these find less than 80 %% of the mutants")
     parser.add_argument("--output", action="store_true", help="prints what the tests print")
     parser.add_argument("--jobs", type=int, default=1, help="how many tests run at once (1; their time counts)")
     parser.add_argument("--limit", type=float, default=300, help="the most seconds that a test may take")
@@ -397,11 +398,13 @@ def main():
     unmutated = run_unmutated(options.scratch, targets, tests, options)
     survivors, unknown = run_mutants(options.scratch, targets, mutants, unmutated, options)
     survivors |= beyond
-    print(f"{len(mutants)} mutants: {len(mutants) - len(survivors) - len(unknown)} killed, {len(survivors)} survive, "
+    killed = len(mutants) - len(survivors) - len(unknown)
+    print(f"{len(mutants)} mutants: {killed} killed ({100 * killed // len(mutants)} %), {len(survivors)} survive, "
           f"{len(unknown)} unknown")
     for name in sorted(survivors | unknown):
         print(f"  {'survives' if name in survivors else 'unknown'}: {name}")
-    return 1 if survivors or unknown else 0
+    least = LEAST_OF_FIRST_TIER if options.first_tier else 1
+    return 0 if killed >= least * len(mutants) else 1
 
 
 sys.exit(main())

@@ -278,7 +278,7 @@ TEST(RecoveryUsesTest, ARankThatIsLostOnItsWayToTheNewGroupIsLeftBehindToo) {
     }
     // A third of it is the time that rank 1 has to come.
     EK_ASSIGN_OR_RETURN(Recovered recovered,
-                        Recover(mine.joinables(), *group[rank], {.timeout = absl::Seconds(3)}));
+                        Recover(mine.joinables(), *group[rank], {.timeout = absl::Seconds(6)}));
     EXPECT_THAT(recovered.lost, ElementsAre(1, 3));
     EK_RETURN_IF_ERROR(mine.Steps(0, 2));
     mine.Destroy();

@@ -35,6 +35,8 @@ DEFINE_string(backends, "local,tcp",
               "(ranks are processes; "
               "hierarchical: of two hosts, as far as shared memory goes).");
 DEFINE_double(hang_s, 20, "After so many seconds a case hangs, and is ended.");
+DEFINE_bool(at_once, false,
+            "Runs the cases at the same time; the seconds then depend on each other.");
 DEFINE_int32(rank_of_case, -1, "Internal: this process is a rank of that case.");
 DEFINE_string(backend, "", "Internal: that rank's.");
 DEFINE_int32(inputs, 0, "Internal: that rank's.");
@@ -135,10 +137,10 @@ int PrintTable() {
     }
     const bool are_threads = backend == "local" || backend == "simulated_nccl";
     for (const std::vector<int>& inputs : {std::vector<int>{5, 6}, {3, 0, 2}}) {
-      // They run at the same time: half of them wait for the report of a deadlock.
+      const auto when = FLAGS_at_once ? std::launch::async : std::launch::deferred;
       std::vector<std::future<absl::StatusOr<Reports>>> runs;
       for (int number = 0; number < static_cast<int>(std::size(kUnevenCases)); ++number) {
-        runs.push_back(std::async(std::launch::async, [&, number] {
+        runs.push_back(std::async(when, [&, number] {
           return are_threads ? RunAsThreads(*known, number, inputs)
                              : RunAsProcesses(backend, number, inputs);
         }));

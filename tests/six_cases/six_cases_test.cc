@@ -68,9 +68,11 @@ INSTANTIATE_TEST_SUITE_P(, SixCasesTest,
 
 TEST(SixCasesProgramTest, EveryCaseKeepsItsPromises) {
   ChildProcesses program;
-  ASSERT_TRUE(
-      program.Start({"tests/six_cases", absl::StrCat("--backends=", TheTestBackend().name)}, {})
-          .ok());
+  ASSERT_TRUE(program
+                  .Start({"tests/six_cases", absl::StrCat("--backends=", TheTestBackend().name),
+                          "--at_once"},
+                         {})
+                  .ok());
   std::vector<std::string> lines;
   EXPECT_TRUE(program.Listen(absl::Now() + absl::Minutes(10),
                              [&](int, absl::string_view line) { lines.emplace_back(line); }));

@@ -69,35 +69,43 @@ const SlowJob kSlowJob[kSlowJobs] = {
     {1, {.delay = Delay::kLoader, .fraction = 1, .step = kStep}},
 };
 
-// Returns the news of one of the jobs. Their ranks sleep for most of the 10 seconds, so the first
-// call starts them all.
-std::string NewsOf(SlowJobName name) {
-  static std::map<int, std::future<std::string>>& running =
-      *new std::map<int, std::future<std::string>>();
-  if (!running.contains(name)) {
-    for (int job = 0; job < kSlowJobs; ++job) {
-      if (running.contains(job)) continue;
-      running[job] = std::async(std::launch::async, [&slow = kSlowJob[job]] {
-        return NewsAfter(slow.world_size, slow.setting);
-      });
-    }
-  }
-  return running.extract(name).mapped().get();
-}
+class StragglerTest : public testing::Test {
+ protected:
+  // Jobs that no test asked for.
+  static void TearDownTestSuite() { running_.clear(); }
 
-TEST(StragglerTest, ASlowLoader) {
+  // Returns the news of one of the jobs. Their ranks sleep for most of the 10 seconds, so the first
+  // call starts them all.
+  static std::string NewsOf(SlowJobName name) {
+    if (!running_.contains(name)) {
+      for (int job = 0; job < kSlowJobs; ++job) {
+        if (running_.contains(job)) continue;
+        running_[job] = std::async(std::launch::async, [&slow = kSlowJob[job]] {
+          return NewsAfter(slow.world_size, slow.setting);
+        });
+      }
+    }
+    return running_.extract(name).mapped().get();
+  }
+
+ private:
+  static std::map<int, std::future<std::string>> running_;  // The end of a future awaits its job.
+};
+std::map<int, std::future<std::string>> StragglerTest::running_;
+
+TEST_F(StragglerTest, ASlowLoader) {
   const std::string news = NewsOf(kSlowLoader);
   EXPECT_THAT(news, StartsWith("rank 1 cost the group "));
   EXPECT_THAT(news, HasSubstr(" % of the last 500 steps: input"));
 }
 
-TEST(StragglerTest, ASlowBackwardWithASplitOptimizer) {
+TEST_F(StragglerTest, ASlowBackwardWithASplitOptimizer) {
   const std::string news = NewsOf(kSlowBackward);
   EXPECT_THAT(news, StartsWith("rank 0 cost the group "));
   EXPECT_THAT(news, HasSubstr(": backward"));
 }
 
-TEST(StragglerTest, TheTableHasThePhasesOfAllRanks) {
+TEST_F(StragglerTest, TheTableHasThePhasesOfAllRanks) {
   const absl::Status status = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
     const DelaySetting setting{.delay = Delay::kSaving, .rank = 1, .fraction = 1};
     EK_ASSIGN_OR_RETURN(const auto training, DelayedTraining::Create(&comm, setting));
@@ -120,7 +128,7 @@ TEST(StragglerTest, TheTableHasThePhasesOfAllRanks) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-TEST(StragglerTest, TheTableHasTheTimesAtWhichBucketsWereReady) {
+TEST_F(StragglerTest, TheTableHasTheTimesAtWhichBucketsWereReady) {
   const absl::Status status = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
     const DelaySetting setting{.delay = Delay::kBackward, .rank = 1, .fraction = 2, .step = kStep};
     EK_ASSIGN_OR_RETURN(const auto training, DelayedTraining::Create(&comm, setting));
@@ -140,7 +148,7 @@ TEST(StragglerTest, TheTableHasTheTimesAtWhichBucketsWereReady) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-TEST(StragglerTest, ABucketWithoutGradientsIsNotTheFirstOne) {
+TEST_F(StragglerTest, ABucketWithoutGradientsIsNotTheFirstOne) {
   const absl::Status status = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
     std::vector<float> values(32), gradients(32);
     ParameterSet params;
@@ -173,7 +181,7 @@ TEST(StragglerTest, ABucketWithoutGradientsIsNotTheFirstOne) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-TEST(StragglerTest, ExhaustedRanksHadNoInput) {
+TEST_F(StragglerTest, ExhaustedRanksHadNoInput) {
   const absl::Status status = RunTestRanks(3, [&](Communicator& comm) -> absl::Status {
     EK_ASSIGN_OR_RETURN(const auto training,
                         DelayedTraining::Create(&comm, {.step = absl::Milliseconds(1)}));
@@ -195,7 +203,7 @@ TEST(StragglerTest, ExhaustedRanksHadNoInput) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-TEST(StragglerTest, OneRankHasNoOtherToWaitForIt) { EXPECT_EQ(NewsOf(kOneRank), ""); }
+TEST_F(StragglerTest, OneRankHasNoOtherToWaitForIt) { EXPECT_EQ(NewsOf(kOneRank), ""); }
 
 }  // namespace
 }  // namespace evenkeel

@@ -67,10 +67,11 @@ def few_seeds_test(test, **kwargs):
       **kwargs: as of cc_test: args, shard_count, size, tags.
     """
     name = test[:-len("_test")] + "_of_few_seeds_test"
+    if tier_tags(name):
+        fail("%s is not in first_tier.bzl; the second tier has all seeds" % name)
     _variant_test(
         name = name,
         env = {"EVENKEEL_TEST_FEW_SEEDS": "1"},
-        tags = kwargs.pop("tags", []) + tier_tags(name),
         test = test,
         **kwargs
     )

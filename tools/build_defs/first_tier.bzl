@@ -1,8 +1,8 @@
 """The first tier: the tests that `./bazelw test //...` runs. All others have the tag "full".
 
-What is listed once belongs to it, under what it shows. tests/first_tier.sh checks that each promise of docs/internals.md and
-each program of the docs is here, and that each of these tests exists. A test that is needed for none of them stays out: the
-second tier has it.
+Each test is listed under the promise or the program that it shows. tests/first_tier.sh checks that each promise of
+docs/internals.md and each program of the docs is here, and that each of these tests exists. All other tests belong to the
+second tier.
 """
 
 # By the number of the promise in docs/internals.md.
@@ -79,7 +79,8 @@ PROMISES = {
     ],
 }
 
-# By the program, or the package of headers, that the docs name. What needs PyTorch is not in //... and names its script.
+# By the program that the docs name, or the package of public headers. Checks that are no target of //..., because they need
+# PyTorch or packages, name their script.
 ENTRY_POINTS = {
     "//bucket": [
         "//bucket:readme_test",
@@ -153,5 +154,5 @@ _TESTS = {
 }
 
 def tier_tags(name):
-    """The tags by which .bazelrc finds a test's tier."""
+    """Returns the tags by which .bazelrc finds a test's tier."""
     return [] if "//%s:%s" % (native.package_name(), name) in _TESTS else ["full"]

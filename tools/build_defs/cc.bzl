@@ -25,6 +25,7 @@ _FLAGS = [
     "-Wno-array-bounds",
     "-Wno-restrict",
     "-Wno-stringop-overflow",
+    "-Wno-stringop-overread",
 ]
 
 _PRELUDE = "//tools/build_defs:evenkeel_prelude"

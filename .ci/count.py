@@ -6,9 +6,9 @@ A test that was not built counts as failed; one that is incompatible with this
 machine (no CUDA toolkit) did not run and counts as neither. So does a test all of
 whose cases skipped, which Bazel calls passed: standard error says how many cases
 skipped, and why, those of tests that need a GPU (tag "gpu") by themselves. A C++
-test without GoogleTest's report counts as failed: a library with a main() of its
-own may have taken the place of GoogleTest's, so that no case ran. If Bazel failed
-for a reason that no test carries, that is one failure.
+test that wrote no GoogleTest report counts as failed: a library with its own
+main() may have replaced GoogleTest's, so that no case ran. If Bazel failed for a
+reason that no test carries, that is one failure.
 """
 
 import collections
@@ -108,7 +108,7 @@ def count(events, status):
     passed = {test for test, result in results.items() if result == "PASSED"}
     silent = {test for test in passed & with_cases if not skips.cases.get(test)}
     for test in sorted(silent):
-        print(f"FAILED  {test} has no report of GoogleTest", file=sys.stderr)
+        print(f"FAILED  {test} wrote no GoogleTest report; does a dependency define main()?", file=sys.stderr)
     passed -= silent
     failed = (set(results) | (tests & broken)) - passed
     passed -= skips.without_a_run()

@@ -71,8 +71,9 @@ def wrongly_passed_on():
         for command, drops in COMMANDS.items():
             said = subprocess.run([REPOSITORY / "bazelw", *command.split()], env=environment, check=False, text=True,
                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout.strip()
-            if said != (command.replace("test ", "test --test_tag_filters= ", 1) if drops else command):
-                yield f"bazelw {command}: {said}"
+            expected = command.replace("test ", "test --test_tag_filters= ", 1) if drops else command
+            if said != expected:
+                yield f'bazelw {command} runs "bazel {said}", expected "bazel {expected}"'
 
 
 def main():
@@ -85,22 +86,29 @@ def main():
     ci = (REPOSITORY / ".ci/run").read_text()
     checks = {
         "each promise of docs/internals.md has a test of the first tier":
-            [f"promise {number} is in one of both only" for number in documented ^ set(promises)] +
-            [f"promise {number} has none" for number, shown_by in promises.items() if not shown_by] +
+            [f"promise {number} of docs/internals.md is missing in PROMISES of first_tier.bzl: add it with at least one test"
+             for number in documented - set(promises)] +
+            [f"PROMISES of first_tier.bzl has promise {number}, but docs/internals.md does not"
+             for number in set(promises) - documented] +
+            [f"promise {number} has no test in first_tier.bzl" for number, checked_by in promises.items() if not checked_by] +
             (["docs/internals.md lists no promises"] if not documented else []),
         "each program of the docs has a test of the first tier":
-            [f"{program} ({programs[program]}) is not in ENTRY_POINTS" for program in programs
+            [f"{programs[program]} names {program}: add it with a test to ENTRY_POINTS of first_tier.bzl" for program in programs
              if program not in entries and program.partition(":")[0] not in entries] +
-            [f"{entry} is in no page" for entry in entries
+            [f"no page names {entry}: remove it from ENTRY_POINTS of first_tier.bzl" for entry in entries
              if entry not in LIBRARIES and not any(f"{program}:".startswith(f"{entry}:") for program in programs)] +
-            [f"{library} is not in ENTRY_POINTS" for library in LIBRARIES if library not in entries] +
-            [f"{program} has none" for program, shown_by in entries.items() if not shown_by] +
+            [f"{library} is missing in ENTRY_POINTS of first_tier.bzl" for library in LIBRARIES if library not in entries] +
+            [f"{program} has no test in first_tier.bzl" for program, checked_by in entries.items() if not checked_by] +
             (["the docs name no programs"] if not programs else []),
         "the tests of the first tier exist, and bazel test //... runs these":
-            [f"{test} is not run" for test in tests - ran] + [f"{test} is not listed" for test in ran - tests],
+            [f"{test} is in first_tier.bzl, but bazel test //... does not run it: it does not exist, or has the tag full or gpu"
+             for test in tests - ran] +
+            [f"bazel test //... runs {test}, but first_tier.bzl does not list it: list it, or give it the tag full"
+             for test in ran - tests],
         "the scripts among them exist, and .ci/run calls them":
-            [script for script in scripts
-             if not os.access(REPOSITORY / script, os.X_OK) or f"\npromises {script}\n" not in ci],
+            [f"{script} is not executable" for script in scripts if not os.access(REPOSITORY / script, os.X_OK)] +
+            [f"{script} is not called by .ci/run" for script in scripts
+             if not re.search(rf"^ *(?:promises )?{re.escape(script)}(?: \|\| status=1)?$", ci, re.MULTILINE)],
         "bazelw drops the first tier's filter where tests are named": list(wrongly_passed_on()),
     }
     for sentence, problems in checks.items():

@@ -47,8 +47,9 @@ using testing::Not;
 
 constexpr absl::Duration kSoon =
     absl::Seconds(30);  // For what takes milliseconds when the machine is free.
-constexpr absl::Duration kShort = absl::Seconds(1);           // For a rank that waits in vain,
-constexpr absl::Duration kLonger = absl::Milliseconds(6500);  // and is to log for which one.
+constexpr absl::Duration kShort = absl::Seconds(1);  // A wait that must fail.
+constexpr absl::Duration kLonger =
+    absl::Milliseconds(6500);  // The same, with the log line after 5 s.
 
 // Returns variables as torchrun or a person sets them on one host, with folders of this test alone.
 Variables JobVariables(int world_size) {

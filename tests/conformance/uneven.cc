@@ -59,7 +59,8 @@ int64_t SizeOf(Sizes sizes, int from, int to) {
   return 0;
 }
 
-// A piece of the same random elements for all parts, which begins elsewhere for each.
+// Returns a part of one random vector, which all parts share; each pair of ranks has its own
+// offset.
 template <typename T>
 std::vector<T> Part(int from, int to, int64_t n) {
   constexpr int kApart = 997;

@@ -32,7 +32,7 @@ using testing::IsEmpty;
 // As many are every fault over every backend that has it, in full twice; over one backend of
 // processes alone, once.
 constexpr int kScenarios = 60, kShards = 4;
-// At a time: their ranks mostly wait, for a silence or a deadline.
+// Number of scenarios at a time: their ranks mostly wait for a silence or a deadline.
 constexpr int kJobs = 4;
 constexpr int kScenariosOverOne = 28;
 constexpr int kSeed = 1;

@@ -50,7 +50,7 @@ inline bool Is(std::string_view name) {
 #line 1
 """
 TEST = re.compile(r"^TEST(?:_F|_P)?\(\s*(\w+),\s*(\w+)\)", re.MULTILINE)
-LEAST_OF_FIRST_TIER = 0.8
+FIRST_TIER_MIN_KILLED = 0.8
 FIELDS = {"mutant", "promise", "in", "from", "to", "test"}
 
 
@@ -345,7 +345,7 @@ def main():
     parser.add_argument("which", nargs="*", help="names of mutants or of tables, with * and ?; all if none")
     parser.add_argument("--list", action="store_true", help="prints the mutants, and looks for their anchors and tests")
     parser.add_argument("--first_tier", action="store_true",
-                        help="runs the tests of the first tier; fails if these find less than 80 %% of the mutants")
+                        help="runs only tests of the first tier; fails if they find less than 80 %% of the mutants")
     parser.add_argument("--output", action="store_true", help="prints what the tests print")
     parser.add_argument("--jobs", type=int, default=1, help="how many tests run at once (1; their time counts)")
     parser.add_argument("--limit", type=float, default=300, help="the most seconds that a test may take")
@@ -382,13 +382,13 @@ def main():
             problems.append(f"there is no test {test.label}")
     if problems:
         fail(*problems)
-    beyond = set()
+    without_test = set()
     if options.first_tier:
         for test in tests:
             test.label = targets.in_first_tier(test.label)
         for mutant in mutants:
             mutant.tests = [test for test in mutant.tests if test.label]
-        beyond = {mutant.name for mutant in mutants if not mutant.tests}
+        without_test = {mutant.name for mutant in mutants if not mutant.tests}
         tests = [test for test in tests if test.label]
     labels = sorted({test.label for test in tests})
     build = [*bazel, "build", "--keep_going", "--noshow_progress", *labels]
@@ -397,13 +397,13 @@ def main():
 
     unmutated = run_unmutated(options.scratch, targets, tests, options)
     survivors, unknown = run_mutants(options.scratch, targets, mutants, unmutated, options)
-    survivors |= beyond
+    survivors |= without_test
     killed = len(mutants) - len(survivors) - len(unknown)
     print(f"{len(mutants)} mutants: {killed} killed ({100 * killed // len(mutants)} %), {len(survivors)} survive, "
           f"{len(unknown)} unknown")
     for name in sorted(survivors | unknown):
         print(f"  {'survives' if name in survivors else 'unknown'}: {name}")
-    least = LEAST_OF_FIRST_TIER if options.first_tier else 1
+    least = FIRST_TIER_MIN_KILLED if options.first_tier else 1
     return 0 if killed >= least * len(mutants) else 1
 
 

@@ -110,8 +110,8 @@ std::string NameOf(const testing::TestParamInfo<ParityTest::ParamType>& info) {
   return AllCombinations(world, optimizer, inputs).front().Name();
 }
 
-// Returns the names of two choices, of all that the full product has, which the sample must have,
-// too. A combination adds its choices to the partners of each of them at once.
+// Returns all pairs of choices that occur together in a combination. The sample must have the same
+// pairs as the full product.
 std::set<std::pair<std::string, std::string>> Pairs(const std::vector<Combination>& combinations) {
   using Choices = std::bitset<64>;
   std::map<std::string, size_t> numbers;

@@ -276,7 +276,7 @@ TEST(RecoveryUsesTest, ARankThatIsLostOnItsWayToTheNewGroupIsLeftBehindToo) {
       group[rank].reset();
       return survivors.status();
     }
-    // A third of it is the time that rank 1 has to come.
+    // Rank 1 has a third of the timeout to arrive.
     EK_ASSIGN_OR_RETURN(Recovered recovered,
                         Recover(mine.joinables(), *group[rank], {.timeout = absl::Seconds(6)}));
     EXPECT_THAT(recovered.lost, ElementsAre(1, 3));

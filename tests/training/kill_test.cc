@@ -151,7 +151,7 @@ std::vector<std::string> Undisturbed(int epochs) {
   return weights;
 }
 
-// Rounds of kills on such a disk; each is compared with an undisturbed run.
+// Runs rounds of kills on the given disk and compares each with an undisturbed run.
 class Rounds {
  public:
   Rounds(std::string name, int epochs, int least_kills, bool only_in_saves, ProgramOptions disk)
@@ -186,11 +186,11 @@ class Rounds {
  private:
   static constexpr int kThreads = 3;
 
-  // Sets `is_good` if the round comes to its end.
+  // Sets `is_good` if the round completes; a failed ASSERT returns early.
   void RunOne(int round, Killer& killer, bool& is_good) {
     const size_t kind = round % std::size(kVariants);
     SCOPED_TRACE(absl::StrCat("seed ", kSeed, ", round ", round, ": ", kVariants[kind].name));
-    // No other round's folder has this one's name in its own.
+    // The suffix keeps "kill1" from being a prefix of the folder "kill10".
     const std::string folder = TempPath(absl::StrCat(name_, round, "_checkpoints")),
                       weights = folder + ".safetensors";
     const Flags flags =

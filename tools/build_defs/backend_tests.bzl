@@ -60,7 +60,9 @@ def backend_tests(tests, backends = BACKENDS, tags = ["cpu:2", "multirank"], **k
             )
 
 def few_seeds_test(test, **kwargs):
-    """Runs a test of many seeds, x_test, as x_of_few_seeds_test, in which EVENKEEL_TEST_FEW_SEEDS is set.
+    """Declares x_of_few_seeds_test, which runs the program of x_test with EVENKEEL_TEST_FEW_SEEDS=1.
+
+    The test reads the variable and runs fewer seeds.
 
     Args:
       test: x_test.
@@ -68,7 +70,7 @@ def few_seeds_test(test, **kwargs):
     """
     name = test[:-len("_test")] + "_of_few_seeds_test"
     if tier_tags(name):
-        fail("%s is not in first_tier.bzl; the second tier has all seeds" % name)
+        fail("add //%s:%s to first_tier.bzl: few_seeds_test() is for the first tier only" % (native.package_name(), name))
     _variant_test(
         name = name,
         env = {"EVENKEEL_TEST_FEW_SEEDS": "1"},

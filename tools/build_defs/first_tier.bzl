@@ -1,6 +1,6 @@
-"""The first tier: the tests that `./bazelw test //...` runs. All others have the tag "full".
+"""The first tier: the tests that `./bazelw test //...` runs. All other tests have the tag "full": only --config=full runs them.
 
-Each test is listed under the promise or the program that it shows. tests/first_tier.sh checks that each promise of
+Each test is listed under the promise or the program that it checks. tests/first_tier.sh checks that each promise of
 docs/internals.md and each program of the docs is here, and that each of these tests exists. All other tests belong to the
 second tier.
 """
@@ -54,13 +54,13 @@ PROMISES = {
         "//tools:launch_test",
         "//tools:plan_test",
     ],
-    "6": [  # Strangers.
+    "6": [  # Only processes with the job's secret take part.
         "//comm/rendezvous:rendezvous_test",
         "//comm/rendezvous:tcp_store_test",
         "//comm/tcp:meeting_test",
         "//tests/hostile:hostile_test",
     ],
-    "7": [  # Lost ranks.
+    "7": [  # The remaining ranks continue after a loss.
         "//join:recovery_plan_test",
         "//tests/recovery:recovery_over_shm_test",
         "//tests/recovery:recovery_uses_over_shm_test",
@@ -72,15 +72,15 @@ PROMISES = {
         "//comm:agreement_test",
         "//tests/cost:cost_when_off_test",
     ],
-    "9": [  # Omitted and different steps.
+    "9": [  # Omitted or different steps are reported.
         "//bucket:divergence_test",
         "//bucket:replica_check_over_shm_test",
         "//tests/unequal_steps:unequal_steps_over_shm_test",
     ],
 }
 
-# By the program that the docs name, or the package of public headers. Checks that are no target of //..., because they need
-# PyTorch or packages, name their script.
+# Keys: a program that the docs name, or a package with public headers. Values: tests, or the script of a check that is outside
+# //... because it needs PyTorch or Debian packages.
 ENTRY_POINTS = {
     "//bucket": [
         "//bucket:readme_test",
@@ -154,5 +154,5 @@ _TESTS = {
 }
 
 def tier_tags(name):
-    """Returns the tags by which .bazelrc finds a test's tier."""
+    """Returns ["full"] for a test of the second tier and [] for one of the first."""
     return [] if "//%s:%s" % (native.package_name(), name) in _TESTS else ["full"]

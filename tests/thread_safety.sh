@@ -30,6 +30,7 @@ cuda=${CUDA_HOME:-/usr/local/cuda}/include
   printf '#include <%s>\n' algorithm chrono functional map memory sstream string vector
   printf '#include "absl/%s.h"\n' container/flat_hash_map status/statusor strings/str_{cat,format,join,split} \
     synchronization/mutex time/clock time/time
+  printf '#include "evenkeel/%s.h"\n' comm/communicator comm/control/control comm/status bucket/parameter_set
 } >"$work/common.h"
 clang++ "${flags[@]}" -x c++-header "$work/common.h" -o "$work/common.pch" ||
   { echo "FAILED  each library $sentence: clang cannot precompile common.h"; exit 1; }

@@ -34,7 +34,7 @@ def programs_of_docs():
     found = {}
     for page in listed.stdout.decode().split():
         for program in COMMAND.findall((REPOSITORY / page).read_text()):
-            if not program.endswith("_benchmark"):
+            if not re.search(r":bench_|_benchmark$", program):
                 found.setdefault(program.rstrip("/"), page)
     return found
 

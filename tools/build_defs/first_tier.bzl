@@ -79,7 +79,7 @@ PROMISES = {
     ],
 }
 
-# Keys: a program that the docs name, or a package with public headers. Values: tests, or the script of a check that is outside
+# Keys: a program that the docs name, other than benchmarks, or a package with public headers. Values: tests, or the script of a check that is outside
 # //... because it needs PyTorch or Debian packages.
 ENTRY_POINTS = {
     "//bucket": [
@@ -90,7 +90,6 @@ ENTRY_POINTS = {
         "//bucket:stats_over_shm_test",
         "//bucket:tuning_over_shm_test",
         "//tests/defects:ready_order_over_shm_test",
-        "//tests/in_backward:in_backward_over_shm_test",
         "//tests/overlap:overlap_over_shm_test",
     ],
     "//comm": [
@@ -113,9 +112,6 @@ ENTRY_POINTS = {
     "//join/abi:evenkeel": ["python/check.sh"],
     "//libtorch": ["libtorch/check.sh"],
     "//python/evenkeel_c10d:wheel": ["python/check.sh"],
-    "//tools:bench_collectives": ["//tools:bench_collectives_test"],
-    "//tools:bench_scaling": ["//tools:bench_scaling_test"],
-    "//tools:bench_step": ["//tools:bench_step_test"],
     "//tools:flight": ["//tools:flight_test"],
     "//tools:install": ["//tools:install_test"],
     "//tools:launch": ["//tools:launcher_test"],
@@ -123,11 +119,9 @@ ENTRY_POINTS = {
     "//tools:plan": ["//tools:plan_test"],
     "//tools:predict": ["//tools/predict:predict_test"],
     "//tools:top": ["//tests/stragglers:top_test"],
-    "//tools/gpu:bench_device": ["//tools/gpu:bench_device_test"],
     "//trainer:generate": ["//trainer:generate_test"],
     "//trainer:train": [
         "//tests/training:run_over_shm_test",
-        "//trainer/app:memory_plan_test",
         "//trainer/app:training_run_over_shm_test",
         "//trainer/checkpoint:checkpoint_folder_test",
         "//trainer/checkpoint:run_state_test",

@@ -26,9 +26,8 @@ PROMISES = {
         "//tests:shm_faults_test",
         "//tests:six_cases_over_shm_test",
     ],
-    "2": [  # Equal to one rank.
+    "2": [  # Equal to one rank; the real program's runs are below, at //trainer:train.
         "//tests/slices:sliced_optimizer_over_shm_test",
-        "//tests/training:parity_over_shm_test",
         "//tests/uneven:samples_over_shm_test",
         "//tests/uneven:uneven_over_shm_test",
         "//zero_optim:optimizer_over_shm_test",
@@ -79,8 +78,8 @@ PROMISES = {
     ],
 }
 
-# Keys: a program that the docs name, other than benchmarks, or a package with public headers. Values: tests, or the script of a check that is outside
-# //... because it needs PyTorch or Debian packages.
+# Keys: a program that the docs name, other than benchmarks, or a package with public headers. Values: tests, or the script
+# of a check that is outside //... because it needs PyTorch or Debian packages.
 ENTRY_POINTS = {
     "//bucket": [
         "//bucket:readme_test",

@@ -404,7 +404,7 @@ absl::Duration ProcessorTime() {
 // Neither a thread that waits for long, nor one that has an operation on its way, burns a
 // processor.
 TEST(ShmTest, LongWaitsSleep) {
-  const absl::Duration kLate = absl::Milliseconds(750);
+  const absl::Duration kLate = absl::Milliseconds(1500);
   for (const bool waits : {true, false}) {
     absl::Duration used;
     const absl::Status status = RunShmRanks(2, [&](Communicator& comm) -> absl::Status {
@@ -419,7 +419,7 @@ TEST(ShmTest, LongWaitsSleep) {
       return absl::OkStatus();
     });
     EXPECT_TRUE(status.ok()) << status;
-    EXPECT_LT(used, absl::Milliseconds(300)) << (waits ? "waiting" : "computing");
+    EXPECT_LT(used, kLate / 5) << (waits ? "waiting" : "computing");
   }
 }
 

@@ -12,9 +12,10 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/types/span.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/testing/toy_model.h"
-#include "evenkeel/comm/local/run_group.h"
+#include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/join.h"
@@ -52,6 +53,10 @@ void SetTrainable(const Scenario& scenario, int epoch, int step, ParameterSet& p
   if (!scenario.freezing) return;
   params.SetTrainable("p1", step != 2);
   params.SetTrainable("p3", epoch > 0 || step >= 1);
+}
+
+std::string InputsText(const std::vector<int>& pattern) {
+  return absl::StrCat("inputs ", absl::StrJoin(pattern, ","));
 }
 
 int InputsOf(const std::vector<int>& pattern, int rank, int epoch) {
@@ -105,11 +110,12 @@ struct Outcome {
 };
 
 // One process that holds a replica per rank, and adds gradients in rank order.
-absl::StatusOr<Outcome> Simulate(const Scenario& scenario, const std::vector<int>& pattern) {
+absl::StatusOr<Outcome> Simulate(const Scenario& scenario, const std::vector<int>& pattern,
+                                 Communicator& single_rank) {
   const int world = static_cast<int>(pattern.size());
-  EK_ASSIGN_OR_RETURN(auto group, CreateTestGroup(1));
   ToyModel master(kSizes);
-  EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(*group[0], master.params(), scenario.rule));
+  EK_ASSIGN_OR_RETURN(auto optimizer,
+                      Optimizer::Create(single_rank, master.params(), scenario.rule));
   std::vector<std::unique_ptr<ToyModel>> replicas;
   for (int r = 0; r < world; ++r) replicas.push_back(std::make_unique<ToyModel>(kSizes));
   auto nothing = [](int) -> absl::Status { return absl::OkStatus(); };
@@ -164,7 +170,6 @@ absl::StatusOr<Outcome> Simulate(const Scenario& scenario, const std::vector<int
       if (scenario.buffers && uneven) replicas[r]->buffer() = replicas[last_root]->buffer();
     }
   }
-  EK_RETURN_IF_ERROR(group[0]->Finalize());
   return Outcome{master.values(), replicas[0]->buffer(), optimizer->state()};
 }
 
@@ -249,15 +254,21 @@ std::vector<std::vector<int>> Patterns(int world, int stride) {
   return patterns;
 }
 
-// Returns the final state of every rank of `group`.
-absl::StatusOr<std::vector<Outcome>> TrainAll(const Scenario& scenario,
-                                              const std::vector<int>& pattern,
-                                              const TestGroup& group) {
-  std::vector<Outcome> outcomes(group.size());
-  EK_RETURN_IF_ERROR(internal::RunGroup(group, [&](Communicator& comm) -> absl::Status {
-    EK_ASSIGN_OR_RETURN(outcomes[comm.rank()], Train(scenario, pattern, comm));
+// Trains each of `patterns` in one group, one after the other. Returns the final state of every
+// rank of each.
+absl::StatusOr<std::vector<std::vector<Outcome>>> TrainAll(
+    const Scenario& scenario, absl::Span<const std::vector<int>> patterns) {
+  const int world = static_cast<int>(patterns.front().size());
+  std::vector<std::vector<Outcome>> outcomes(patterns.size(), std::vector<Outcome>(world));
+  const auto train_each = [&](Communicator& comm) -> absl::Status {
+    for (size_t i = 0; i < patterns.size(); ++i) {
+      absl::StatusOr<Outcome> outcome = Train(scenario, patterns[i], comm);
+      if (!outcome.ok()) return Annotate(outcome.status(), InputsText(patterns[i]));
+      outcomes[i][comm.rank()] = *std::move(outcome);
+    }
     return absl::OkStatus();
-  }));
+  };
+  EK_RETURN_IF_ERROR(RunTestRanks(world, train_each, {.timeout = absl::Seconds(20)}));
   return outcomes;
 }
 
@@ -278,39 +289,47 @@ void ExpectNear(const Scenario& scenario, const Outcome& actual, const Outcome& 
   }
 }
 
-void Check(const Scenario& scenario, const std::vector<int>& pattern) {
-  SCOPED_TRACE(absl::StrCat("inputs ", absl::StrJoin(pattern, ",")));
-  const absl::StatusOr<Outcome> alone = Simulate(scenario, pattern);
+void Check(const Scenario& scenario, const std::vector<int>& pattern,
+           const std::vector<Outcome>& outcomes, Communicator& single_rank) {
+  SCOPED_TRACE(InputsText(pattern));
+  const absl::StatusOr<Outcome> alone = Simulate(scenario, pattern, single_rank);
   ASSERT_TRUE(alone.ok()) << alone.status();
-  const absl::StatusOr<TestGroup> group =
-      CreateTestGroup(static_cast<int>(pattern.size()), {.timeout = absl::Seconds(20)});
-  ASSERT_TRUE(group.ok()) << group.status();
-  const absl::StatusOr<std::vector<Outcome>> outcomes = TrainAll(scenario, pattern, *group);
-  ASSERT_TRUE(outcomes.ok()) << outcomes.status();
   const bool is_exact = TheTestBackend().adds_in_rank_order;
-  if (!is_exact) ExpectNear(scenario, (*outcomes)[0], *alone);
-  const Outcome& expected = is_exact ? *alone : (*outcomes)[0];
-  for (size_t r = 0; r < outcomes->size(); ++r) {
-    EXPECT_EQ((*outcomes)[r].values, expected.values) << "rank " << r;
-    EXPECT_TRUE((*outcomes)[r].state == expected.state) << "optimizer state of rank " << r;
+  if (!is_exact) ExpectNear(scenario, outcomes[0], *alone);
+  const Outcome& expected = is_exact ? *alone : outcomes[0];
+  for (size_t r = 0; r < outcomes.size(); ++r) {
+    EXPECT_EQ(outcomes[r].values, expected.values) << "rank " << r;
+    EXPECT_TRUE(outcomes[r].state == expected.state) << "optimizer state of rank " << r;
     if (BuffersAreShared(scenario, pattern)) {
-      EXPECT_EQ((*outcomes)[r].buffer, expected.buffer) << "rank " << r;
+      EXPECT_EQ(outcomes[r].buffer, expected.buffer) << "rank " << r;
     }
   }
 }
 
-// The first pattern that fails ends it: the rest would only repeat it.
+// A group costs as much as training some patterns, so these share one. The first pattern that fails
+// ends it: the rest would only repeat it.
+constexpr size_t kPatternsPerGroup = 16;
+
 void CheckAll(const Scenario& scenario, int stride_of_five = 3) {
+  const absl::StatusOr<TestGroup> single = CreateLocalGroup(1);
+  ASSERT_TRUE(single.ok()) << single.status();
   const bool is_in_full = TheTestBackend().is_in_full;
   for (int world : {2, 3, 5}) {
     // A stride that is odd comes to all numbers of inputs of each rank.
     const int stride =
         world == 5 ? (is_in_full ? stride_of_five : 205) : (is_in_full ? 1 : 8 * world - 11);
-    for (const std::vector<int>& pattern : Patterns(world, stride)) {
-      Check(scenario, pattern);
-      if (testing::Test::HasFailure()) return;
+    const std::vector<std::vector<int>> all = Patterns(world, stride);
+    for (size_t first = 0; first < all.size(); first += kPatternsPerGroup) {
+      const auto patterns = absl::MakeConstSpan(all).subspan(first, kPatternsPerGroup);
+      const auto outcomes = TrainAll(scenario, patterns);
+      ASSERT_TRUE(outcomes.ok()) << outcomes.status();
+      for (size_t i = 0; i < patterns.size(); ++i) {
+        Check(scenario, patterns[i], (*outcomes)[i], *(*single)[0]);
+        if (testing::Test::HasFailure()) return;
+      }
     }
   }
+  EXPECT_EQ((*single)[0]->Finalize(), absl::OkStatus());
 }
 
 const UpdateRule kMomentum = Sgd{.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 0.01};

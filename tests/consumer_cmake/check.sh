@@ -82,12 +82,12 @@ headers_compile_alone() {
     xargs -P "$(nproc)" -I{} bash -c 'header_compiles_alone "$0" "$1"' "$1" {} <<<"$headers"
 }
 
-# Under an older C++ a header for users compiles, or the first error says what it needs.
+# Under an older C++ a header for users says what it needs, or it compiles. GCC reads a whole header before it parses it,
+# so the preprocessor alone finds the same first error, in a tenth of the time.
 header_says_what_it_needs() {
-  local first
-  first=$(g++ -std=c++17 -fsyntax-only -I"$1/include" -include "evenkeel/$2" -x c++ /dev/null 2>&1 |
-    grep -m1 -w error)
-  [[ -z $first || $first == *'headers need C++20: '* ]] || { echo "evenkeel/$2: $first"; return 1; }
+  local command=(g++ -std=c++17 "-I$1/include" -include "evenkeel/$2" -x c++ /dev/null) first
+  first=$("${command[@]}" -E -o /dev/null 2>&1 | grep -m1 -w error)
+  [[ $first == *'headers need C++20: '* ]] || "${command[@]}" -fsyntax-only || { echo "evenkeel/$2: $first"; return 1; }
 }
 export -f header_says_what_it_needs
 

@@ -8,6 +8,7 @@
 #include <variant>
 #include <vector>
 
+#include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/hooks/compressed_reduction.h"
 #include "evenkeel/bucket/hooks/power_sgd.h"
 #include "evenkeel/bucket/hooks/quantized_all_reduce.h"

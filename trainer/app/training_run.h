@@ -51,7 +51,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/join/join.h"
 #include "evenkeel/join/steps/step_control.h"
@@ -74,6 +73,7 @@
 
 namespace evenkeel {
 
+class DataParallel;
 class StepWatch;
 
 struct EpochResult {

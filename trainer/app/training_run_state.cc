@@ -16,6 +16,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/comm/agree.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/control/control.h"

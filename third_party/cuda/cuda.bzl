@@ -12,7 +12,8 @@ but //comm/nccl is built without NCCL. For each there is a config_setting
   cupti       for tests that look at what was called
   has_nvcc    whether cuda_library() compiles (nvcc of CUDA 12 or newer)
 
-toolkit.bzl says what cuda_library() runs.
+toolkit.bzl says what cuda_library() runs: for the architectures of EVENKEEL_CUDA_ARCHS,
+such as "sm_86,compute_86", else for _ARCHS.
 """
 
 load("//third_party/debian:system_library.bzl", "library_folders")
@@ -107,7 +108,7 @@ def _toolkit(repository_ctx):
     return home if _exists(repository_ctx, home + "/include/cuda_runtime.h") else None
 
 def _nvcc(repository_ctx, home):
-    """The path of a compiler that can be used, and the architectures it knows of ours."""
+    """The path of a compiler that can be used, and the architectures to compile for: of ours, those that it knows."""
     nvcc = home + "/bin/nvcc"
     if not _exists(repository_ctx, nvcc):
         return None, []
@@ -117,6 +118,9 @@ def _nvcc(repository_ctx, home):
         # buildifier: disable=print
         print("{} is older than CUDA {}: no kernels are compiled".format(nvcc, _OLDEST_NVCC))
         return None, []
+    chosen = repository_ctx.os.environ.get("EVENKEEL_CUDA_ARCHS", "")
+    if chosen:
+        return nvcc, chosen.split(",")
     known = repository_ctx.execute([nvcc, "--list-gpu-code"]).stdout.split("\n")
     return nvcc, [a for a in _ARCHS if a.replace("compute_", "sm_") in known]
 
@@ -177,5 +181,5 @@ cuda_repository = repository_rule(
     implementation = _cuda_impl,
     local = True,
     configure = True,
-    environ = ["CUDA_HOME"],
+    environ = ["CUDA_HOME", "EVENKEEL_CUDA_ARCHS"],
 )

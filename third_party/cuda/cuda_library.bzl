@@ -45,7 +45,7 @@ bytes=$(wc -c <"{fatbin}")
 def _gencode(arch):
     virtual = arch.replace("sm_", "compute_")
     if virtual == arch and not arch.startswith("compute_"):
-        fail("--define=cuda_archs: '{}' is neither sm_XX nor compute_XX".format(arch))
+        fail("EVENKEEL_CUDA_ARCHS: '{}' is neither sm_XX nor compute_XX".format(arch))
     return "arch={},code={}".format(virtual, arch)
 
 def _include_flags(context):
@@ -88,8 +88,7 @@ def _cuda_image_impl(ctx):
         "-ccbin",
         find_cpp_toolchain(ctx).compiler_executable,
     ])
-    archs = ctx.var.get("cuda_archs", "")
-    for arch in archs.split(",") if archs else NVCC_ARCHS:
+    for arch in NVCC_ARCHS:
         command.add("-gencode", _gencode(arch))
     command.add_all(_include_flags(merged))
     command.add_all([flag for flag in ctx.var.get("nvcc_copts", "").split(" ") if flag])
@@ -126,7 +125,7 @@ def cuda_library(name, src, deps = [], nvcc_copts = [], **kwargs):
     The image has code for sm_75, sm_80 and sm_90 and PTX of compute_90, for
     drivers to compile on newer devices. Other ones:
 
-        bazel build --define=cuda_archs=sm_86,compute_86 ...
+        EVENKEEL_CUDA_ARCHS=sm_86,compute_86 bazel build ...
 
     `--define=nvcc_copts='-lineinfo -Werror=all-warnings'` adds to nvcc's
     command line. The host compiler is the one of the build.

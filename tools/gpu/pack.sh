@@ -5,7 +5,7 @@
 # driver's: the machine's C library must not be older than the one here.
 #
 #   tools/gpu/pack.sh FOLDER [--without_cuda | --without_libraries] [-- ARGUMENTS OF BAZEL BUILD]
-#   tools/gpu/pack.sh /tmp/gpu_check -- --define=cuda_archs=sm_90
+#   EVENKEEL_CUDA_ARCHS=sm_90 tools/gpu/pack.sh /tmp/gpu_check
 #   tar -C /tmp -czf gpu_check.tar.gz gpu_check
 #
 # --without_cuda: the machine has CUDA's libraries, NCCL and cuDNN of these major

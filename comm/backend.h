@@ -14,8 +14,8 @@
 //   backend returns false from checks_pairs().
 // - Abort() is thread-safe, may come at any time, ends everything in flight and everything later
 //   with `why`, and after it returns no buffer of an ended operation is accessed.
-// - `what.op` kAverage on floats arrives with `scale` already divided by the world size; on
-//   integers the backend divides the sum by the world size, rounding towards zero.
+// - `what.op` kAverage is a sum. Of floats it arrives with `scale` already divided by the world
+//   size; integers arrive in a type that has room for their sum, and are divided afterwards.
 // - No exception leaves it; no wait is without the operation's `deadline`.
 
 #ifndef EVENKEEL_COMM_BACKEND_H_

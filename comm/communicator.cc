@@ -6,6 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "evenkeel/comm/arith/integer_average.h"
 #include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/living_groups.h"
@@ -80,6 +81,10 @@ absl::Status CheckTotal(const TensorList& tensors, int64_t expected, absl::strin
   if (total == expected) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(side, " has ", total, " elements, expected ", expected));
+}
+
+bool AveragesIntegers(const Collective& what) {
+  return Reduces(what.kind) && what.op == ReduceOp::kAverage && !IsFloat(what.dtype);
 }
 
 // The sizes of an uneven collective, as far as this rank knows them.
@@ -266,9 +271,6 @@ Work Channel::Issue(const Collective& what, TensorList in, TensorList out,
   operation.in = std::move(in);
   operation.out = std::move(out);
   operation.scale = options.scale;
-  if (Reduces(what.kind) && what.op == ReduceOp::kAverage && IsFloat(what.dtype)) {
-    operation.scale /= comm.world_size();
-  }
   operation.contributes = options.contributes;
   operation.after = options.after;
   operation.after_event = options.after_event;
@@ -276,6 +278,18 @@ Work Channel::Issue(const Collective& what, TensorList in, TensorList out,
       options.timeout > absl::ZeroDuration() ? options.timeout : comm.timeout();
   const absl::Time now = SteadyNow();
   operation.deadline = now + timeout;
+  std::function<void()> conclude;
+  if (AveragesIntegers(what)) {
+    absl::StatusOr<std::function<void()>> wide =
+        internal::WidenAverage(operation, comm.world_size());
+    if (!wide.ok()) {
+      comm.OnBackendFailure(wide.status());
+      return Work(comm.status());
+    }
+    conclude = *std::move(wide);
+  } else if (Reduces(what.kind) && what.op == ReduceOp::kAverage) {
+    operation.scale /= comm.world_size();
+  }
 
   comm.waits_->Use();
 
@@ -311,9 +325,15 @@ Work Channel::Issue(const Collective& what, TensorList in, TensorList out,
     comm.OnBackendFailure(status);
     return AtLeastIn(comm.flight_.Get(number), std::move(status));
   };
+  if (conclude != nullptr) {
+    work->on_end = [conclude, end = std::move(work->on_end)](absl::Status status) {
+      if (status.ok()) conclude();
+      return end(std::move(status));
+    };
+  }
   const bool is_compared =
       comm.verify_level() == VerifyLevel::kEvery && !IsPair(what.kind) && comm.world_size() > 1;
-  const auto moves = is_compared ? comm.CompareBeside(name_, operation, work) : work;
+  const auto moves = is_compared ? comm.CompareBeside(name_, what, operation, work) : work;
   comm.backend_->Start(std::move(operation), moves);
   if (is_compared)
     work->order_before = moves->order_before;  // Streams do not wait for comparisons on the host.
@@ -436,6 +456,16 @@ absl::StatusOr<Channel*> Communicator::OpenChannel(absl::string_view name) {
   std::unique_ptr<Channel>& channel = channels_[std::string(name)];
   if (channel == nullptr) channel = std::make_unique<Channel>(this, std::string(name));
   return channel.get();
+}
+
+absl::Status Communicator::Supports(const Collective& what) const {
+  if (AveragesIntegers(what) && !device().is_cpu()) {
+    return absl::UnimplementedError(
+        absl::StrCat(backend_name(), ": no average of ", ToString(what.dtype),
+                     ", whose sum may not fit into the type. Sum up int64, and divide the sum by ",
+                     world_size_));
+  }
+  return backend_->Supports(what);
 }
 
 absl::Status Communicator::Check(const Collective& what, const TensorList& in,

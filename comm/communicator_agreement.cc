@@ -232,12 +232,11 @@ absl::Status Communicator::SetVerifyLevel(VerifyLevel level) {
 }
 
 std::shared_ptr<WorkState> Communicator::CompareBeside(const std::string& channel,
+                                                       const Collective& what,
                                                        const Operation& operation,
                                                        std::shared_ptr<WorkState> whole) {
   auto both = std::make_shared<EndsWithBoth>(std::move(whole));
-  Part part{.hash = HashOf(operation.what),
-            .sequence = operation.sequence,
-            .text = ToString(operation.what)};
+  Part part{.hash = HashOf(what), .sequence = operation.sequence, .text = ToString(what)};
   std::memcpy(&part.scale, &operation.scale, sizeof(part.scale));
   const std::shared_ptr<Agreement> comparison = Agree(
       absl::StrCat("verify/", channel), internal::ToBytes(part), operation.deadline - SteadyNow(),

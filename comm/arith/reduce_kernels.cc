@@ -245,29 +245,19 @@ absl::Status CheckReducible(ReduceOp op, DType dtype) {
 }
 
 void ReduceInto(ReduceOp op, DType dtype, void* out, std::span<const void* const> in, int64_t n,
-                const ReduceOptions& options) {
-  ReduceIntoWith(BestInstructionSet(), op, dtype, out, in, n, options);
+                double scale) {
+  ReduceIntoWith(BestInstructionSet(), op, dtype, out, in, n, scale);
 }
 
 void Accumulate(ReduceOp op, DType dtype, void* acc, const void* in, int64_t n) {
   const std::array<const void*, 2> both = {acc, in};
-  ReduceInto(op == ReduceOp::kAverage ? ReduceOp::kSum : op, dtype, acc, both, n);
+  ReduceInto(op, dtype, acc, both, n);
 }
 
 void Scale(DType dtype, void* data, int64_t n, double scale) {
   if (!IsFloat(dtype) || scale == 1.0) return;
   const std::array<const void*, 1> in = {data};
-  ReduceInto(ReduceOp::kSum, dtype, data, in, n, {.scale = scale});
-}
-
-void DivideIntegers(DType dtype, void* data, int64_t n, int64_t divisor) {
-  if (IsFloat(dtype) || divisor == 1) return;
-  VisitType(dtype, [&]<typename T>(T*) {
-    if constexpr (std::is_integral_v<T>) {
-      T* const values = static_cast<T*>(data);
-      for (int64_t i = 0; i < n; ++i) values[i] = static_cast<T>(values[i] / divisor);
-    }
-  });
+  ReduceInto(ReduceOp::kSum, dtype, data, in, n, scale);
 }
 
 void FillIdentity(ReduceOp op, DType dtype, void* data, int64_t n) {
@@ -276,14 +266,10 @@ void FillIdentity(ReduceOp op, DType dtype, void* data, int64_t n) {
 }
 
 void ReduceIntoWith(InstructionSet set, ReduceOp op, DType dtype, void* out,
-                    std::span<const void* const> in, int64_t n, const ReduceOptions& options) {
+                    std::span<const void* const> in, int64_t n, double scale) {
   const ReduceFunction reduce =
       VisitType(dtype, [&]<typename T>(T*) { return FunctionOfOp<T>(set, op); });
-  reduce(out, in, n, options.scale);
-  if (op == ReduceOp::kAverage) {
-    const int64_t inputs = static_cast<int64_t>(in.size());
-    DivideIntegers(dtype, out, n, options.integer_divisor > 0 ? options.integer_divisor : inputs);
-  }
+  reduce(out, in, n, scale);
 }
 
 }  // namespace evenkeel::internal

@@ -28,31 +28,17 @@ namespace evenkeel::internal {
 //                         passes here.
 absl::Status CheckReducible(ReduceOp op, DType dtype);
 
-struct ReduceOptions {
-  // Floats: the result is multiplied by it (1.0: left alone), in float32, or float64 for float64.
-  // Integers ignore it. An average of floats is a sum whose scale holds the division.
-  double scale = 1.0;
-  // An average of integers: the sum is divided by it, rounding towards zero. 0: by the number of
-  //                         inputs.
-  int64_t integer_divisor = 0;
-};
-
-// out = in[0] op in[1] op ..., for n elements; at least one input.
+// out = in[0] op in[1] op ..., for n elements; at least one input. An average is a sum. The result
+// of floats is multiplied by `scale` (1.0: left alone), in float32, or float64 for float64;
+// integers ignore it.
 void ReduceInto(ReduceOp op, DType dtype, void* out, std::span<const void* const> in, int64_t n,
-                const ReduceOptions& options = {});
-inline void ReduceInto(ReduceOp op, DType dtype, void* out, std::span<const void* const> in,
-                       int64_t n, double scale) {
-  ReduceInto(op, dtype, out, in, n, ReduceOptions{.scale = scale});
-}
+                double scale = 1.0);
 
-// acc = acc op in. An average only sums here: end it with Scale() or DivideIntegers(). A chain of
-// these rounds 16-bit floats at each link; ReduceInto does not.
+// acc = acc op in. A chain of these rounds 16-bit floats at each link; ReduceInto does not.
 void Accumulate(ReduceOp op, DType dtype, void* acc, const void* in, int64_t n);
 
-// Multiplies floats as ReduceOptions::scale does; leaves integers alone.
+// Multiplies floats as ReduceInto() does; leaves integers alone.
 void Scale(DType dtype, void* data, int64_t n, double scale);
-// Divides integers, rounding towards zero; leaves floats alone. divisor > 0.
-void DivideIntegers(DType dtype, void* data, int64_t n, int64_t divisor);
 
 // Fills `data` with the value that changes nothing when it is combined: 0, 1, or the end of the
 // type's range (infinity for floats).
@@ -60,7 +46,7 @@ void FillIdentity(ReduceOp op, DType dtype, void* data, int64_t n);
 
 // For tests and benchmarks: ReduceInto on one of SupportedInstructionSets().
 void ReduceIntoWith(InstructionSet set, ReduceOp op, DType dtype, void* out,
-                    std::span<const void* const> in, int64_t n, const ReduceOptions& options);
+                    std::span<const void* const> in, int64_t n, double scale);
 
 }  // namespace evenkeel::internal
 

@@ -38,7 +38,7 @@ void BM_ReduceInto(benchmark::State& state, InstructionSet set, DType dtype) {
   const int64_t n = state.range(1);
   Data data(dtype, inputs, n);
   for (auto _ : state) {
-    ReduceIntoWith(set, ReduceOp::kSum, dtype, data.out, data.in, n, {.scale = 0.5});
+    ReduceIntoWith(set, ReduceOp::kSum, dtype, data.out, data.in, n, 0.5);
     benchmark::ClobberMemory();
   }
   state.SetBytesProcessed(state.iterations() * n * (inputs + 1) * SizeOf(dtype));

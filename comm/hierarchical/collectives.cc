@@ -28,9 +28,6 @@ constexpr absl::Duration kGrace = absl::Seconds(2);
 // in range.
 bool ScalesSums(ReduceOp op) { return op == ReduceOp::kSum || op == ReduceOp::kAverage; }
 
-// How steps combine; the division of an average comes once, at the end.
-ReduceOp StepOp(ReduceOp op) { return op == ReduceOp::kAverage ? ReduceOp::kSum : op; }
-
 DType BitsOf(DType dtype) {
   switch (SizeOf(dtype)) {
     case 1:
@@ -139,10 +136,7 @@ absl::Status HierarchicalCollectives::AllReduce(const Operation& operation) {
     return absl::OkStatus();
   };
   const auto spread_out = [&](size_t i) -> absl::Status {
-    if (leads()) {
-      EK_RETURN_IF_ERROR(Await(crossed[i]));
-      Conclude(operation, chunks[i]);
-    }
+    if (leads()) EK_RETURN_IF_ERROR(Await(crossed[i]));
     if (!is_shared()) return absl::OkStatus();
     spread.push_back(
         Start(inside_, operation,
@@ -178,7 +172,6 @@ absl::Status HierarchicalCollectives::Reduce(const Operation& operation) {
                            .scale = ScaleBetween(operation)}));
   }
   if (map_.host_of(root) != host_) return absl::OkStatus();
-  if (leads()) Conclude(operation, operation.out);
   if (leads() == (rank_ == root))
     return absl::OkStatus();  // It is there, or neither from nor for this rank.
   if (!leads()) {
@@ -339,7 +332,6 @@ absl::Status HierarchicalCollectives::ReduceScatter(const Operation& operation) 
                            .in = {whole},
                            .out = {mine},
                            .scale = ScaleBetween(operation)}));
-    Conclude(operation, {mine.Slice(0, static_cast<int64_t>(peers().size()) * count)});
   }
   const int64_t shares = static_cast<int64_t>(peers().size()) * count;
   const TensorList mine =
@@ -379,7 +371,7 @@ HierarchicalCollectives::Started HierarchicalCollectives::Start(Line& line, cons
   Operation operation;
   operation.what = whole.what;
   operation.what.kind = step.kind;
-  operation.what.op = step.as_bits ? ReduceOp::kBitOr : StepOp(whole.what.op);
+  operation.what.op = step.as_bits ? ReduceOp::kBitOr : whole.what.op;
   if (step.as_bits) operation.what.dtype = BitsOf(whole.what.dtype);
   operation.what.root = step.root;
   operation.what.count = step.count;
@@ -429,12 +421,6 @@ void HierarchicalCollectives::ContributeAlone(const Operation& whole,
       Scale(what.dtype, view.data, view.count, whole.scale);
     }
   }
-}
-
-void HierarchicalCollectives::Conclude(const Operation& whole, const TensorList& data) const {
-  if (whole.what.op != ReduceOp::kAverage) return;
-  for (const TensorView& view : data)
-    DivideIntegers(view.dtype, view.data, view.count, map_.ranks());
 }
 
 TensorList HierarchicalCollectives::SharesOf(int host, const TensorList& views,

@@ -112,10 +112,8 @@ class HierarchicalCollectives {
   // Reductions of `in` to the leader's `out`, over this host and over all.
   Step ReduceInside(const Operation& whole, TensorList in, TensorList out) const;
   double ScaleBetween(const Operation& whole) const;
-  // Prepare this rank's contribution, where no other rank shares its host; finish the combined
-  // elements on a leader.
+  // Prepares this rank's contribution, where no other rank shares its host.
   void ContributeAlone(const Operation& whole, const TensorList& data) const;
-  void Conclude(const Operation& whole, const TensorList& data) const;
 
   const std::vector<int>& peers() const { return map_.ranks_of(host_); }
   bool is_shared() const { return inside_.backend != nullptr; }

@@ -18,7 +18,7 @@
 // Sums:     in rank order within a host, rounded once there; then over the hosts as in tcp.h. So
 //           they depend on which ranks share a host, not on timing, and are equal on all ranks. The
 //           scale of a sum is applied within the host, so that float16 does not overflow between
-//           hosts; an average of integers is divided once.
+//           hosts.
 // Messages: send and recv between ranks of one host use its memory, others, all_to_all and
 //           all_to_all_v use TCP.
 // Order:    each channel has a communication thread of its own, and on leaders those of Gloo.

@@ -51,12 +51,11 @@ void Copy(Cursor source, Cursors targets, int64_t length, const Operation& like,
 }
 
 // The block in between is what allows any of the targets to be one of the sources.
-void Reduce(Cursors sources, Cursors targets, int64_t length, const Operation& like, int world_size,
+void Reduce(Cursors sources, Cursors targets, int64_t length, const Operation& like,
             const std::atomic<bool>& stop) {
   const ReduceOp op = like.what.op;
   const DType dtype = like.what.dtype;
   const int64_t size = SizeOf(dtype);
-  const ReduceOptions options{.scale = like.scale, .integer_divisor = world_size};
   absl::InlinedVector<const void*, 8> inputs;
   alignas(64) std::byte block[kBlockBytes];
   ForEachBlock(sources, targets, length, kBlockBytes / size, stop, [&](int64_t n) {
@@ -65,7 +64,7 @@ void Reduce(Cursors sources, Cursors targets, int64_t length, const Operation& l
     if (inputs.empty()) {
       FillIdentity(op, dtype, block, n);
     } else {
-      ReduceInto(op, dtype, block, std::span(inputs.data(), inputs.size()), n, options);
+      ReduceInto(op, dtype, block, std::span(inputs.data(), inputs.size()), n, like.scale);
     }
     for (const Cursor& target : targets) std::memcpy(target.data(), block, n * size);
   });
@@ -131,9 +130,9 @@ void LocalExchange::Run(int64_t begin, int64_t end, const std::atomic<bool>& sto
 
   switch (what.kind) {
     case CollectiveKind::kAllReduce:
-      return Reduce(inputs_at(0), outputs_at(0), length, like, size(), stop);
+      return Reduce(inputs_at(0), outputs_at(0), length, like, stop);
     case CollectiveKind::kReduce:
-      return Reduce(inputs_at(0), output(what.root, 0), length, like, size(), stop);
+      return Reduce(inputs_at(0), output(what.root, 0), length, like, stop);
     case CollectiveKind::kBroadcast:
       return Copy(input(what.root, 0), outputs_at(0), length, like, stop);
     case CollectiveKind::kAllGather:
@@ -143,7 +142,7 @@ void LocalExchange::Run(int64_t begin, int64_t end, const std::atomic<bool>& sto
       return;
     case CollectiveKind::kReduceScatter:
       for (int to = 0; to < size(); ++to) {
-        Reduce(inputs_at(to * count()), output(to, 0), length, like, size(), stop);
+        Reduce(inputs_at(to * count()), output(to, 0), length, like, stop);
       }
       return;
     case CollectiveKind::kAllToAll:

@@ -35,8 +35,7 @@ int OpOf(const Operation& operation) {
       return kNcclMax;
     case ReduceOp::kProduct:
       return kNcclProduct;
-    case ReduceOp::kAverage:  // For floats: a sum with a scale.
-      return IsFloat(operation.what.dtype) ? kNcclSum : kNcclAverage;
+    case ReduceOp::kAverage:  // Of floats: a sum with a scale.
     case ReduceOp::kSum:
     case ReduceOp::kBitOr:
     case ReduceOp::kBitAnd:

@@ -42,8 +42,6 @@ TEST(NcclPlanTest, AverageAndScaleAreNcclsWhereItHasThem) {
   plan = PlanForNccl(Sum(ReduceOp::kAverage, 0.5 / 3), 0, 3, true);
   EXPECT_EQ(plan.op, kNcclSum);
   EXPECT_EQ(plan.inside, 0.5 / 3);
-  plan = PlanForNccl(Sum(ReduceOp::kAverage, 1.0, DType::kInt32), 0, 3, true);
-  EXPECT_EQ(plan.op, kNcclAverage);
   plan = PlanForNccl(Sum(ReduceOp::kSum, 0.5, DType::kInt32), 0, 3, true);
   EXPECT_EQ(plan.inside, 1.0);
   EXPECT_EQ(plan.after, 1.0);

@@ -84,7 +84,6 @@ int64_t ShmTransfer::ReduceBlock(int share, int64_t block) {
   const int64_t per_block = kClaimBytes / element_bytes_;
   const int64_t begin = all.begin + block * per_block;
   const int64_t length = std::min(per_block, all.length - block * per_block);
-  const ReduceOptions options{.scale = operation_.scale, .integer_divisor = size()};
   absl::InlinedVector<const void*, 8> inputs;
   absl::InlinedVector<std::byte*, 8> outputs;
   for (int64_t at = begin; at < begin + length;) {
@@ -102,7 +101,7 @@ int64_t ShmTransfer::ReduceBlock(int share, int64_t block) {
       FillIdentity(what.op, what.dtype, outputs.front(), n);
     } else {
       ReduceInto(what.op, what.dtype, outputs.front(),
-                 std::span<const void* const>(inputs.data(), inputs.size()), n, options);
+                 std::span<const void* const>(inputs.data(), inputs.size()), n, operation_.scale);
     }
     for (size_t i = 1; i < outputs.size(); ++i)
       std::memcpy(outputs[i], outputs.front(), n * element_bytes_);
@@ -134,7 +133,6 @@ void ShmTransfer::Copy(const TensorList& from, int64_t from_begin, const TensorL
 void ShmTransfer::ReduceElements(std::span<const std::byte* const> inputs, int64_t in_begin,
                                  int64_t out_begin, int64_t length, std::byte* also) const {
   const Collective& what = operation_.what;
-  const ReduceOptions options{.scale = operation_.scale, .integer_divisor = size()};
   ViewCursor mine(in_, in_begin);
   ViewCursor out(operation_.out, out_begin);
   // Who reduces a piece for the root leaves its own memory alone.
@@ -158,7 +156,8 @@ void ShmTransfer::ReduceElements(std::span<const std::byte* const> inputs, int64
       FillIdentity(what.op, what.dtype, result, n);
     } else {
       ReduceInto(what.op, what.dtype, result,
-                 std::span<const void* const>(at_block.data(), at_block.size()), n, options);
+                 std::span<const void* const>(at_block.data(), at_block.size()), n,
+                 operation_.scale);
     }
     if (copy != nullptr && copy != result) std::memcpy(copy, result, n * element_bytes_);
     if (operation_.contributes) mine.Advance(n);

@@ -53,12 +53,11 @@ void Contribute(const Operation& operation, const TensorView& data) {
 }
 
 // Makes the combined `data` the result.
-void Conclude(const Operation& operation, const TensorView& data, int world_size) {
+void Conclude(const Operation& operation, const TensorView& data) {
   const Collective& what = operation.what;
   if (!ScalesContributions(what.op) && operation.scale != 1.0) {
     Scale(what.dtype, data.data, data.count, operation.scale);
   }
-  if (what.op == ReduceOp::kAverage) DivideIntegers(what.dtype, data.data, data.count, world_size);
 }
 
 // `count` elements in chunks, one for each rank, that differ by one element at most; chunks in
@@ -244,7 +243,7 @@ absl::Status TcpCollectives::AllReduce(const Operation& operation) {
   const TensorView data = Gather(operation, operation.out, {});
   Contribute(operation, data);
   if (world_size_ > 1) EK_RETURN_IF_ERROR(Combine(operation, data));
-  Conclude(operation, data, world_size_);
+  Conclude(operation, data);
   Spread(data, operation.out);
   return absl::OkStatus();
 }
@@ -265,8 +264,7 @@ absl::Status TcpCollectives::CombineDirectly(const Operation& operation, const T
       operation, [&](int) { return data; }, place));
   std::vector<const void*> in;
   for (int rank = 0; rank < world_size_; ++rank) in.push_back(place(rank).data);
-  const ReduceOp op = operation.what.op == ReduceOp::kAverage ? ReduceOp::kSum : operation.what.op;
-  ReduceInto(op, data.dtype, data.data, in, data.count);
+  ReduceInto(operation.what.op, data.dtype, data.data, in, data.count);
   return absl::OkStatus();
 }
 
@@ -383,8 +381,7 @@ absl::Status TcpCollectives::Reduce(const Operation& operation) {
       pending.push_back(Receive(rank, operation, 0, TensorView(theirs, data.count, data.dtype)));
     }
     EK_RETURN_IF_ERROR(WaitForAll(pending));
-    ReduceInto(operation.what.op == ReduceOp::kAverage ? ReduceOp::kSum : operation.what.op,
-               data.dtype, data.data, in, data.count);
+    ReduceInto(operation.what.op, data.dtype, data.data, in, data.count);
   } else {
     const Chunks chunks(data.count, world_size_, data.dtype);
     const int64_t first = (world_size_ - 1) * chunks.pieces();
@@ -401,7 +398,7 @@ absl::Status TcpCollectives::Reduce(const Operation& operation) {
     EK_RETURN_IF_ERROR(WaitForAll(pending));
   }
   if (rank_ != root) return absl::OkStatus();
-  Conclude(operation, data, world_size_);
+  Conclude(operation, data);
   Spread(data, operation.out);
   return absl::OkStatus();
 }
@@ -425,7 +422,7 @@ absl::Status TcpCollectives::ReduceScatter(const Operation& operation) {
                                     }));
     Copy(output, result);
   }
-  Conclude(operation, output, world_size_);
+  Conclude(operation, output);
   Spread(output, operation.out);
   return absl::OkStatus();
 }

@@ -55,8 +55,8 @@ Bytes Reduce(const Calls& calls, int world_size) {
   const SimulatedCall& first = calls.begin()->second;
   const NcclCall& call = first.call;
   const int64_t elements = BytesIn(call, world_size) / SizeOf(call.dtype);
-  const bool averages_floats = call.op == kNcclAverage && IsFloat(call.dtype);
-  const double scale = Rounded(averages_floats ? 1.0 / world_size : first.scale, call.dtype);
+  const bool averages = call.op == kNcclAverage;
+  const double scale = Rounded(averages ? 1.0 / world_size : first.scale, call.dtype);
   Bytes sum;
   for (auto at = calls.rbegin(); at != calls.rend(); ++at) {
     Bytes part = InputOf(at->second.call, world_size);
@@ -67,8 +67,6 @@ Bytes Reduce(const Calls& calls, int world_size) {
       Accumulate(ReduceOpOf(call.op), call.dtype, sum.data(), part.data(), elements);
     }
   }
-  if (call.op == kNcclAverage && !IsFloat(call.dtype))
-    DivideIntegers(call.dtype, sum.data(), elements, world_size);
   return sum;
 }
 

@@ -172,9 +172,10 @@ void Operation::CopyLater(const at::Tensor& to, const at::Tensor& from) {
   if (!from.is_same(to)) copies_.emplace_back(to, from);
 }
 
-at::Tensor Operation::Scaled(const at::Tensor& tensor, const c10d::ReduceOp& op) {
-  if (op.op_ != c10d::ReduceOp::PREMUL_SUM) return tensor;
+at::Tensor Operation::Contribution(const at::Tensor& tensor, const c10d::ReduceOp& op) {
   CheckTensor(name_, tensor);
+  if (tensor.scalar_type() == at::kBool) return tensor.view(at::kByte).ne(0);
+  if (op.op_ != c10d::ReduceOp::PREMUL_SUM) return tensor;
   const auto* factor = dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
   TORCH_CHECK(factor != nullptr, "evenkeel: ", name_, " got a PREMUL_SUM without its factor.");
   if (factor->tensor_factor.defined()) {
@@ -198,7 +199,7 @@ abi::Buffer Operation::Write(const at::Tensor& tensor) {
 abi::Buffer Operation::ReadReduced(const at::Tensor& tensor, const c10d::ReduceOp& op) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const Encoding encoding = EncodeForReduce(name_, tensor.scalar_type(), op);
-  return BufferOf(Dense(Scaled(tensor, op), true), encoding);
+  return BufferOf(Dense(Contribution(tensor, op), true), encoding);
 }
 
 abi::Buffer Operation::WriteReduced(const at::Tensor& tensor, const c10d::ReduceOp& op) {
@@ -213,11 +214,10 @@ abi::Buffer Operation::UpdateReduced(const at::Tensor& tensor, const c10d::Reduc
                                      const at::Tensor& result) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const Encoding encoding = EncodeForReduce(name_, tensor.scalar_type(), op);
-  CheckTensor(name_, tensor);
   const bool is_used = std::any_of(kept_.begin(), kept_.end(), [&](const at::Tensor& other) {
     return Overlap(tensor, other);  // It would be reduced twice.
   });
-  at::Tensor dense = Dense(Scaled(tensor, op), true);
+  at::Tensor dense = Dense(Contribution(tensor, op), true);
   if (dense.is_same(tensor) && (is_used || !dense.is_same(result))) {
     dense = dense.clone();
     Keep(dense);

@@ -50,7 +50,7 @@ class Operation {
   // operation.
   abi::Buffer Read(const at::Tensor& tensor);
   abi::Buffer Write(const at::Tensor& tensor);
-  // The same of tensors that are reduced. A PREMUL_SUM multiplies a copy.
+  // The same of tensors that are reduced. Those of bool, and for a PREMUL_SUM, are copied.
   abi::Buffer ReadReduced(const at::Tensor& tensor, const c10d::ReduceOp& op);
   abi::Buffer WriteReduced(const at::Tensor& tensor, const c10d::ReduceOp& op);
   // The result goes to `result`, often `tensor` itself; nowhere if it is undefined. `tensor`
@@ -70,7 +70,9 @@ class Operation {
   at::Tensor Dense(const at::Tensor& tensor, bool with_values);
   void Keep(at::Tensor tensor) { kept_.push_back(std::move(tensor)); }
   void CopyLater(const at::Tensor& to, const at::Tensor& from);
-  at::Tensor Scaled(const at::Tensor& tensor, const c10d::ReduceOp& op);
+  // The tensor, or a copy with its values times the factor of a PREMUL_SUM. Any byte but 0 is true
+  // in a bool tensor; in the copy each true is 1, so that bits combine as truth does.
+  at::Tensor Contribution(const at::Tensor& tensor, const c10d::ReduceOp& op);
 
   const char* title_;
   const char* name_;

@@ -152,9 +152,15 @@ struct Disagreement {
   const char* what;
   std::function<Work(Channel& channel, TensorView data)> others;
   std::function<Work(Channel& channel, TensorView data)> one;
+  bool is_for_devices = true;
 };
 
 Work Sum(Channel& channel, TensorView data) { return channel.AllReduce(data, ReduceOp::kSum); }
+
+Work Average(Channel& channel, TensorView data, DType dtype) {
+  data.dtype = dtype;
+  return channel.AllReduce(data, ReduceOp::kAverage);
+}
 
 const std::vector<Disagreement>& Disagreements() {
   static const auto& disagreements = *new std::vector<Disagreement>{
@@ -175,6 +181,11 @@ const std::vector<Disagreement>& Disagreements() {
          return channel.AllReduce(data, ReduceOp::kSum,
                                   {.role = Role::kBucket, .index = 0, .index_count = 2});
        }},
+      // Both travel as int32.
+      {"type of an average",
+       [](auto& channel, auto data) { return Average(channel, data, DType::kInt8); },
+       [](auto& channel, auto data) { return Average(channel, data, DType::kUint8); },
+       /*is_for_devices=*/false},
       {"root", [](auto& channel, auto data) { return channel.Broadcast(data, 0); },
        [](auto& channel, auto data) { return channel.Broadcast(data, 1); }},
   };
@@ -193,6 +204,8 @@ TEST_P(DisagreementTest, EndsTheGroupOnEveryRank) {
     absl::Status status = RunTested(
         GetParam(),
         [&](Communicator& comm) -> absl::Status {
+          if (!disagreement.is_for_devices && !comm.device().is_cpu())
+            return absl::UnimplementedError("no average of integers");
           std::vector<float> data(12, 1.0f);
           EK_ASSIGN_OR_RETURN(Placed<float> placed, Place(comm, data));
           EK_RETURN_IF_ERROR(comm.Barrier());

@@ -10,16 +10,19 @@
 // The floats are such that no partial result needs rounding, in any type, up to 8 ranks, and in any
 // order: sums are of integers from -3 to 3 (at most 24; bfloat16 has all integers up to 256),
 // products are of 1, -1, 2 and -2. So a test of equality holds for every backend. Integers have all
-// their bits random, and wrap around.
+// their bits random, and wrap around; those of an average are the ends of the type's range, too,
+// and their sum does not fit into the type.
 
 #ifndef EVENKEEL_TESTS_CONFORMANCE_REFERENCE_H_
 #define EVENKEEL_TESTS_CONFORMANCE_REFERENCE_H_
 
 #include <cstdint>
+#include <limits>
 #include <numeric>
 #include <type_traits>
 #include <vector>
 
+#include "absl/numeric/int128.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -67,9 +70,12 @@ T InputAt(ReduceOp op, int rank, int64_t i) {
       default:
         return T(static_cast<float>(small % 7 - 3));
     }
-  } else if (op == ReduceOp::kAverage) {  // The sum may not wrap: 8 * 15 < 127.
-    return static_cast<T>(std::is_signed_v<T> ? small % 31 - 15 : small % 16);
   } else {
+    using Limits = std::numeric_limits<T>;
+    if (op == ReduceOp::kAverage && i % 4 < 2) {  // An end of the range on all ranks but one.
+      const T end = i % 4 == 0 ? Limits::max() : Limits::min();
+      return rank == i / 4 % 8 ? static_cast<T>(end + (i % 4 == 0 ? -1 : 1)) : end;
+    }
     return static_cast<T>(random);
   }
 }
@@ -122,7 +128,8 @@ inline std::vector<int> AllRanks(int world_size) {
   return ranks;
 }
 
-// The inputs of `ranks`, combined in that order and scaled; an average is over `world_size`.
+// The inputs of `ranks`, combined in that order and scaled; an average is over `world_size`, and of
+// integers exact, rounded toward zero.
 template <typename T>
 std::vector<T> Reduced(ReduceOp op, const std::vector<int>& ranks, int world_size, int64_t n,
                        double scale = 1.0) {
@@ -130,13 +137,19 @@ std::vector<T> Reduced(ReduceOp op, const std::vector<int>& ranks, int world_siz
   std::vector<T> results(n);
   if (op == ReduceOp::kAverage && kIsFloat<T>) scale /= world_size;
   for (int64_t i = 0; i < n; ++i) {
+    if constexpr (!kIsFloat<T>) {
+      if (op == ReduceOp::kAverage) {
+        absl::int128 sum = 0;
+        for (int rank : ranks) sum += InputAt<T>(op, rank, i);
+        results[i] = static_cast<T>(sum / world_size);
+        continue;
+      }
+    }
     Wide wide = static_cast<Wide>(InputAt<T>(op, ranks[0], i));
     for (size_t r = 1; r < ranks.size(); ++r)
       wide = Combine(op, wide, static_cast<Wide>(InputAt<T>(op, ranks[r], i)));
     if constexpr (kIsFloat<T>) {
       if (scale != 1.0) wide *= static_cast<Wide>(scale);
-    } else if (op == ReduceOp::kAverage) {
-      wide /= world_size;
     }
     results[i] = static_cast<T>(wide);
   }

@@ -188,6 +188,24 @@ def reductions(rank, world):
             if op in BITWISE and dtype.is_floating_point:
                 continue
             reduce_in_all_ways(rank, world, dtype, op, expect)
+    for dtype in REDUCED[4:]:
+        # Exact, rounded toward zero, at the ends of the type's range, too.
+        ends = torch.iinfo(dtype)
+        own = [100, ends.max, ends.min, ends.max - rank, ends.min + rank, 7 if rank == 0 else 0]
+        sums = [sum(r) for r in zip(*[
+            [100, ends.max, ends.min, ends.max - r, ends.min + r, 7 if r == 0 else 0]
+            for r in range(world)
+        ])]
+        means = [abs(s) // world * (1 if s > 0 else -1) for s in sums]
+        tensor = torch.tensor(own, dtype=dtype)
+        dist.all_reduce(tensor, dist.ReduceOp.AVG)
+        assert tensor.tolist() == means, (dtype, tensor, means)
+        output = torch.zeros(6, dtype=dtype)
+        dist.reduce_scatter(output, [torch.tensor(own, dtype=dtype)] * world, dist.ReduceOp.AVG)
+        assert output.tolist() == means, (dtype, output, means)
+        tensor = torch.tensor(own, dtype=dtype)
+        dist.reduce(tensor, 0, dist.ReduceOp.AVG)
+        assert rank > 0 or tensor.tolist() == means, (dtype, tensor, means)
     for dtype in (torch.float32, torch.float64):
         for op, expect in (
             (dist.ReduceOp.AVG, lambda parts: sum(parts[1:], parts[0]) / world),
@@ -212,10 +230,22 @@ def special_types(rank, world):
         (dist.ReduceOp.MAX, [False, True, True]),
         (dist.ReduceOp.PRODUCT, [False, world == 1, True]),
         (dist.ReduceOp.MIN, [False, world == 1, True]),
+        (dist.ReduceOp.BAND, [False, world == 1, True]),
+        (dist.ReduceOp.BOR, [False, True, True]),
+        (dist.ReduceOp.BXOR, [False, True, world % 2 == 1]),
     ):
         tensor = truth.clone()
         dist.all_reduce(tensor, op)
         assert tensor.tolist() == expected, (op, tensor)
+
+        # A true may be any byte but 0, another one on each rank.
+        tensor = (truth.to(torch.uint8) << (rank + 1)).view(torch.bool)
+        dist.all_reduce(tensor, op)
+        check_equal(f"all_reduce {op} of bytes", [tensor], [torch.tensor(expected)])
+        output = torch.zeros(3, dtype=torch.bool)
+        parts = [(truth.to(torch.uint8) << (rank + 1)).view(torch.bool) for _ in range(world)]
+        dist.reduce_scatter(output, parts, op)
+        check_equal(f"reduce_scatter {op} of bytes", [output], [torch.tensor(expected)])
 
     for dtype in (torch.uint16, torch.uint32, torch.uint64):
         tensor = torch.full((3,), 200, dtype=dtype)

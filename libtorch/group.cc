@@ -119,7 +119,12 @@ int Group::size() const { return state_->comm->world_size(); }
 std::string Group::backend() const { return std::string(state_->comm->backend_name()); }
 
 void Group::all_reduce(const torch::Tensor& tensor, Reduce how) {
-  Check(state_->comm->AllReduce(ViewOf(tensor, "the tensor of all_reduce()"), OpOf(how)));
+  const TensorView view = ViewOf(tensor, "the tensor of all_reduce()");
+  if (tensor.scalar_type() == torch::kBool) {  // Bytes, of which any but 0 is true.
+    if (how == Reduce::kAverage) Refuse("all_reduce() got bools to average");
+    if (how == Reduce::kSum) how = Reduce::kMax;
+  }
+  Check(state_->comm->AllReduce(view, OpOf(how)));
 }
 
 void Group::broadcast(const torch::Tensor& tensor, int root) {

@@ -148,7 +148,8 @@ class Group {
   std::string backend() const;
   torch::Device device() const { return torch::kCPU; }
 
-  // Collectives, for metrics and the like; not inside of DataParallel::join(). In place.
+  // Collectives, for metrics and the like; not inside of DataParallel::join(). In place. An average
+  // of integers is exact, rounded toward zero; the sum of bools is "or".
   void all_reduce(const torch::Tensor& tensor, Reduce how = Reduce::kSum);
   void broadcast(const torch::Tensor& tensor, int root = 0);
   void barrier();

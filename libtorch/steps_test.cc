@@ -742,6 +742,24 @@ TEST(StepsTest, TiedWeightsAreOneParameter) {
             AllPass(2));
 }
 
+TEST(StepsTest, TheSumOfBoolsIsOr) {
+  EXPECT_EQ(RunRanks(2,
+                     [](Group& group) {
+                       // A true may be any byte but 0: the sum of these is 0 in a byte.
+                       Tensor bools = torch::tensor({0, 128}, torch::kByte).view(torch::kBool);
+                       group.all_reduce(bools);
+                       const Tensor want = torch::tensor({false, true});
+                       Require(torch::equal(bools.view(torch::kByte).ne(0), want),
+                               "true or true is true");
+                       group.all_reduce(bools, Reduce::kMin);
+                       Require(torch::equal(bools.view(torch::kByte).ne(0), want),
+                               "true and true is true");
+                       RequireError([&] { group.all_reduce(bools, Reduce::kAverage); },
+                                    "all_reduce() got bools to average");
+                     }),
+            AllPass(2));
+}
+
 TEST(StepsTest, SparseEmbeddings) {
   EXPECT_EQ(RunRanks(2,
                      [](Group& group) {

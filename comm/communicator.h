@@ -369,12 +369,13 @@ class Communicator {
   void EndCleanly();
   void OnNotice(int from, absl::string_view topic, absl::string_view notice);
   // Makes this rank's half of a group of `ranks`, and waits until it is connected. `who` is the
-  // calling function, for messages. `ends_with_this`: the wait ends if this group fails.
+  // calling function, for messages. An error of `status` ends the wait.
+  using OriginStatus = std::function<absl::Status()>;
   absl::StatusOr<std::unique_ptr<Communicator>> MakeGroup(const std::string& name,
                                                           const std::vector<int>& ranks,
                                                           absl::Time deadline,
                                                           absl::string_view who,
-                                                          bool ends_with_this);
+                                                          OriginStatus status);
   std::string SerializePositions() const;
   // Returns an error, and ends the group, if a peer has left and will never reach `position` of
   // `channel`.

@@ -71,7 +71,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Split(int color, int
     const std::string name = absl::StrCat(group_, "-", number, ".", color);
     const std::vector<int> ranks = RanksOf(color, choices);
     absl::StatusOr<std::unique_ptr<Communicator>> group =
-        MakeGroup(name, ranks, deadline, "Split()", /*ends_with_this=*/true);
+        MakeGroup(name, ranks, deadline, "Split()", [this] { return status(); });
     if (group.ok()) {
       mine = *std::move(group);
     } else if (!status().ok()) {
@@ -95,18 +95,18 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::MakeGroup(const std:
                                                                       const std::vector<int>& ranks,
                                                                       absl::Time deadline,
                                                                       absl::string_view who,
-                                                                      bool ends_with_this) {
+                                                                      OriginStatus status) {
   const int rank = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin());
   const int world_size = static_cast<int>(ranks.size());
   ControlLink::Origin origin;
   const auto hub = std::ranges::find(ranks, control_->link().HubRank());
   if (hub != ranks.end()) origin.hub_rank = static_cast<int>(hub - ranks.begin());
-  if (ends_with_this) {
-    // In the numbers of the new group, whose ranks may get this error from each other.
-    std::vector<int> all(world_size_);
-    std::iota(all.begin(), all.end(), 0);
-    origin.status = [this, all, ranks] { return internal::Renumber(status(), all, ranks); };
-  }
+  // In the numbers of the new group, whose ranks may get this error from each other.
+  std::vector<int> all(world_size_);
+  std::iota(all.begin(), all.end(), 0);
+  origin.status = [status = std::move(status), all, ranks] {
+    return internal::Renumber(status(), all, ranks);
+  };
   EK_ASSIGN_OR_RETURN(
       std::unique_ptr<ControlLink> link,
       control_->link().Open(name, rank, world_size, deadline - SteadyNow(), origin));
@@ -145,10 +145,9 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Shrink(absl::Duratio
     absl::StatusOr<std::unique_ptr<Communicator>> next =
         MakeGroup(absl::StrCat(group_, "+", survivors->round), survivors->ranks,
                   SteadyNow() + std::min(left, std::max(left / 3, kLeastAttempt)), "Shrink()",
-                  /*ends_with_this=*/false);
+                  [this] { return control_->SurvivorsStatus(); });
     if (next.ok()) return next;
-    // A rank was lost between the hub's reply and the new group: this group's hub detects it, the
-    // new one's may not.
+    // A rank was lost between the hub's reply and the new group, or has not come.
     const bool is_passing =
         absl::IsUnavailable(next.status()) || absl::IsDeadlineExceeded(next.status());
     if (!is_passing || SteadyNow() >= deadline) return Annotate(next.status(), where);

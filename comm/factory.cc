@@ -10,6 +10,7 @@
 #include "evenkeel/comm/hierarchical/hierarchical.h"
 #include "evenkeel/comm/local/link.h"
 #include "evenkeel/comm/local/local.h"
+#include "evenkeel/comm/make_group.h"
 #include "evenkeel/comm/nccl/nccl_or_not.h"
 #include "evenkeel/comm/rendezvous/tcp_store.h"
 #include "evenkeel/comm/shm/shm.h"
@@ -103,31 +104,24 @@ class NoBackend final : public Backend {
       "backend none has a control plane alone, and moves no data: choose auto");
 };
 
-std::unique_ptr<Communicator> MakeNone(const FactoryOptions& options, absl::string_view group,
-                                       int rank, int world_size,
-                                       std::unique_ptr<ControlLink> link) {
-  return std::make_unique<Communicator>(
-      std::make_unique<NoBackend>(),
-      std::make_unique<ControlChannel>(rank, world_size, std::move(link)), options.communicator,
-      group,
-      [options](absl::string_view next, int next_rank, int next_world_size,
-                std::unique_ptr<ControlLink> next_link, absl::Duration) {
-        return MakeNone(options, next, next_rank, next_world_size, std::move(next_link));
+absl::StatusOr<std::unique_ptr<Communicator>> MakeNone(int rank, int world_size,
+                                                       std::unique_ptr<ControlLink> link,
+                                                       const FactoryOptions& options) {
+  return internal::MakeGroup<NoBackend>(
+      "the backend none", rank, world_size, std::move(link), options, MakeNone,
+      [] { return std::make_unique<NoBackend>(); },
+      [](NoBackend&, Communicator& comm, const FactoryOptions& options) {
+        return internal::AwaitArrival(
+                   comm.control(), "arrival", "",
+                   {options.group, options.connect_timeout, options.communicator.watch.warn})
+            .status();
       });
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> CreateNone(const Environment& environment,
                                                          const FactoryOptions& options) {
   EK_ASSIGN_OR_RETURN(Route route, Connect(environment, options));
-  auto comm = MakeNone(options, options.group, environment.rank, environment.world_size,
-                       std::move(route.link));
-  const absl::Status status = internal::AwaitArrival(comm->control(), "arrival", "",
-                                                     {options.group, options.connect_timeout,
-                                                      options.communicator.watch.warn})
-                                  .status();
-  if (status.ok()) return comm;
-  comm->Abort(status);
-  return Annotate(comm->status(), absl::StrCat("group ", options.group));
+  return MakeNone(environment.rank, environment.world_size, std::move(route.link), options);
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> CreateLocal(const Environment& environment,

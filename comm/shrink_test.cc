@@ -1,4 +1,4 @@
-// The group of those that are left after a failure, over the backends that need no second process.
+// The group of those that are left after a failure, over each backend.
 
 #include <atomic>
 #include <functional>
@@ -12,10 +12,10 @@
 #include "absl/strings/match.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/comm/tcp/tcp.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -25,17 +25,14 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-using Group = std::vector<std::unique_ptr<Communicator>>;
+using Group = TestGroup;
 
-struct Transport {
-  std::string name;
-  std::function<absl::StatusOr<Group>(int)> create;
-};
+constexpr absl::Duration kAtOnce = absl::Seconds(3);
 
-class ShrinkTest : public testing::TestWithParam<Transport> {
+class ShrinkTest : public testing::TestWithParam<const char*> {
  protected:
   Group Create(int world_size) {
-    absl::StatusOr<Group> group = GetParam().create(world_size);
+    absl::StatusOr<Group> group = FindTestBackend(GetParam())->create(world_size, {});
     EXPECT_TRUE(group.ok()) << group.status();
     return *std::move(group);
   }
@@ -131,8 +128,10 @@ TEST_P(ShrinkTest, ARankThatIsLostOnItsWayToTheNewGroupIsLeftOutToo) {
       group[rank] = nullptr;
       return;
     }
-    const auto next = group[rank]->Shrink(absl::Seconds(9));
+    const absl::Time start = SteadyNow();
+    const auto next = group[rank]->Shrink(absl::Minutes(2));
     ASSERT_TRUE(next.ok()) << next.status();
+    EXPECT_LT(SteadyNow() - start, kAtOnce);
     EXPECT_THAT((*next)->members(), ElementsAre(0, 1));
     EXPECT_EQ(SumOfOnes(**next), 2);
     const absl::Status status = (*next)->Finalize();
@@ -167,12 +166,9 @@ TEST_P(ShrinkTest, AGroupThatWorksIsLeftAlone) {
   EXPECT_EQ(group[0]->Shrink().status().code(), absl::StatusCode::kFailedPrecondition);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Backends, ShrinkTest,
-    testing::Values(Transport{"local", [](int world_size) { return CreateLocalGroup(world_size); }},
-                    Transport{"tcp",
-                              [](int world_size) { return CreateTcpGroupInProcess(world_size); }}),
-    [](const testing::TestParamInfo<Transport>& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Backends, ShrinkTest,
+                         testing::Values("local", "shm", "tcp", "hierarchical"),
+                         [](const auto& info) { return std::string(info.param); });
 
 }  // namespace
 }  // namespace evenkeel

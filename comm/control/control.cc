@@ -196,6 +196,11 @@ absl::StatusOr<ControlChannel::Survivors> ControlChannel::Regroup(absl::Duration
   return survivors;
 }
 
+absl::Status ControlChannel::SurvivorsStatus() const {
+  absl::MutexLock lock(&mutex_);
+  return lost_.ok() ? survivors_status_ : lost_;
+}
+
 void ControlChannel::Beat(std::string rank_status, absl::Duration silence) {
   link_->Send({.type = ControlMessage::Type::kBeat,
                .request = absl::ToInt64Microseconds(silence),
@@ -360,6 +365,7 @@ void ControlChannel::Handle(ControlMessage message) {
     case Type::kRegrouped:
     case Type::kValue: {
       absl::MutexLock lock(&mutex_);
+      if (message.type == Type::kRegrouped) survivors_status_ = message.status;
       auto request = requests_.find(message.request);
       if (request != requests_.end())
         request->second = std::make_unique<ControlMessage>(std::move(message));

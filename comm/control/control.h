@@ -128,6 +128,8 @@ class ControlChannel {
     int64_t round = 0;       // Equal on all survivors; a new number each time.
   };
   absl::StatusOr<Survivors> Regroup(absl::Duration timeout);
+  // Returns OK, or the loss of the hub, or that of a survivor since the last Regroup().
+  absl::Status SurvivorsStatus() const;
 
   ControlLink& link() { return *link_; }
   // Returns the register of this rank's threads that use the group; blocking calls of this class
@@ -173,6 +175,7 @@ class ControlChannel {
   absl::Status closed_ ABSL_GUARDED_BY(mutex_);
   absl::Status lost_ ABSL_GUARDED_BY(mutex_);     // The hub is gone.
   absl::Status cut_off_ ABSL_GUARDED_BY(mutex_);  // The reason for which the hub will end the link.
+  absl::Status survivors_status_ ABSL_GUARDED_BY(mutex_);
   int64_t received_ ABSL_GUARDED_BY(mutex_) = 0;
   bool leaving_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<std::string, int64_t, std::less<>> sequences_ ABSL_GUARDED_BY(mutex_);

@@ -69,13 +69,12 @@ void ControlHub::OnMessage(int rank, ControlMessage message) {
 
 void ControlHub::OnDisconnect(int rank) {
   Deliver([&](Outbox& outbox) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (!left_.contains(rank)) {
-      lost_.insert(rank);
-      FailAll(FailureKind::kRankLost, rank,
-              absl::UnavailableError(absl::StrCat(
-                  "rank ", rank, " of ", world_size_,
-                  " is lost: it was killed, crashed, or ended without leaving the group")),
-              outbox);
+    if (!left_.contains(rank) && lost_.insert(rank).second) {
+      OnLost(rank,
+             absl::UnavailableError(absl::StrCat(
+                 "rank ", rank, " of ", world_size_,
+                 " is lost: it was killed, crashed, or ended without leaving the group")),
+             outbox);
     }
     RegroupIfComplete(outbox);
   });
@@ -103,7 +102,6 @@ void ControlHub::Lose(int rank, absl::string_view to_it, absl::string_view to_ot
     if (facts_[rank].has_report)
       absl::StrAppend(&doing, "; at its last heartbeat it ", facts_[rank].report.doing);
     // It may have been suspended only: then it must learn why it receives nothing more.
-    const FailureInfo info{.kind = FailureKind::kRankLost, .ranks = {rank}};
     outbox.push_back(
         {{rank},
          {.type = ControlMessage::Type::kFailed,
@@ -112,11 +110,23 @@ void ControlHub::Lose(int rank, absl::string_view to_it, absl::string_view to_ot
           .status = WithFailureInfo(
               absl::UnavailableError(absl::StrCat("rank ", rank, " ", to_it,
                                                   ", so the others have declared it lost", doing)),
-              info)}});
-    FailAll(info.kind, rank,
-            absl::UnavailableError(absl::StrCat("rank ", rank, " ", to_others, doing)), outbox);
+              {.kind = FailureKind::kRankLost, .ranks = {rank}})}});
+    OnLost(rank, absl::UnavailableError(absl::StrCat("rank ", rank, " ", to_others, doing)),
+           outbox);
     RegroupIfComplete(outbox);
   });
+}
+
+void ControlHub::OnLost(int rank, const absl::Status& why, Outbox& outbox) {
+  FailAll(FailureKind::kRankLost, rank, why, outbox);
+  if (survivors_.erase(rank) == 0) return;
+  outbox.push_back(
+      {{survivors_.begin(), survivors_.end()},
+       {.type = ControlMessage::Type::kRegrouped,
+        .sequence = regrouped_,
+        .request = -1,
+        .status = WithFailureInfo(why, {.kind = FailureKind::kRankLost, .ranks = {rank}})}});
+  survivors_.clear();  // They regroup.
 }
 
 HubView ControlHub::View() {
@@ -522,11 +532,11 @@ void ControlHub::RegroupIfComplete(Outbox& outbox) {
       !MissingFromExchange(kRegroupTopic, 0).empty())
     return;
   ++regrouped_;
-  std::vector<int> survivors;
+  survivors_.clear();
   for (const auto& [rank, request] : regrouping_) {
-    if (!lost_.contains(rank)) survivors.push_back(rank);
+    if (!lost_.contains(rank)) survivors_.insert(rank);
   }
-  const std::string list = absl::StrJoin(survivors, ",");
+  const std::string list = absl::StrJoin(survivors_, ",");
   for (const auto& [rank, request] : regrouping_) {
     outbox.push_back({{rank},
                       {.type = ControlMessage::Type::kRegrouped,

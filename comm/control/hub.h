@@ -148,6 +148,10 @@ class ControlHub {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Declares the rank lost: the texts continue "rank 2 ...".
   void Lose(int rank, absl::string_view to_it, absl::string_view to_others);
+  // Ends the group, or, if the other ranks wait for this one in the group that succeeds it, their
+  // wait.
+  void OnLost(int rank, const absl::Status& why, Outbox& outbox)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FailAll(FailureKind kind, int culprit, absl::Status why, Outbox& outbox)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -162,6 +166,8 @@ class ControlHub {
   std::set<int> lost_ ABSL_GUARDED_BY(mutex_);
   std::map<int, int64_t> regrouping_ ABSL_GUARDED_BY(mutex_);  // By rank: its request.
   int64_t regrouped_ ABSL_GUARDED_BY(mutex_) = 0;
+  // The ranks of the last kRegrouped; empty once one of them is lost.
+  std::set<int> survivors_ ABSL_GUARDED_BY(mutex_);
   std::map<ExchangeKey, Pending> pending_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, std::string> values_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, std::vector<std::pair<int, int64_t>>> waiting_

@@ -389,6 +389,35 @@ TEST(ControlHubTest, ASilentRankIsLostAndLearnsWhy) {
   EXPECT_EQ(group.told[0].size(), told);
 }
 
+// They wait for it in the new group, whose hub it has never reached.
+TEST(ControlHubTest, TheLossOfASurvivorReachesTheOthersOnce) {
+  for (const bool is_silent : {false, true}) {
+    Group group(5);
+    group.hub.OnDisconnect(4);
+    for (int rank = 0; rank < 4; ++rank)
+      group.hub.OnMessage(rank, {.type = Type::kRegroup, .request = rank});
+    const size_t told = group.told[0].size();
+    is_silent ? group.hub.OnSilence(2, absl::Seconds(5)) : group.hub.OnDisconnect(2);
+    for (const int rank : {0, 1, 3}) {
+      ASSERT_EQ(group.told[rank].size(), told + 1);
+      const ControlMessage& message = group.told[rank].back();
+      EXPECT_EQ(message.type, Type::kRegrouped);
+      EXPECT_EQ(message.request, -1);
+      EXPECT_EQ(message.status.code(), absl::StatusCode::kUnavailable);
+      EXPECT_THAT(std::string(message.status.message()), testing::StartsWith("rank 2 "));
+      EXPECT_THAT(FailureInfoOf(message.status).value_or(FailureInfo()).ranks,
+                  testing::ElementsAre(2));
+    }
+    group.hub.OnDisconnect(1);
+    EXPECT_EQ(group.told[0].size(), told + 1) << "one loss is enough";
+    for (const int rank : {0, 3})
+      group.hub.OnMessage(rank, {.type = Type::kRegroup, .request = 4 + rank});
+    EXPECT_EQ(group.told[0].back().payload, "0,3");
+    group.hub.OnDisconnect(3);
+    EXPECT_EQ(group.told[0].back().request, -1);
+  }
+}
+
 TEST(ControlHubTest, WhoHasLeftMayBeSilent) {
   Group group(2);
   group.hub.OnMessage(1, {.type = Type::kLeave});

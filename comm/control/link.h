@@ -70,7 +70,7 @@ struct ControlMessage {
     // request, sequence = 1 if so.
     kHaveCome,
     // To a rank: request, payload = the survivors as "0,2,3", sequence = the number of times that
-    // ranks have regrouped.
+    // ranks have regrouped. Later, with request = -1: status = the loss of one of these survivors.
     kRegrouped,
   };
   Type type = Type::kNotice;

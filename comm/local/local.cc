@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "evenkeel/comm/control/arrival.h"
 #include "evenkeel/comm/local/backend.h"
 #include "evenkeel/comm/local/link.h"
 #include "evenkeel/comm/local/run_group.h"
@@ -40,8 +41,13 @@ std::unique_ptr<Communicator> MakeRank(const std::shared_ptr<LocalJob>& job,
       job->Take(group, rank, world_size),
       std::make_unique<ControlChannel>(rank, world_size, std::move(link)), options, group,
       [job, options](absl::string_view next, int next_rank, int next_world_size,
-                     std::unique_ptr<ControlLink> next_link, absl::Duration) {
-        return MakeRank(job, options, next, next_rank, next_world_size, std::move(next_link));
+                     std::unique_ptr<ControlLink> next_link,
+                     absl::Duration timeout) -> absl::StatusOr<std::unique_ptr<Communicator>> {
+        auto comm = MakeRank(job, options, next, next_rank, next_world_size, std::move(next_link));
+        EK_RETURN_IF_ERROR(
+            internal::AwaitArrival(comm->control(), "arrival", "", {std::string(next), timeout})
+                .status());
+        return comm;
       });
 }
 

@@ -55,8 +55,9 @@
 //            InvalidArgument if a rank cannot train its parameters, or if the ranks' parameters,
 //            buffers or options differ, with the ranks, the parameter or option, and both values. A
 //            model without trained parameters is allowed: some may be unfrozen later. If an
-//            exception destroys it outside of RunJoined(), it reports its rank and the step to the
-//            other ranks.
+//            exception destroys it outside of RunJoined(), or a step is open then, the other ranks
+//            receive the reason of the Communicator::Abort() that follows, or else its rank and the
+//            step.
 
 #ifndef EVENKEEL_BUCKET_DATA_PARALLEL_H_
 #define EVENKEEL_BUCKET_DATA_PARALLEL_H_

@@ -3,13 +3,18 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "evenkeel/bucket/testing/toy_model.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/testing/same_sums.h"
 #include "evenkeel/comm/testing/tested_group.h"
@@ -514,7 +519,48 @@ TEST(DataParallelErrorsTest, DestructionInsideAStepEndsTheGroupBeforeItsMemoryGo
       return results[comm.rank()] = step();
     });
     ExpectError(results[0], absl::StatusCode::kInternal, {"loss is not a number"});
-    ExpectError(results[1], absl::StatusCode::kUnavailable, {"rank 0", "destroyed inside a step"});
+    // The group's owner aborts it with this reason once the DataParallel is gone.
+    ExpectError(results[1], absl::StatusCode::kUnavailable,
+                {"rank 0 aborted the group: INTERNAL: loss is not a number"});
+  }
+}
+
+// Rank 0 destroys its DataParallel inside a step, and never says why.
+TEST(DataParallelErrorsTest, PeersLearnTheDestructorsReasonIfThereIsNoOther) {
+  struct Case {
+    bool announces_twice;
+    bool keeps_group;  // Otherwise it destroys its communicator at once.
+    const char* reason;
+  };
+  for (const Case& test :
+       {Case{true, false, "announced twice"}, Case{false, false, "inside a step"},
+        Case{false, true, "inside a step"}}) {
+    SCOPED_TRACE(absl::StrCat(test.announces_twice, test.keeps_group));
+    absl::StatusOr<TestGroup> group = CreateTestGroup(2);
+    ASSERT_TRUE(group.ok()) << group.status();
+    const auto step = [&](int rank) -> absl::Status {
+      ToyModel model(kSizes);
+      EK_ASSIGN_OR_RETURN(
+          auto ddp, DataParallel::Create((*group)[rank].get(), &model.params(), {}, Options()));
+      EK_RETURN_IF_ERROR(TrainStep(*ddp, model, rank, 0));
+      if (rank == 1) return TrainStep(*ddp, model, rank, 1);
+      EK_RETURN_IF_ERROR(ddp->BeginStep());
+      EK_RETURN_IF_ERROR(model.BackwardOf(1, rank, 0, Announcer(*ddp)));
+      if (test.announces_twice) EK_RETURN_IF_ERROR(ddp->GradientReady(1));
+      return absl::InternalError("its own secret");
+    };
+    absl::Notification is_told;
+    std::thread silent([&] {
+      EXPECT_FALSE(step(0).ok());
+      if (!test.keeps_group) (*group)[0].reset();
+      is_told.WaitForNotification();
+    });
+    const absl::Time start = SteadyNow();
+    ExpectError(step(1), absl::StatusCode::kUnavailable,
+                {"rank 0 aborted the group: FAILED_PRECONDITION: data_parallel#0", test.reason});
+    EXPECT_LT(SteadyNow() - start, absl::Seconds(5));
+    is_told.Notify();
+    silent.join();
   }
 }
 

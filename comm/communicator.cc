@@ -352,6 +352,9 @@ namespace {
 // For data that is on its way to ranks that do not read it.
 constexpr absl::Duration kFlush = absl::Seconds(5);
 constexpr absl::Duration kHubGrace = absl::Seconds(2);
+// How long peers wait for the reason of a rank whose destructors have ended the group. A transport
+// that notices the end by itself waits for longer (comm/tcp/backend.cc).
+constexpr absl::Duration kTimeForReason = absl::Seconds(2);
 
 // Which rank caused an error without a FailureInfo is not known from its code.
 FailureInfo KindAndNoRanks(const absl::Status& why) {
@@ -410,6 +413,7 @@ Communicator::Communicator(std::unique_ptr<Backend> backend,
 
 Communicator::~Communicator() {
   internal::RemoveLiving(this);
+  ReportProvisional(absl::InfiniteFuture());
   Fail(WithFailureInfo(
       absl::CancelledError(absl::StrCat("rank ", rank_, " destroyed its communicator")),
       {.ranks = {rank_}}));
@@ -522,21 +526,59 @@ void Communicator::FailWithAll(const absl::Status& why) {
   Fail(why);
 }
 
+absl::Status Communicator::AsOthersSee(const absl::Status& why, absl::string_view did) const {
+  const std::string code = why.code() == absl::StatusCode::kUnknown
+                               ? ""
+                               : absl::StrCat(absl::StatusCodeToString(why.code()), ": ");
+  return WithFailureInfo(
+      absl::UnavailableError(absl::StrCat("rank ", rank_, " ", did, ": ", code, why.message())),
+      *FailureInfoOf(why));
+}
+
 void Communicator::Abort(const absl::Status& why, absl::string_view did) {
   if (why.ok()) return Abort(absl::CancelledError("aborted without a reason"), did);
   // The caller ends the group, whatever the code of its reason is.
   const absl::Status informed = Informed(why, {.ranks = {rank_}});
-  if (SetStatus(informed)) {
-    const std::string code = why.code() == absl::StatusCode::kUnknown
-                                 ? ""
-                                 : absl::StrCat(absl::StatusCodeToString(why.code()), ": ");
-    Report(WithFailureInfo(
-        absl::UnavailableError(absl::StrCat("rank ", rank_, " ", did, ": ", code, why.message())),
-        *FailureInfoOf(informed)));
+  bool is_first = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    is_first = status_.ok() || provisional_.has_value();
+    if (is_first) status_ = informed;
+    provisional_.reset();
   }
+  if (is_first) Report(AsOthersSee(informed, did));
   // Also if another rank was first: afterwards nothing is in flight on this rank, with or without a
   // reply of the hub.
   Fail(informed);
+}
+
+void Communicator::AbortProvisionally(const absl::Status& why, absl::string_view did) {
+  const absl::Status informed = Informed(why, {.ranks = {rank_}});
+  const absl::Time now = SteadyNow();
+  {
+    absl::MutexLock lock(&mutex_);
+    if (status_.ok()) {
+      status_ = informed;
+      const bool is_watched = options_.watch.beat < absl::InfiniteDuration();
+      provisional_ = {.why = AsOthersSee(informed, did),
+                      .report_at = now + (is_watched ? kTimeForReason : absl::ZeroDuration())};
+    }
+  }
+  ReportProvisional(now);
+  Fail(informed);  // Wakes the watchdog, which reports it in time.
+}
+
+absl::Duration Communicator::ReportProvisional(absl::Time now) {
+  absl::Status why;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!provisional_.has_value()) return absl::InfiniteDuration();
+    if (now < provisional_->report_at) return provisional_->report_at - now;
+    why = std::move(provisional_->why);
+    provisional_.reset();
+  }
+  Report(why);
+  return absl::InfiniteDuration();
 }
 
 void Communicator::OnDeadline(const absl::Status& why) {

@@ -309,6 +309,10 @@ class Communicator {
   // Ends the group on every rank: peers see "rank <r> <did>: <why>". From any thread; later calls
   // have no effect.
   void Abort(const absl::Status& why, absl::string_view did = "aborted the group");
+  // Aborts from a destructor, which runs before the program can give the reason: ends the group on
+  // this rank at once, and informs its peers by the Abort() that follows within 2 s. Without one,
+  // they get `why` then, or when this object is destroyed.
+  void AbortProvisionally(const absl::Status& why, absl::string_view did = "aborted the group");
   // Leaves the group cleanly: waits until every rank has called it after the same collectives, else
   // fails on all ranks with their positions. Nothing may be in flight. Afterwards only destruction
   // is allowed.
@@ -348,6 +352,11 @@ class Communicator {
 
   // Keeps the first cause; returns false if there is one already.
   bool SetStatus(const absl::Status& why);
+  // Returns the error for the other ranks of an end that this one wanted.
+  absl::Status AsOthersSee(const absl::Status& why, absl::string_view did) const;
+  // Informs the other ranks of the provisional reason if there is one, at its time. Returns the
+  // time until then.
+  absl::Duration ReportProvisional(absl::Time now);
   // Ends the group on this rank only: the peers have been notified.
   enum class End { kFailure, kClean };
   void Fail(const absl::Status& why, End end = End::kFailure);
@@ -442,6 +451,12 @@ class Communicator {
   mutable absl::Mutex mutex_;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
   bool has_ended_ ABSL_GUARDED_BY(mutex_) = false;  // Nothing is in flight any more.
+  // The reason of AbortProvisionally(), while the other ranks have none.
+  struct Provisional {
+    absl::Status why;  // For them.
+    absl::Time report_at;
+  };
+  std::optional<Provisional> provisional_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, std::unique_ptr<Channel>, std::less<>> channels_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<std::string, int> name_counts_ ABSL_GUARDED_BY(mutex_);
   // The positions of peers that have announced their leave: rank -> channel -> position.

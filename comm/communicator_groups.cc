@@ -131,6 +131,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Shrink(absl::Duratio
     return absl::UnimplementedError(
         absl::StrCat(where, ": backend ", backend_name(), " cannot make other groups"));
   const absl::Time deadline = SteadyNow() + timeout;
+  ReportProvisional(absl::InfiniteFuture());
   while (true) {
     const absl::StatusOr<ControlChannel::Survivors> survivors =
         control_->Regroup(deadline - SteadyNow());

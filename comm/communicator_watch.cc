@@ -133,6 +133,7 @@ absl::Duration Communicator::LongestSilence() const {
 absl::Duration Communicator::Look() {
   const absl::Duration beat = std::max(options_.watch.beat, kShortestBeat);
   const absl::Duration silence = LongestSilence();
+  const absl::Duration until_report = ReportProvisional(SteadyNow());
   bool has_finalized = false, has_ended = false;
   {
     absl::MutexLock lock(&mutex_);
@@ -144,8 +145,8 @@ absl::Duration Communicator::Look() {
     // This rank stays available for a new group, unless it is cut off.
     control_->Beat("", silence);
     CheckHub();
-    WriteKeptFlight();
-    return beat;
+    if (until_report == absl::InfiniteDuration()) WriteKeptFlight();
+    return std::min(beat, until_report);
   }
   bool everyone_waits = false;
   if (verify_level() == VerifyLevel::kOff) {
@@ -321,7 +322,9 @@ std::string Communicator::FlightJson() const {
     moment = kept_flight_;
   }
   if (moment == nullptr) moment = std::make_shared<const FlightMoment>(FlightNow());
-  return evenkeel::FlightJson(moment->header, moment->entries);
+  FlightHeader header = moment->header;
+  header.status = status();  // Its reason may have come since.
+  return evenkeel::FlightJson(header, moment->entries);
 }
 
 absl::Status Communicator::DumpFlight(const std::string& path) const {

@@ -53,7 +53,7 @@ void Joinable::ReportUnwinding() {
     return;
   try {
     const int64_t begun = StepControl::Of(*comm).steps_begun();
-    comm->Abort(
+    comm->AbortProvisionally(
         absl::UnknownError(absl::StrCat("a C++ exception destroyed ", name_,
                                         " (in a join its text would be reported)")),
         begun == 0 ? "failed before its first step" : absl::StrCat("failed in step ", begun));

@@ -215,7 +215,7 @@ class Joinable {
   void DeclareSettings(absl::string_view settings) { comm_->ledger().Plan(name_, settings); }
 
   // To be called first in each destructor that does more than free memory. If an exception destroys
-  // the object, it reports this to the other ranks before the group's connections break.
+  // the object, it reports this to the other ranks, unless an Abort() with the reason follows.
   void ReportUnwinding();
 
   // To be called before this object's first collective of a step. Reports to the other ranks that

@@ -165,7 +165,7 @@ std::vector<int> Lost(const Communicator& before, const Communicator& after) {
 absl::StatusOr<Recovered> Recover(absl::Span<Joinable* const> joinables, Communicator& failed,
                                   const RecoveryOptions& options) {
   EK_RETURN_IF_ERROR(CheckList(joinables));
-  if (failed.status().ok() && !options.why.ok()) failed.Abort(options.why);
+  if (!options.why.ok()) failed.Abort(options.why);
   const absl::Time deadline = SteadyNow() + options.timeout;
   RecoveryRun run(joinables, options, deadline);
   Communicator* from = &failed;

@@ -62,6 +62,11 @@ class Announcer {
   const std::vector<absl::Time>& arrivals() const { return arrivals_; }
   absl::Duration longest_launch() const { return longest_launch_; }
   uint64_t unused_hash() const { return unused_hash_; }
+  // The first error of the step's announcements.
+  absl::Status error() const {
+    absl::MutexLock lock(&mutex_);
+    return error_;
+  }
 
  private:
   static constexpr int kNotPlanned = -1;

@@ -186,10 +186,12 @@ Reducer::~Reducer() {
   Impl& impl = *impl_;
   ReducerCore& core = impl.core;
   if (impl.launcher.has_begun() && core.HasLivingGroup()) {
-    (void)impl.EndWith(absl::FailedPreconditionError(
+    absl::Status why = impl.announcer.error();
+    why.Update(absl::FailedPreconditionError(
         absl::StrCat(core.name,
                      " was destroyed inside a step: end the step first (FinishStep() in C++; "
                      "backward, or step() of the optimizer, in libtorch)")));
+    core.comm->AbortProvisionally(why);
   }
   impl.ForgetStep();
   if (core.options.gradient_as_bucket_view && core.storage != nullptr)

@@ -2,6 +2,7 @@
 // named on all ranks before another gradient is reduced and before a checkpoint is written. A rank
 // that an exception leaves is named, too.
 
+#include <atomic>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -10,6 +11,7 @@
 #include <ostream>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -458,10 +460,13 @@ const Thrown kThrown[] = {
 class ExceptionTest : public testing::TestWithParam<Thrown> {
  protected:
   // Rank 1 throws in its third step. What the others get, and that rank 1's caller gets the
-  // exception itself.
-  static std::vector<std::string> ErrorsIn(Loop loop, const std::function<void()>& act) {
+  // exception itself, and aborts the group with `caught`; if that is OK, not before the others have
+  // failed.
+  static std::vector<std::string> ErrorsIn(Loop loop, const std::function<void()>& act,
+                                           const absl::Status& caught = absl::OkStatus()) {
     std::vector<std::string> errors(kWorld);
     bool has_passed = false;
+    std::atomic<int> failed = 0;
     const absl::Status status = RunTestRanks(kWorld, [&](Communicator& comm) -> absl::Status {
       absl::Status mine;
       try {
@@ -473,9 +478,11 @@ class ExceptionTest : public testing::TestWithParam<Thrown> {
         });
       } catch (...) {
         has_passed = true;
-        mine = comm.status();
+        while (caught.ok() && failed < kWorld - 1) std::this_thread::yield();
+        mine = caught.ok() ? comm.status() : caught;
       }
       errors[comm.rank()] = std::string(mine.message());
+      ++failed;
       return mine;
     });
     EXPECT_FALSE(status.ok());
@@ -487,6 +494,13 @@ class ExceptionTest : public testing::TestWithParam<Thrown> {
 TEST_P(ExceptionTest, IsReportedByRunJoined) {
   const std::vector<std::string> errors = ErrorsIn(Loop::kEven, GetParam().act);
   EXPECT_EQ(errors[0], absl::StrCat("rank 1 failed in step 3 of its loop: ", GetParam().text));
+  EXPECT_EQ(errors[2], errors[0]);
+}
+
+TEST_P(ExceptionTest, IsReportedByWhoCatchesIt) {
+  const std::vector<std::string> errors =
+      ErrorsIn(Loop::kPlain, GetParam().act, absl::UnknownError(GetParam().text));
+  EXPECT_EQ(errors[0], absl::StrCat("rank 1 aborted the group: ", GetParam().text));
   EXPECT_EQ(errors[2], errors[0]);
 }
 

@@ -598,6 +598,27 @@ TEST(StepsTest, AThrownExceptionReachesThePeersWithItsText) {
   EXPECT_THAT(endings[0], testing::HasSubstr("rank 1"));
 }
 
+// Without an exception in flight, the DataParallel is destroyed inside a step before there is a
+// reason.
+TEST(StepsTest, AReasonForLeavingAStepReachesThePeers) {
+  const Endings endings = RunRanks(2, [](Group& group) {
+    Scales net;
+    const auto train = [&] {
+      DataParallel ddp(group, net, kSmallBuckets);
+      for (int step = 0; step < 10; ++step) {
+        net->zero_grad();
+        const Tensor loss = ddp(InputOf(group.rank()));
+        if (group.rank() == 1 && step == 4) return false;
+        loss.backward();
+      }
+      return true;
+    };
+    if (!train()) throw std::runtime_error("my data file is broken");
+  });
+  EXPECT_EQ(endings[1], "exit 1: rank 1: my data file is broken\n");
+  EXPECT_THAT(endings[0], testing::HasSubstr("rank 1 failed: ABORTED: my data file is broken"));
+}
+
 TEST(StepsTest, AKilledRankIsNamedWithinSeconds) {
   const auto begin = std::chrono::steady_clock::now();
   const Endings endings = RunRanks(3, [](Group& group) {

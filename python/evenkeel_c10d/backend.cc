@@ -88,9 +88,11 @@ void CheckSameSize(const char* operation, size_t outputs, size_t inputs) {
 c10::intrusive_ptr<Backend> Backend::Create(const Settings& settings) {
   TORCH_CHECK(settings.rank >= 0 && settings.rank < settings.world_size, "evenkeel: the rank ",
               settings.rank, " is not in a group of ", settings.world_size, " ranks.");
-  const abi::Options options = OptionsOf(settings.store, settings.rank, settings.world_size,
-                                         settings.timeout, settings.name);
-  StoreAdapter store(settings.store, settings.rank);
+  StoreAdapter store(settings.store, settings.rank,
+                     settings.global_ranks.empty() ? settings.name : "group", settings.name,
+                     settings.global_ranks);
+  const abi::Options options =
+      OptionsOf(settings.store, settings.rank, settings.world_size, settings.timeout, store.name());
   abi::Failure failure;
   std::unique_ptr<abi::Group> group = abi::CreateGroup(store, options, &failure);
   if (group == nullptr) std::rethrow_exception(ExceptionOf(failure));
@@ -206,8 +208,18 @@ c10::intrusive_ptr<c10d::Backend> Backend::split(const c10::intrusive_ptr<c10d::
                                                  const c10::intrusive_ptr<Options>& options) {
   const auto found = std::find(ranks.begin(), ranks.end(), rank_);
   if (found == ranks.end()) return nullptr;
-  return merge(store, options, static_cast<int>(found - ranks.begin()),
-               static_cast<int>(ranks.size()));
+  std::vector<uint64_t> global_ranks;
+  for (const int rank : ranks) {
+    const std::vector<uint64_t>& ours = options_->global_ranks_in_group;
+    global_ranks.push_back(ours.empty() ? rank : ours.at(rank));
+  }
+  const c10::intrusive_ptr<Options> given = options == nullptr ? options_ : options;
+  return Create({.store = store,
+                 .rank = static_cast<int>(found - ranks.begin()),
+                 .world_size = static_cast<int>(ranks.size()),
+                 .timeout = given->timeout,
+                 .name = given->group_name,
+                 .global_ranks = std::move(global_ranks)});
 }
 
 c10::intrusive_ptr<c10d::Backend> Backend::merge(const c10::intrusive_ptr<c10d::Store>& store,

@@ -46,8 +46,8 @@ class Backend : public c10d::Backend {
     int rank = 0;
     int world_size = 1;
     std::chrono::milliseconds timeout = kBackendDefaultTimeout;
-    std::string name = "world";
-    std::vector<uint64_t> global_ranks;
+    std::string name = "world";          // torch's; not the same on all ranks.
+    std::vector<uint64_t> global_ranks;  // Empty: the default group.
   };
   // Waits until all ranks have called it. Throws what ExceptionOf() returns.
   static c10::intrusive_ptr<Backend> Create(const Settings& settings);

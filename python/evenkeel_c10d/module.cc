@@ -55,12 +55,14 @@ bool CanUsePython() { return error_type != nullptr && Py_IsInitialized() && !_Py
 // parent's connections.
 class Monitor {
  public:
-  Monitor(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
-          std::chrono::milliseconds timeout, std::string name) {
-    StoreAdapter adapter(store, rank);
+  Monitor(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+          const std::vector<uint64_t>& ranks, std::chrono::milliseconds timeout,
+          const std::string& name) {
+    StoreAdapter adapter(store, rank, "watch", name, ranks);
     abi::Failure failure;
     monitor_ = abi::CreateStepMonitor(
-        adapter, OptionsOf(store, rank, world_size, timeout, std::move(name)), &failure);
+        adapter, OptionsOf(store, rank, static_cast<int>(ranks.size()), timeout, adapter.name()),
+        &failure);
     if (monitor_ == nullptr) std::rethrow_exception(ExceptionOf(failure));
   }
   ~Monitor() {
@@ -134,10 +136,10 @@ PYBIND11_MODULE(_bridge, module) {
   using evenkeel::abi::Phase;
   using evenkeel::bridge::Monitor;
   py::class_<Monitor>(module, "StepMonitor")
-      .def(py::init<const c10::intrusive_ptr<c10d::Store>&, int, int, std::chrono::milliseconds,
-                    std::string>(),
-           py::arg("store"), py::arg("rank"), py::arg("world_size"), py::arg("timeout"),
-           py::arg("name"), py::call_guard<py::gil_scoped_release>())
+      .def(py::init<const c10::intrusive_ptr<c10d::Store>&, int, const std::vector<uint64_t>&,
+                    std::chrono::milliseconds, const std::string&>(),
+           py::arg("store"), py::arg("rank"), py::arg("ranks"), py::arg("timeout"), py::arg("name"),
+           py::call_guard<py::gil_scoped_release>())
       .def("enter",
            [](Monitor& monitor, int phase) {
              return static_cast<int>(monitor->Enter(static_cast<Phase>(phase)));

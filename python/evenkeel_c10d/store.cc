@@ -1,5 +1,7 @@
 #include "store.h"
 
+#include <c10/util/hash.h>
+
 #include <algorithm>
 #include <thread>
 #include <utility>
@@ -15,6 +17,8 @@ constexpr std::chrono::milliseconds kShortWait{1'000};
 // For the other ranks to start: importing torch takes seconds, and a short timeout is meant for
 // operations.
 constexpr std::chrono::milliseconds kLeastConnectTimeout{30'000};
+
+constexpr size_t kLongestList = 60;  // Names of files have it.
 
 template <typename Function>
 bool Try(std::string* error, Function function) {
@@ -39,12 +43,39 @@ std::string HostOf(const c10::intrusive_ptr<c10d::Store>& store) {
   return tcp == nullptr ? "" : tcp->getHost();
 }
 
+// Gives access to a PrefixStore's prefix.
+struct OpenPrefixStore : c10d::PrefixStore {
+  static const std::string& PrefixOf(const c10d::PrefixStore& store) {
+    return store.*(&OpenPrefixStore::prefix_);
+  }
+};
+
+// Returns the store beneath what torch puts around it for the group of this name. The name is the
+// number of groups that this process has made, or has it in itself, and differs between ranks that
+// make only the groups that they are in.
+c10::intrusive_ptr<c10d::Store> StoreBeneath(const std::string& name,
+                                             const c10::intrusive_ptr<c10d::Store>& store) {
+  c10::intrusive_ptr<c10d::Store> beneath = store;
+  while (auto* layer = dynamic_cast<c10d::PrefixStore*>(beneath.get())) {
+    beneath = layer->getUnderlyingStore();
+    if (OpenPrefixStore::PrefixOf(*layer) == name + "/") return beneath;
+  }
+  return store;
+}
+
 }  // namespace
 
-StoreAdapter::StoreAdapter(const c10::intrusive_ptr<c10d::Store>& store, int rank)
-    : store_(store->clone()) {
-  const int64_t count = store_->add("evenkeel/count/" + std::to_string(rank), 1);
-  store_ = c10::make_intrusive<c10d::PrefixStore>("evenkeel/" + std::to_string(count), store_);
+StoreAdapter::StoreAdapter(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                           const std::string& purpose, const std::string& torch_name,
+                           const std::vector<uint64_t>& members)
+    : store_(StoreBeneath(torch_name, store)->clone()) {
+  std::string list = c10::str(members);
+  const std::string hash = c10::sha1(list).str();
+  const std::string key = "evenkeel/" + purpose + "/" + hash + "/";
+  const std::string count = std::to_string(store_->add(key + "made by " + std::to_string(rank), 1));
+  store_ = c10::make_intrusive<c10d::PrefixStore>(key + count, store_);
+  if (list.size() > kLongestList) list = list.substr(0, kLongestList) + "... " + hash;
+  name_ = members.empty() ? purpose : purpose + " " + list + " #" + count;
 }
 
 bool StoreAdapter::Set(const std::string& key, const std::string& value, std::string* error) {

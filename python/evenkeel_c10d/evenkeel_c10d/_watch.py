@@ -171,9 +171,9 @@ class Watch:
         self._monitor = _bridge.StepMonitor(
             store=dist.distributed_c10d._world.pg_map[group][1],
             rank=self.rank,
-            world_size=self.world_size,
+            ranks=dist.get_process_group_ranks(group),
             timeout=_CONNECT_TIMEOUT,
-            name="watch",
+            name=group.group_name,
         )
         self._waits = 0  # The depth of waits of the training thread,
         self._waits_since = None  # and when the outermost began.

@@ -43,6 +43,32 @@ def many_groups(rank, world):
             assert total(group) == dist.get_world_size(group)
 
 
+def members_of(group):
+    """Returns the ranks whose numbers the group adds up."""
+    tensor = torch.tensor(2 ** dist.get_rank())
+    dist.all_reduce(tensor, group=group)
+    return [rank for rank in range(dist.get_world_size()) if tensor & 2**rank]
+
+
+def own_groups_alone(rank, world):
+    # No rank calls new_group() for a group that it is not in, so torch's numbers of groups differ.
+    rounds = [[[0, 3], [1, 2]], [[0, 1], [2, 3]], [[0, 1]], [[1, 2, 3]], [[0, 3], [1, 2]], [[0, 2]]]
+    groups = []
+    for lists in rounds * 2:
+        for members in lists:
+            if rank not in members:
+                continue
+            for local in (False, True):
+                group = dist.new_group(members, use_local_synchronization=local)
+                assert members_of(group) == members, (members_of(group), members)
+                groups.append((members, group))
+    for members, group in groups:
+        assert members_of(group) == members
+    inner = dist.split_group(split_ranks=[[0, 3], [1, 2]])
+    assert members_of(inner) == ([0, 3] if rank in (0, 3) else [1, 2])
+    assert members_of(dist.new_group()) == list(range(world))
+
+
 def split_groups(rank, world):
     ranks = [[r for r in range(world) if r % 2 == parity] for parity in range(2)]
     group = dist.split_group(split_ranks=[r for r in ranks if r])
@@ -200,6 +226,9 @@ class LifeTest(unittest.TestCase):
     def test_many_groups(self):
         for world in (2, 4):
             run_ranks(world, many_groups)
+
+    def test_ranks_make_only_the_groups_that_they_are_in(self):
+        run_ranks(4, own_groups_alone)
 
     def test_split_groups(self):
         for world in (2, 3, 4):

@@ -77,7 +77,7 @@ promise 'the example trains under torchrun with 2 ranks' \
   timeout 120 "$python" -m torch.distributed.run --standalone --nproc-per-node=2 "$tests/example.py"
 promise 'and with 4' \
   timeout 120 "$python" -m torch.distributed.run --standalone --nproc-per-node=4 "$tests/example.py"
-for test in operations training failure life programs watch; do
+for test in operations training hooks failure life programs watch; do
   promise "tests of $test" timeout 600 "$python" "$tests/${test}_test.py"
 done
 promise 'tests of PyTorch itself pass with 3 ranks, but those listed' \
@@ -93,6 +93,8 @@ if [[ ${1:-} == --all ]]; then
     promise "tests of PyTorch itself pass with $world ranks" \
       timeout 900 "$python" "$tests/pytorch_tests.py" "--world=$world"
   done
+  promise 'hooks of DistributedDataParallel train as one process does, in 200 runs each' \
+    timeout 1800 "$python" "$tests/hooks_test.py" --runs=200
   promise 'who causes a failure is named, in 100 cases' \
     timeout 1800 "$python" "$tests/many_failures.py" --cases=100
 fi

@@ -19,6 +19,9 @@ using c10d::OpType;
 // How long an end without shutdown() waits for what was issued.
 constexpr std::chrono::milliseconds kDestructorTimeout{5'000};
 
+// How long each end waits for callbacks of futures.
+constexpr std::chrono::seconds kCallbackTimeout{5};
+
 // An operation looks at this many flights that have not landed.
 constexpr size_t kFlightsToLookAt = 4;
 
@@ -173,7 +176,11 @@ void Backend::Leave(const std::string& why, std::chrono::milliseconds timeout) {
       const abi::Failure failure = group_->Leave(timeout);
       if (failure.code != abi::Code::kOk && !has_failed) TORCH_WARN("evenkeel: ", failure.message);
     }
-    completer_->Stop();
+    if (!completer_->Stop(kCallbackTimeout)) {
+      TORCH_WARN("evenkeel: the group ", options_->group_name,
+                 " has ended, and a callback of a future", " still runs after ",
+                 kCallbackTimeout.count(), " s. It goes on, at most until the", " process ends.");
+    }
     Keep(nullptr);
   });
 }
@@ -254,6 +261,11 @@ WorkPtr Backend::Run(Operation operation, std::chrono::milliseconds timeout, Ten
   if (timeout.count() <= 0) timeout = std::chrono::milliseconds(timeout_ms_);
   const bool is_message = c10d::isP2POp(operation.type());
   const bool has_copies = operation.has_copies();
+  TORCH_CHECK(
+      is_message || !Completer::IsRunning(), "evenkeel: ", operation.name(),
+      " was called in a callback that runs beside the program, so the ranks cannot agree on",
+      " its order. Callbacks of a message's future or of torch.futures.collect_all() do so.",
+      " Wait for the future, and then call ", operation.name(), ".");
   const Work::Attributes attributes{.rank = rank_,
                                     .source_rank = source_rank,
                                     .title = operation.title(),

@@ -8,6 +8,7 @@
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 #include <unistd.h>
 
@@ -20,6 +21,7 @@
 #include "error.h"
 #include "evenkeel/join/abi/step_monitor.h"
 #include "store.h"
+#include "work.h"
 
 namespace py = pybind11;
 
@@ -133,6 +135,19 @@ PYBIND11_MODULE(_bridge, module) {
       },
       py::arg("store"), py::arg("rank"), py::arg("world_size"), py::arg("timeout"), py::arg("name"),
       py::arg("global_ranks"), py::call_guard<py::gil_scoped_release>());
+  using evenkeel::bridge::Work;
+  using torch::jit::PythonFutureWrapper;
+  // Registered, so that Python gets objects of this class: see _futures.py.
+  py::class_<Work, c10d::Work, c10::intrusive_ptr<Work>>(module, "Work")
+      .def("is_message", [](Work& work) { return c10d::isP2POp(work.retrieveOpType()); });
+  module.def(
+      "share_future",
+      [](const PythonFutureWrapper& from, PythonFutureWrapper& to) { to.fut = from.fut; },
+      py::arg("source"), py::arg("to"));
+  // Unlike Future.wait(), it does not raise the future's error.
+  module.def(
+      "await_future", [](PythonFutureWrapper& future) { future.fut->wait(); }, py::arg("future"),
+      py::call_guard<py::gil_scoped_release>());
   using evenkeel::abi::Phase;
   using evenkeel::bridge::Monitor;
   py::class_<Monitor>(module, "StepMonitor")

@@ -113,11 +113,11 @@ struct Completer::Queue : std::enable_shared_from_this<Queue> {
     changed.notify_all();
   }
 
-  void Stop() {
+  bool Stop(std::chrono::milliseconds timeout) {
     Close();
     std::unique_lock lock(mutex);
     const size_t own = of_this_thread == this;  // A callback destroys the group.
-    changed.wait(lock, [&] { return threads <= own; });
+    return changed.wait_for(lock, timeout, [&] { return threads <= own; });
   }
 };
 
@@ -134,7 +134,9 @@ void Completer::Watch(c10::intrusive_ptr<Work> work) {
   });
 }
 
-void Completer::Stop() { queue_->Stop(); }
+bool Completer::Stop(std::chrono::milliseconds timeout) { return queue_->Stop(timeout); }
+
+bool Completer::IsRunning() { return Queue::of_this_thread != nullptr; }
 
 // ---- Flight ----
 

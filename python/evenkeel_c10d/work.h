@@ -37,8 +37,11 @@ class Completer {
   // Completes `work` when all that it waits for has ended.
   void Watch(c10::intrusive_ptr<Work> work);
   // Completes what has ended, and waits for the threads, but not for the calling one. Works that
-  // end later are completed by the thread that ends them.
-  void Stop();
+  // end later are completed by the thread that ends them. Returns false at the timeout: callbacks
+  // that still run go on.
+  bool Stop(std::chrono::milliseconds timeout);
+  // Returns whether the calling thread completes futures, of any group: a callback runs.
+  static bool IsRunning();
 
  private:
   struct Queue;

@@ -14,7 +14,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-from . import _bridge
+from . import _bridge, _futures  # noqa: F401  Futures of works are theirs.
 
 __version__ = _bridge.version
 __all__ = ["Error", "Join", "flight_json", "register", "transport", "watch"]

@@ -7,6 +7,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 
@@ -167,6 +168,18 @@ def with_a_receive_that_nobody_answers(rank, world, store):
     assert time.monotonic() - begin < 8
 
 
+def with_a_callback_that_does_not_end(rank, world):
+    future = dist.irecv(torch.zeros(1), 1 - rank).get_future()
+    started = threading.Event()
+    future.then(lambda _: (started.set(), time.sleep(40)))
+    dist.barrier()  # Both have attached it, so that it runs beside the program.
+    dist.send(torch.zeros(1), 1 - rank)
+    assert started.wait(20)
+    begin = time.monotonic()
+    dist.destroy_process_group()
+    assert time.monotonic() - begin < 15
+
+
 def dropped(rank, world, store):
     """The group goes with its last reference, without a call that ends it."""
     # The first group also starts a thread that stays (comm/base/clock.h).
@@ -257,6 +270,9 @@ class LifeTest(unittest.TestCase):
     def test_a_receive_that_nobody_answers_does_not_delay_the_end(self):
         self.run_without_init(2, with_a_receive_that_nobody_answers)
 
+    def test_a_callback_that_does_not_end_does_not_hold_the_end(self):
+        run_ranks(2, with_a_callback_that_does_not_end, timeout_s=35)
+
     def test_a_dropped_group_ends(self):
         self.run_without_init(2, dropped)
 
@@ -268,7 +284,9 @@ class LifeTest(unittest.TestCase):
         end = 'if dist.get_rank() == 1: raise ValueError("no such file")\ndist.barrier()'
         status, output = torchrun(2, end=end)
         self.assertNotEqual(status, 0)
-        self.assertRegex(output, r"rank0.*Error: .*ValueError: no such file", output)
+        self.assertRegex(
+            output, r"rank0.*Error: .*ValueError: no such file \(/.*/program.py:\d+\)", output
+        )
 
 
 if __name__ == "__main__":

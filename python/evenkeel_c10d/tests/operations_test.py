@@ -1,5 +1,6 @@
 """Each operation beside Gloo's, or beside its definition where Gloo lacks it."""
 
+import threading
 import time
 import unittest
 
@@ -425,6 +426,20 @@ def refusals(rank, world):
     dist.barrier()  # The group still works.
 
 
+def refuses_a_collective_without_order(rank, world):
+    future = dist.irecv(torch.zeros(1), (rank - 1) % world).get_future()
+    called = future.then(lambda _: dist.barrier())
+    dist.barrier()  # Every rank has attached its callback.
+    dist.send(torch.zeros(1), (rank + 1) % world)
+    try:
+        called.wait()
+    except RuntimeError as error:
+        assert "barrier was called in a callback" in str(error), error
+    else:
+        raise AssertionError("the callback's barrier has no place in the order")
+    dist.barrier()  # The group still works.
+
+
 def works(rank, world):
     group = dist.distributed_c10d._get_default_group()
     before = group._get_sequence_number_for_group()
@@ -451,6 +466,15 @@ def works(rank, world):
 
     future = dist.all_reduce(torch.ones(2), async_op=True).get_future().then(nested)
     assert future.wait().tolist() == [2 * world**2] * 2
+
+    # Callbacks run where they are attached, so that ranks agree on the order of their collectives.
+    seen = []
+    future = dist.barrier(async_op=True).get_future()
+    future.add_done_callback(lambda _: seen.append(threading.get_ident()))
+    chained = future.then(lambda _: seen.append(threading.get_ident()))
+    chained.then(lambda _: seen.append(threading.get_ident()))
+    assert seen == [threading.get_ident()] * 3, seen
+
     outputs = [torch.zeros(1) for _ in range(world)]
     future = dist.all_gather(outputs, torch.tensor([float(rank)]), async_op=True).get_future()
     assert [int(t) for t in future.wait()] == list(range(world))
@@ -549,6 +573,9 @@ class OperationsTest(unittest.TestCase):
 
     def test_works_and_futures(self):
         self.run_all(works)
+
+    def test_refuses_a_collective_without_order(self):
+        run_ranks(3, refuses_a_collective_without_order)
 
     def test_many_in_flight(self):
         run_ranks(2, many_in_flight)

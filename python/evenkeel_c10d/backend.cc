@@ -189,7 +189,8 @@ void Backend::shutdown() { Leave("", std::chrono::milliseconds(timeout_ms_)); }
 
 void Backend::abort() {
   if (IsForkedChild()) return;
-  WithoutGil([&] { group_->Abort(c10::str("rank ", rank_, " called abort()")); });
+  const std::string why = c10::str("rank ", rank_, " called abort()", ReasonOfAbort());
+  WithoutGil([&] { group_->Abort(why); });
 }
 
 void Backend::setTimeout(std::chrono::milliseconds timeout) {
@@ -260,12 +261,12 @@ WorkPtr Backend::Run(Operation operation, std::chrono::milliseconds timeout, Ten
   CheckUsable(operation.name());
   if (timeout.count() <= 0) timeout = std::chrono::milliseconds(timeout_ms_);
   const bool is_message = c10d::isP2POp(operation.type());
-  const bool has_copies = operation.has_copies();
   TORCH_CHECK(
       is_message || !Completer::IsRunning(), "evenkeel: ", operation.name(),
       " was called in a callback that runs beside the program, so the ranks cannot agree on",
       " its order. Callbacks of a message's future or of torch.futures.collect_all() do so.",
       " Wait for the future, and then call ", operation.name(), ".");
+  const bool has_copies = operation.has_copies();
   const Work::Attributes attributes{.rank = rank_,
                                     .source_rank = source_rank,
                                     .title = operation.title(),

@@ -7,6 +7,7 @@
 
 #include <exception>
 #include <functional>
+#include <string>
 
 #include "evenkeel/comm/abi/group.h"
 
@@ -16,6 +17,10 @@ namespace evenkeel::bridge {
 // evenkeel lacks, else an evenkeel_c10d.Error with its attributes. May be called with the GIL or
 // without it.
 std::exception_ptr ExceptionOf(const abi::Failure& failure);
+
+// Returns the Python exception that the calling thread handles, for the peers of a rank that
+// aborts; empty if there is none.
+std::string ReasonOfAbort();
 
 // Calls `function` without the GIL, whether the caller holds it or not.
 void WithoutGil(const std::function<void()>& function);

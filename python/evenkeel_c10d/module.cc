@@ -28,8 +28,10 @@ namespace py = pybind11;
 namespace evenkeel::bridge {
 namespace {
 
-// evenkeel_c10d.Error. Never freed: works may fail until the process has ended.
+// evenkeel_c10d.Error, and a function of the package. Never freed: works may fail until the process
+// has ended.
 PyObject* error_type = nullptr;
+PyObject* reason_of_abort = nullptr;
 
 std::exception_ptr PythonError(const abi::Failure& failure) {
   const py::gil_scoped_acquire gil;
@@ -102,6 +104,16 @@ std::exception_ptr ExceptionOf(const abi::Failure& failure) {
   return std::make_exception_ptr(c10::DistBackendError(location, message));
 }
 
+std::string ReasonOfAbort() {
+  if (!CanUsePython()) return "";
+  const py::gil_scoped_acquire gil;
+  try {
+    return py::handle(reason_of_abort)().cast<std::string>();
+  } catch (py::error_already_set&) {  // The text of the exception raises one.
+    return "";
+  }
+}
+
 void WithoutGil(const std::function<void()>& function) {
   if (!Py_IsInitialized() || !PyGILState_Check()) return function();
   const py::gil_scoped_release release;
@@ -121,6 +133,9 @@ PYBIND11_MODULE(_bridge, module) {
   module.attr("version") = loaded;
   module.def("set_error_type",
              [](const py::object& type) { evenkeel::bridge::error_type = type.inc_ref().ptr(); });
+  module.def("set_reason_of_abort", [](const py::object& function) {
+    evenkeel::bridge::reason_of_abort = function.inc_ref().ptr();
+  });
   module.def(
       "create",
       [](const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,

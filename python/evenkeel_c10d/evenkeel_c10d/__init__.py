@@ -9,7 +9,10 @@ raises is `evenkeel_c10d.Error`.
 import atexit
 import datetime
 import multiprocessing.util
+import os
 import sys
+import time
+import traceback
 
 import torch
 import torch.distributed as dist
@@ -21,6 +24,10 @@ __all__ = ["Error", "Join", "flight_json", "register", "transport", "watch"]
 
 # How long the end of a process waits for the operations that it has issued.
 _EXIT_TIMEOUT = datetime.timedelta(seconds=10)
+
+# A process that ends because of a failed group stays this long, so that whoever started the ranks
+# sees the one first that has caused it: torch.multiprocessing.spawn() reports the first that ends.
+_MOMENT_S = 1.0
 
 _LONGEST_REASON = 2000  # Characters of an exception that the peers get.
 
@@ -105,18 +112,45 @@ def flight_json(group=None):
     return _bridge.flight_json(_backend_of(group))
 
 
-def _reason_of_exit():
-    """Returns the exception with which the program ends, as a sentence for the peers; or ""."""
+def _error_of_exit():
+    """Returns the exception with which the program ends, or None."""
     # A process of multiprocessing comes here while its exception is on the way.
     error = sys.exc_info()[1] or getattr(sys, "last_value", None)
-    if isinstance(error, SystemExit) and error.code not in (None, 0):
+    if isinstance(error, SystemExit):
+        if error.code in (None, 0):
+            return None
         error = error.__context__ or error  # As multiprocessing.spawn ends.
-    is_success = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
-    is_interactive = hasattr(sys, "ps1")
-    if is_success or is_interactive or isinstance(error, Error):
+    return None if hasattr(sys, "ps1") else error  # Interactive: the session goes on.
+
+
+def _reason_of_exit():
+    """Returns the exception with which the program ends, as a sentence for the peers; or ""."""
+    error = _error_of_exit()
+    if error is None or isinstance(error, Error):
         return ""
-    text = f"the program ended with {type(error).__name__}: {error}"
-    return text[:_LONGEST_REASON].encode("utf-8", "backslashreplace").decode()
+    return f"the program ended with {_described(error)}"
+
+
+def _reason_of_abort():
+    """Returns the exception that the caller of abort() handles, for the peers; or ""."""
+    error = sys.exc_info()[1]
+    return "" if error is None else f", handling {_described(error)}"
+
+
+_bridge.set_reason_of_abort(_reason_of_abort)
+
+
+def _described(error):
+    frame = _innermost_of_program(traceback.extract_tb(error.__traceback__))
+    place = f" ({frame.filename}:{frame.lineno})" if frame else ""
+    text = f"{type(error).__name__}: {error}"[:_LONGEST_REASON] + place
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _innermost_of_program(frames):
+    """Returns the innermost frame outside of torch and of this package, or None."""
+    inside = (os.path.dirname(torch.__file__), os.path.dirname(__file__))
+    return next((f for f in reversed(frames) if not f.filename.startswith(inside)), None)
 
 
 def _at_exit(owner, function):
@@ -147,6 +181,8 @@ def _leave_all():
     exception, the groups end with it, and the peers get its text at once.
     """
     _bridge.leave_all(_reason_of_exit(), _EXIT_TIMEOUT)
+    if isinstance(_error_of_exit(), Error):
+        time.sleep(_MOMENT_S)
 
 
 _at_exit(_bridge, _leave_all)

@@ -48,7 +48,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree
 
-from . import _at_exit, _bridge, _reason_of_exit
+from . import _at_exit, _bridge, _innermost_of_program, _reason_of_exit
 
 _PHASES = ("outside", "input", "forward", "backward", "optimizer", "saving")
 _OUTSIDE, _INPUT, _FORWARD, _BACKWARD, _OPTIMIZER, _SAVING = range(len(_PHASES))
@@ -407,15 +407,14 @@ class Watch:
         frame = sys._current_frames().get(self._thread)
         frames = traceback.extract_stack(frame) if frame is not None else []
         state = {"steps": self._monitor.steps, "waited": waited, "place": "no code: it has ended"}
-        inside = (os.path.dirname(torch.__file__), os.path.dirname(__file__))
-        own = [one for one in frames if not one.filename.startswith(inside)]
+        own = _innermost_of_program(frames)
         if own:
-            called = frames[frames.index(own[-1]) + 1 :]
-            line = f"{os.path.basename(own[-1].filename)}:{own[-1].lineno}"
+            called = frames[frames.index(own) + 1 :]
+            line = f"{os.path.basename(own.filename)}:{own.lineno}"
             # The function that the program called: all_reduce, backward, forward ...
             hidden = ("_", "inner", "wrapper", "decorate_context")
             names = [one.name for one in called if not one.name.startswith(hidden)]
-            state["place"] = f"{names[0] if names else own[-1].name} ({line})"
+            state["place"] = f"{names[0] if names else own.name} ({line})"
         return state
 
     def _report_hang(self, now, waited):

@@ -6,6 +6,7 @@ import os
 import pickle
 import signal
 import sys
+import tempfile
 import time
 import unittest
 
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 from groups import Ranks, run_ranks
 from torch import nn
+from torch.multiprocessing import ProcessRaisedException, start_processes
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
@@ -171,11 +173,25 @@ def exits(rank, world, store):
     return failure_of(two_barriers)
 
 
+def spawned(rank, guilty, path):
+    """As a function of torch.multiprocessing.spawn()."""
+    dist.init_process_group("evenkeel", init_method=f"file://{path}", rank=rank, world_size=2)
+    dist.barrier()
+    if rank == guilty:
+        # The end of its process takes a while after it has left its groups.
+        multiprocessing.util.Finalize(None, time.sleep, args=(0.3,), exitpriority=-1)
+        raise ValueError("no such file")
+    forever()
+
+
 def aborts(rank, world):
     def work():
         dist.barrier()  # The abort of a faster rank may overtake its end.
         if rank == 0:
-            dist.distributed_c10d._get_default_group().abort()
+            try:
+                raise ValueError("no such file")
+            except ValueError:
+                dist.distributed_c10d._get_default_group().abort()
         forever()
 
     return failure_of(work)
@@ -248,12 +264,20 @@ class FailureTest(unittest.TestCase):
             for outcome, failure in results[:-1]:
                 self.assertEqual(outcome, "ok", failure)
                 self.assertEqual((failure["kind"], failure["ranks"]), ("failed", (world - 1,)), failure)
-                self.assertIn("SystemExit", failure["text"])
+                self.assertRegex(failure["text"], r"SystemExit.*failure_test.py:\d+")
+
+    def test_spawn_reports_the_rank_that_has_caused_the_failure(self):
+        for guilty in (0, 1):
+            with tempfile.TemporaryDirectory() as folder:
+                with self.assertRaisesRegex(ProcessRaisedException, "ValueError: no such file") as caught:
+                    start_processes(spawned, (guilty, f"{folder}/store"), 2, start_method="fork")
+                self.assertEqual(caught.exception.error_index, guilty)
 
     def test_abort_names_the_rank(self):
         for world in WORLDS:
             for failure in self.failures(aborts, world):
                 self.assertEqual((failure["kind"], failure["ranks"]), ("failed", (0,)), failure)
+                self.assertRegex(failure["text"], r"ValueError: no such file \(.*failure_test.py:\d+\)")
 
 
 if __name__ == "__main__":

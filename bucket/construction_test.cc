@@ -238,6 +238,29 @@ TEST_P(ConstructionTest, AGradientThatNoLongerFitsItsValueIsRefusedWhenItIsAnnou
   }
 }
 
+// What a model has used of the group serves the next one.
+TEST(ConstructionsTest, HundredsOfModelsComeAndGoInOneGroup) {
+  absl::Status status = RunTestRanks(4, [](Communicator& comm) -> absl::Status {
+    for (int i = 0; i < 300; ++i) {
+      SCOPED_TRACE(i);
+      ToyModel model({3, 2}, /*seed=*/4 * i + comm.rank());
+      const ToyModel first({3, 2}, 4 * i);
+      EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), model.buffers()));
+      EXPECT_EQ(model.values(), first.values());
+      model.params().ClearGradients();
+      EK_RETURN_IF_ERROR(ddp->BeginStep());
+      EK_RETURN_IF_ERROR(
+          model.Backward(comm.rank(), i, [&](int param) { return ddp->GradientReady(param); }));
+      EK_RETURN_IF_ERROR(ddp->FinishStep());
+      float mean = 0;
+      for (int rank = 0; rank < 4; ++rank) mean += model.GradientAt(0, 0, rank, i) / 4;
+      EXPECT_NEAR(model.params()[0].grad.as<float>()[0], mean, 1e-5);
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 INSTANTIATE_TEST_SUITE_P(Worlds, ConstructionTest, testing::Values(1, 2, 3, 5));
 
 }  // namespace

@@ -58,8 +58,8 @@ absl::StatusOr<UniqueFd> NewFile() {
 
 // Maps it with all page tables, so that no operation pays for them. Returns null and sets errno if
 // there is not enough memory.
-std::byte* MapFile(const UniqueFd& fd, int64_t bytes) {
-  void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+std::byte* MapFile(const UniqueFd& fd, int64_t offset, int64_t bytes) {
+  void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), offset);
   if (data == MAP_FAILED) return nullptr;
   madvise(data, bytes, MADV_HUGEPAGE);  // Where the host allows it for shared memory.
   if (madvise(data, bytes, MADV_POPULATE_WRITE) != 0 && errno != EINVAL) {  // Linux 5.14.
@@ -71,17 +71,28 @@ std::byte* MapFile(const UniqueFd& fd, int64_t bytes) {
   return static_cast<std::byte*>(data);
 }
 
-absl::Status AllocateAll(const UniqueFd& fd, int64_t bytes) {
-  for (int64_t begin = 0; begin < bytes;) {
-    const int64_t size = std::min(kPiece, bytes - begin);
-    if (fallocate(fd.get(), 0, begin, size) == 0) {
-      begin += size;
+// Too large an allocation would not fail: the kernel would kill a process to make room.
+absl::Status CheckAvailable(int64_t bytes) {
+  const AvailableMemory left = ReadAvailableMemory();
+  if (bytes > left.bytes || bytes > std::numeric_limits<int64_t>::max() - PageBytes()) {
+    return NoMemory(bytes, absl::StrCat(left.of, " has ", left.bytes, " left"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AllocateAll(const UniqueFd& fd, int64_t offset, int64_t bytes) {
+  for (int64_t done = 0; done < bytes;) {
+    const int64_t size = std::min(kPiece, bytes - done);
+    if (fallocate(fd.get(), 0, offset + done, size) == 0) {
+      done += size;
     } else if (errno != EINTR) {
       return NoMemory(bytes, ErrnoText("fallocate"));
     }
   }
   return absl::OkStatus();
 }
+
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_SEAL;
 
 }  // namespace
 
@@ -91,28 +102,41 @@ int64_t PageBytes() {
 }
 
 absl::StatusOr<std::shared_ptr<SharedMemory>> SharedMemory::Create(int64_t bytes) {
+  return CreateSealed(bytes, kSeals | F_SEAL_GROW);
+}
+
+absl::StatusOr<std::shared_ptr<SharedMemory>> SharedMemory::CreateGrowing(int64_t bytes) {
+  return CreateSealed(bytes, kSeals);
+}
+
+absl::StatusOr<std::shared_ptr<SharedMemory>> SharedMemory::CreateSealed(int64_t bytes, int seals) {
   if (bytes < 0)
     return absl::InvalidArgumentError(absl::StrCat("shared memory of ", bytes, " bytes"));
-  // Too large an allocation would not fail: the kernel would kill a process to make room.
-  const AvailableMemory left = ReadAvailableMemory();
-  if (bytes > left.bytes || bytes > std::numeric_limits<int64_t>::max() - PageBytes()) {
-    return NoMemory(bytes, absl::StrCat(left.of, " has ", left.bytes, " left"));
-  }
+  EK_RETURN_IF_ERROR(CheckAvailable(bytes));
   const int64_t rounded =
       std::max<int64_t>(1, (bytes + PageBytes() - 1) / PageBytes()) * PageBytes();
   EK_ASSIGN_OR_RETURN(UniqueFd fd, NewFile());
   if (ftruncate(fd.get(), rounded) != 0) return NoMemory(bytes, ErrnoText("ftruncate"));
-  EK_RETURN_IF_ERROR(AllocateAll(fd, rounded));
-  if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+  EK_RETURN_IF_ERROR(AllocateAll(fd, 0, rounded));
+  if (fcntl(fd.get(), F_ADD_SEALS, seals) != 0) {
     return absl::InternalError(ErrnoText("shared memory cannot be sealed: fcntl"));
   }
-  std::byte* const data = MapFile(fd, rounded);
+  std::byte* const data = MapFile(fd, 0, rounded);
   if (data == nullptr) return NoMemory(bytes, ErrnoText("mmap"));
   return std::shared_ptr<SharedMemory>(new SharedMemory(data, rounded, std::move(fd)));
 }
 
-absl::StatusOr<std::shared_ptr<SharedMemory>> SharedMemory::Map(int descriptor) {
-  const UniqueFd fd(descriptor);
+absl::StatusOr<std::shared_ptr<SharedMemory>> SharedMemory::Part(int64_t offset,
+                                                                 int64_t bytes) const {
+  EK_RETURN_IF_ERROR(CheckAvailable(bytes));
+  EK_RETURN_IF_ERROR(AllocateAll(fd_, offset, bytes));
+  std::byte* const data = MapFile(fd_, offset, bytes);
+  if (data == nullptr) return NoMemory(bytes, ErrnoText("mmap"));
+  return std::shared_ptr<SharedMemory>(new SharedMemory(data, bytes, UniqueFd()));
+}
+
+absl::StatusOr<std::shared_ptr<SharedMemory>> SharedMemory::Map(int descriptor, int64_t bytes) {
+  UniqueFd fd(descriptor);
   struct stat file = {};
   if (fstat(fd.get(), &file) != 0)
     return absl::InvalidArgumentError(ErrnoText("cannot map shared memory: fstat"));
@@ -122,9 +146,15 @@ absl::StatusOr<std::shared_ptr<SharedMemory>> SharedMemory::Map(int descriptor) 
     return absl::InvalidArgumentError(absl::StrCat(
         "a file of ", file.st_size, " bytes is not shared memory, since it may shrink"));
   }
-  std::byte* const data = MapFile(fd, file.st_size);
-  if (data == nullptr) return NoMemory(file.st_size, ErrnoText("mmap"));
-  return std::shared_ptr<SharedMemory>(new SharedMemory(data, file.st_size, UniqueFd()));
+  if (bytes == 0) bytes = file.st_size;
+  if (bytes < 0 || bytes > file.st_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(bytes, " bytes of shared memory that has ", file.st_size));
+  }
+  std::byte* const data = MapFile(fd, 0, bytes);
+  if (data == nullptr) return NoMemory(bytes, ErrnoText("mmap"));
+  if ((seals & F_SEAL_GROW) != 0) fd = UniqueFd();
+  return std::shared_ptr<SharedMemory>(new SharedMemory(data, bytes, std::move(fd)));
 }
 
 SharedMemory::~SharedMemory() { munmap(data_, bytes_); }

@@ -9,6 +9,10 @@
 // it is allocated before it is handed out, and sealed against resizing: lack of memory is an error
 // of Create(), not a later SIGBUS.
 //
+// Memory that grows has further parts, which any of its processes allocates and maps:
+//
+//   EK_ASSIGN_OR_RETURN(std::shared_ptr<SharedMemory> part, theirs->Part(offset, bytes));
+//
 // Units:   bytes; sizes are rounded up to whole pages.
 // Threads: thread-safe, apart from the memory itself.
 
@@ -34,17 +38,23 @@ class SharedMemory {
   // Errors: InvalidArgument for a negative size; ResourceExhausted with the requested bytes, and
   // the bytes that the host or this process's control group has left.
   static absl::StatusOr<std::shared_ptr<SharedMemory>> Create(int64_t bytes);
-  // Maps a peer's memory. Takes the descriptor, and closes it once it is mapped. Refuses a file
-  // that is not sealed against shrinking.
-  static absl::StatusOr<std::shared_ptr<SharedMemory>> Map(int fd);
+  // The same; Part() gives more of it.
+  static absl::StatusOr<std::shared_ptr<SharedMemory>> CreateGrowing(int64_t bytes);
+  // Maps a peer's memory, or the first `bytes` of it. Takes the descriptor, and closes it once it
+  // is mapped, unless the memory grows. Refuses a file that is not sealed against shrinking.
+  static absl::StatusOr<std::shared_ptr<SharedMemory>> Map(int fd, int64_t bytes = 0);
   ~SharedMemory();
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
 
   std::byte* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
-  // Returns the descriptor for peers; -1 for memory from Map().
+  // Returns the descriptor for peers; -1 for memory from Map() that does not grow.
   int fd() const { return fd_.get(); }
+
+  // Maps the whole pages [offset, offset + bytes) of memory that grows. The first process that has
+  // them allocates them, zeroed. Errors: those of Create().
+  absl::StatusOr<std::shared_ptr<SharedMemory>> Part(int64_t offset, int64_t bytes) const;
 
   // Detaches [offset, offset + bytes), which must be whole pages, from all peers: the pages keep
   // address and content, but belong to this process alone. Peers that still write to their mapping
@@ -57,6 +67,7 @@ class SharedMemory {
  private:
   SharedMemory(std::byte* data, int64_t bytes, UniqueFd fd)
       : data_(data), bytes_(bytes), fd_(std::move(fd)), made_by_(getpid()) {}
+  static absl::StatusOr<std::shared_ptr<SharedMemory>> CreateSealed(int64_t bytes, int seals);
   void FreePages(int64_t offset, int64_t bytes);
 
   std::byte* const data_;

@@ -156,6 +156,31 @@ TEST(SharedMemoryTest, NobodyCanResizeIt) {
   EXPECT_NE(fcntl(memory->fd(), F_ADD_SEALS, F_SEAL_WRITE), 0);
 }
 
+TEST(SharedMemoryTest, AnyProcessMakesItGrow) {
+  const int64_t before = OpenFiles();
+  {
+    const int64_t far = PageBytes() << 20;
+    const auto mine = SharedMemory::CreateGrowing(PageBytes()).value();
+    const auto in_child = mine->Part(PageBytes(), PageBytes()).value();
+    Child child(mine->fd(), [&](SharedMemory& theirs) {
+      auto part = theirs.Part(far, 2 * PageBytes()).value();
+      At(*part, PageBytes()) = 7;
+      At(*theirs.Part(PageBytes(), PageBytes()).value(), 0) = 8;
+    });
+    AwaitAtLeast(At(*in_child, 0), 8);
+    const auto part = mine->Part(far + PageBytes(), PageBytes()).value();
+    EXPECT_EQ(At(*part, 0), 7u);
+    EXPECT_EQ(At(*mine->Part(far - PageBytes(), PageBytes()).value(), 0), 0u);
+    EXPECT_TRUE(absl::IsResourceExhausted(mine->Part(far, int64_t{1} << 50).status()));
+    EXPECT_EQ(ftruncate(mine->fd(), PageBytes()), -1) << "nobody can make it shrink";
+    // A peer that comes later maps what it was told of, however long the file is by now.
+    const auto theirs = SharedMemory::Map(dup(mine->fd()), PageBytes()).value();
+    EXPECT_EQ(theirs->bytes(), PageBytes());
+    EXPECT_TRUE(absl::IsInvalidArgument(SharedMemory::Map(dup(mine->fd()), far << 20).status()));
+  }
+  EXPECT_EQ(OpenFiles(), before);
+}
+
 TEST(SharedMemoryTest, RefusesWhatMayShrink) {
   const int64_t before = OpenFiles();
   const auto expect_refused = [](int fd) {

@@ -6,7 +6,6 @@
 #include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/rank_names.h"
-#include "evenkeel/comm/base/shared_memory.h"
 #include "evenkeel/comm/base/warn.h"
 #include "evenkeel/comm/control/arrival.h"
 #include "evenkeel/comm/hierarchical/backend.h"
@@ -27,8 +26,7 @@ using internal::HostMap;
 std::string HostOf(int rank, const std::string& part) {
   const absl::StatusOr<std::string> identity = internal::HostIdentity();
   // A container may forbid shared memory, or have none to spare.
-  const bool can_share =
-      identity.ok() && internal::SharedMemory::Create(internal::ShmBoard::BytesFor(1)).ok();
+  const bool can_share = identity.ok() && internal::ShmBoard::CreateMemory(1).ok();
   return can_share ? absl::StrCat(*identity, "\n", part) : absl::StrCat("of rank ", rank, " alone");
 }
 

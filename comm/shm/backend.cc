@@ -6,8 +6,10 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <iterator>
 #include <map>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -29,10 +31,14 @@
 namespace evenkeel::internal {
 namespace {
 
-// Ids of the memory that a rank gives the others. Ids of registered memory are small.
+// The id of the memory that rank 0 gives the others. Ids of registered memory are small.
 constexpr uint64_t kBoardId = uint64_t{1} << 63;
-constexpr uint64_t kSlotIds = uint64_t{1}
-                              << 62;  // To which a lane's key is added, without what is above.
+
+// With so many lanes, a rank that needs one more leaves its idle ones. More than a program usually
+// has: joining a lane again takes microseconds. Messages to and from all ranks, with and without
+// tags, have four for each.
+constexpr size_t kLanes = 16;
+constexpr size_t kLanesPerRank = 4;
 
 // The part of an operation that the issuing call does itself, if it depends on no other rank: it
 // costs about as much as handing the operation over.
@@ -57,9 +63,12 @@ class ABSL_LOCKABLE TryLock {
  public:
   bool Try() ABSL_EXCLUSIVE_TRYLOCK_FUNCTION(true) { return !is_held_.exchange(true); }
   void Unlock() ABSL_UNLOCK_FUNCTION() { is_held_.store(false); }
+  // For a lane that is in no place: as if a thread had it, but none does.
+  bool TryToClose() { return !is_held_.exchange(true); }
+  void Open() { is_held_.store(false); }
 
  private:
-  std::atomic<bool> is_held_ = false;
+  std::atomic<bool> is_held_ = true;
 };
 
 bool SharesProcessors(int ranks) {
@@ -115,8 +124,11 @@ class ShmBackend::Core : public std::enable_shared_from_this<ShmBackend::Core> {
     absl::Status status;
   };
 
+  // What this rank has of a place: of one lane after the other. `drive` is closed while it is in
+  // no lane there.
   struct Lane {
     TryLock drive;
+    ShmPlace place;  // By lanes_mutex_.
     ShmLane
         shared;  // Like the next two by who has `drive`, between BeginTouching() and EndTouching().
     std::shared_ptr<Call> driven;
@@ -135,8 +147,16 @@ class ShmBackend::Core : public std::enable_shared_from_this<ShmBackend::Core> {
   enum class Found { kNothing, kBlocked, kMore, kMoved };
 
   absl::Status Meet(const std::vector<std::string>& addresses, absl::Time deadline);
-  absl::StatusOr<Lane*> LaneOf(const Operation& operation);
-  void MakeShared(Lane& lane, std::vector<int> ranks, int me, uint64_t key, ShmSeat* seats);
+  absl::StatusOr<Lane*> Queue(Operation operation, const std::shared_ptr<WorkState>& work);
+  absl::StatusOr<Lane*> LaneOf(const Operation& operation)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(lanes_mutex_);
+  // Joins the lane; the caller opens it.
+  absl::StatusOr<Lane*> Join(uint64_t key, std::vector<int> ranks, int me,
+                             const Operation& operation)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(lanes_mutex_);
+  void LeaveIdleLanes() ABSL_EXCLUSIVE_LOCKS_REQUIRED(lanes_mutex_);
+  bool LeaveIfIdle(Lane& lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(lanes_mutex_);
+  void MakeShared(Lane& lane, std::vector<int> ranks, int me, ShmSeat* seats);
   std::vector<Lane*> Lanes();
 
   // Moves the lane on once. Works that have ended are added to `endings`, or left to the
@@ -147,7 +167,6 @@ class ShmBackend::Core : public std::enable_shared_from_this<ShmBackend::Core> {
   static std::shared_ptr<Call> Next(Lane& lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(lane.queue_mutex);
   void EndDriven(Lane& lane, const absl::Status& status, std::vector<Ending>& endings);
   static void SetWatch(Lane& lane, ShmWatch watch);
-  static bool IsWatched(const Lane& lane);
   // Lets go of the lane such that whatever happens in it from now on is seen: by who is rung for,
   // or by who issues.
   void LetGo(Lane& lane, std::vector<Ending>& endings) ABSL_UNLOCK_FUNCTION(lane.drive);
@@ -170,6 +189,7 @@ class ShmBackend::Core : public std::enable_shared_from_this<ShmBackend::Core> {
   std::unique_ptr<ShmBoard> board_;
   std::shared_ptr<void> when_freed_;
 
+  std::atomic<bool> aborts_ = false;  // Before `stop_`: nothing waits for other ranks any more.
   std::atomic<bool> stop_ = false;
   std::atomic<int> touching_ = 0;
   std::atomic<bool> thread_sleeps_ = false;
@@ -178,8 +198,11 @@ class ShmBackend::Core : public std::enable_shared_from_this<ShmBackend::Core> {
   absl::Mutex abort_mutex_;  // Held while memory is fenced.
   absl::Mutex lanes_mutex_;
   absl::Status ended_ ABSL_GUARDED_BY(lanes_mutex_);
-  // Ordered, so that all runs destroy them in one order.
-  std::map<uint64_t, std::unique_ptr<Lane>> lanes_ ABSL_GUARDED_BY(lanes_mutex_);
+  std::map<uint64_t, Lane*> lanes_ ABSL_GUARDED_BY(lanes_mutex_);  // By key: those it has joined.
+  size_t leaves_at_ ABSL_GUARDED_BY(lanes_mutex_) = 0;             // So many of them.
+  // By place, ordered, so that all runs destroy them in one order. Each stays where it is: threads
+  // may still look at a lane that this rank has left.
+  std::map<int64_t, std::unique_ptr<Lane>> all_lanes_ ABSL_GUARDED_BY(lanes_mutex_);
   std::vector<Lane*> lane_list_ ABSL_GUARDED_BY(lanes_mutex_);
 };
 
@@ -219,7 +242,7 @@ absl::Status ShmBackend::Core::Meet(const std::vector<std::string>& addresses,
   }
   if (world_size_ > 1) EK_RETURN_IF_ERROR(mesh_->Connect(addresses, deadline));
   if (rank_ == 0) {
-    EK_ASSIGN_OR_RETURN(board, SharedMemory::Create(ShmBoard::BytesFor(world_size_)));
+    EK_ASSIGN_OR_RETURN(board, ShmBoard::CreateMemory(world_size_));
     if (world_size_ > 1) EK_RETURN_IF_ERROR(mesh_->Give(kBoardId, *board));
   }
   // Rank 0 gives it as soon as all have connected to it.
@@ -239,11 +262,6 @@ absl::Status ShmBackend::Core::Meet(const std::vector<std::string>& addresses,
   }
   absl::MutexLock lock(&lanes_mutex_);
   EK_RETURN_IF_ERROR(ended_);
-  if (board->bytes() < ShmBoard::BytesFor(world_size_)) {
-    return absl::InternalError(absl::StrCat("rank ", names_[0], " gave ", board->bytes(),
-                                            " bytes of shared memory, expected ",
-                                            ShmBoard::BytesFor(world_size_)));
-  }
   board_ = std::make_unique<ShmBoard>(std::move(board), world_size_);
   when_freed_ = WhenRegisteredIsFreed([mesh = mesh_.get()](uint64_t id) {
     if (mesh != nullptr) mesh->TakeBack(id);
@@ -263,46 +281,73 @@ absl::StatusOr<ShmBackend::Core::Lane*> ShmBackend::Core::LaneOf(const Operation
     key = StableHash(operation.channel, (static_cast<uint64_t>(ranks[0]) << 32 | ranks[1]) + 1);
     if (what.tag != 0) key = StableHash(key, uint64_t{1});
   }
-  key = std::max<uint64_t>(key, 1);
-  absl::MutexLock lock(&lanes_mutex_);
-  EK_RETURN_IF_ERROR(ended_);
-  std::unique_ptr<Lane>& lane = lanes_[key];
-  if (lane != nullptr) return lane.get();
-  absl::StatusOr<ShmSeat*> seats = board_->Lane(key);
-  if (!seats.ok()) {
-    lanes_.erase(key);
-    return seats.status();
-  }
+  if (const auto joined = lanes_.find(key); joined != lanes_.end()) return joined->second;
   for (int rank = 0; ranks.size() < static_cast<size_t>(world_size_) && !IsPair(what.kind); ++rank)
     ranks.push_back(rank);
-  lane = std::make_unique<Lane>();
-  MakeShared(*lane, std::move(ranks), me, key, *seats);
-  lane->shared.has_tags = what.tag != 0;
-  lane_list_.push_back(lane.get());
+  LeaveIdleLanes();
+  EK_ASSIGN_OR_RETURN(Lane* const lane, Join(key, std::move(ranks), me, operation));
+  lanes_[key] = lane;
+  lane->drive.Open();
+  return lane;
+}
+
+absl::StatusOr<ShmBackend::Core::Lane*> ShmBackend::Core::Join(uint64_t key, std::vector<int> ranks,
+                                                               int me, const Operation& operation) {
+  const auto may_wait = [&]() -> absl::Status {
+    if (aborts_) return absl::CancelledError("the group ends");
+    if (SteadyNow() < operation.deadline) return absl::OkStatus();
+    return absl::DeadlineExceededError("another rank stopped while it held the shared lanes' lock");
+  };
+  EK_ASSIGN_OR_RETURN(const ShmPlace place, board_->Join(key, may_wait));
+  std::unique_ptr<Lane>& lane = all_lanes_[place.index];
+  if (lane == nullptr) {
+    lane = std::make_unique<Lane>();
+    lane_list_.push_back(lane.get());
+  }
+  // It may come back before the last rank has left: then the lane goes on.
+  if (lane->place.use == place.use) return lane.get();
+  EK_ASSIGN_OR_RETURN(ShmSeat* const seats, board_->Seats(place, ranks.size()));
+  lane->place = place;
+  MakeShared(*lane, std::move(ranks), me, seats);
+  lane->shared.has_tags = operation.what.tag != 0;
+  absl::MutexLock lock(&lane->queue_mutex);
+  lane->tags = {};
   return lane.get();
 }
 
-void ShmBackend::Core::MakeShared(Lane& lane, std::vector<int> ranks, int me, uint64_t key,
-                                  ShmSeat* seats) {
+void ShmBackend::Core::LeaveIdleLanes() {
+  const size_t enough = kLanes + kLanesPerRank * world_size_;
+  if (lanes_.size() < std::max(enough, leaves_at_)) return;
+  for (auto at = lanes_.begin(); at != lanes_.end();)
+    at = LeaveIfIdle(*at->second) ? lanes_.erase(at) : std::next(at);
+  leaves_at_ = 2 * lanes_.size();  // If all are in use, it does not look at each of them each time.
+}
+
+bool ShmBackend::Core::LeaveIfIdle(Lane& lane) {
+  // Closing it takes it from no thread that has to drive it: nothing is issued meanwhile.
+  if (lane.waiting > 0 || lane.has_endings || !lane.drive.TryToClose()) return false;
+  const std::span<ShmSeat> seats(lane.shared.seats, lane.shared.ranks.size());
+  const bool is_idle = std::all_of(seats.begin(), seats.end(), [&](const ShmSeat& seat) {
+    return seat.done.load(std::memory_order_acquire) == lane.shared.operations;
+  });
+  const auto may_wait = [this] {
+    return aborts_ ? absl::CancelledError("the group ends") : absl::OkStatus();
+  };
+  if (is_idle && board_->Leave(lane.place, seats, may_wait).ok()) return true;
+  lane.drive.Open();
+  return false;
+}
+
+void ShmBackend::Core::MakeShared(Lane& lane, std::vector<int> ranks, int me, ShmSeat* seats) {
   ShmLane& shared = lane.shared;
+  shared = {};
   shared.seats = seats;
   shared.ranks = std::move(ranks);
   shared.me = me;
   shared.names = names_;
   shared.blocks.resize(shared.ranks.size());
   shared.slots.resize(shared.ranks.size());
-  const uint64_t slots_id = key % kSlotIds + kSlotIds;
-  // Those of a message to nobody else: who takes no part does not look, and its socket would fill
-  // up.
-  shared.make_slots = [this, slots_id, &shared]() -> absl::StatusOr<std::shared_ptr<SharedMemory>> {
-    EK_ASSIGN_OR_RETURN(std::shared_ptr<SharedMemory> slots,
-                        SharedMemory::Create(kShmSlots * kShmSlotBytes));
-    EK_RETURN_IF_ERROR(mesh_->Give(slots_id, *slots, shared.ranks));
-    return slots;
-  };
-  shared.find_slots = [this, slots_id, &shared](int seat) {
-    return mesh_->Find(shared.ranks[seat], slots_id);
-  };
+  shared.ring = [this, place = lane.place](int seat) { return board_->Ring(place, seat); };
   shared.give = [this, &shared](const RegisteredMemory& memory) {
     return mesh_->Give(memory.id, *memory.memory, shared.ranks).ok();
   };
@@ -417,10 +462,6 @@ void ShmBackend::Core::SetWatch(Lane& lane, ShmWatch watch) {
   if (watch != ShmWatch::kAwake) std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
-bool ShmBackend::Core::IsWatched(const Lane& lane) {
-  return lane.shared.seats[lane.shared.me].watch.load() != static_cast<uint32_t>(ShmWatch::kAwake);
-}
-
 void ShmBackend::Core::RingThread() {
   std::atomic<uint32_t>& bell = board_->bell(rank_);
   bell.fetch_add(1);
@@ -430,6 +471,7 @@ void ShmBackend::Core::RingThread() {
 void ShmBackend::Core::LetGo(Lane& lane, std::vector<Ending>& endings) {
   while (true) {
     Found found = Found::kNothing;
+    const std::atomic<uint32_t>& watch = lane.shared.seats[lane.shared.me].watch;
     if (lane.waiting.load() > 0) {
       SetWatch(lane, ShmWatch::kRingThread);
       do {  // Catches events from before the watch was visible.
@@ -441,7 +483,8 @@ void ShmBackend::Core::LetGo(Lane& lane, std::vector<Ending>& endings) {
     if (found == Found::kMore) RingThread();
     // The communication thread, if it was rung for after the last look, may have found the lane
     // held.
-    const bool was_rung = found == Found::kBlocked && !IsWatched(lane);
+    const bool was_rung =
+        found == Found::kBlocked && watch.load() == static_cast<uint32_t>(ShmWatch::kAwake);
     // An operation that was issued after the last look, by who could not look after it.
     const bool has_more = found == Found::kNothing && lane.waiting.load() > 0;
     if ((!was_rung && !has_more) || stop_ || !lane.drive.Try()) return;
@@ -449,26 +492,29 @@ void ShmBackend::Core::LetGo(Lane& lane, std::vector<Ending>& endings) {
 }
 
 void ShmBackend::Core::Start(Operation operation, std::shared_ptr<WorkState> work) {
-  absl::StatusOr<Lane*> found = LaneOf(operation);
-  if (!found.ok()) return work->Finish(found.status());
-  Lane& lane = **found;
-  auto call = std::make_shared<Call>(shared_from_this(), &lane, std::move(operation), work);
-  bool has_ended = false;
-  {
-    absl::MutexLock lock(&lane.queue_mutex);
-    has_ended = stop_;
-    if (!has_ended) {  // Else Abort() may have been here.
-      work->helper = call;
-      if (lane.shared.has_tags) lane.tags.Add(call->operation.what.tag);
-      lane.queue.push_back(std::move(call));
-      lane.waiting.fetch_add(1);
-    }
-  }
-  if (has_ended) return work->Finish(Ended());
+  const absl::StatusOr<Lane*> queued = Queue(std::move(operation), work);
+  if (!queued.ok()) return work->Finish(queued.status());
+  Lane& lane = **queued;
   if (!lane.drive.Try()) return;
   std::vector<Ending> endings;
   LetGo(lane, endings);
   Finish(endings);
+}
+
+// All under one lock: a lane is not left with an operation that it is about to get, and Abort()
+// finds all operations.
+absl::StatusOr<ShmBackend::Core::Lane*> ShmBackend::Core::Queue(
+    Operation operation, const std::shared_ptr<WorkState>& work) {
+  absl::MutexLock lock(&lanes_mutex_);
+  EK_RETURN_IF_ERROR(ended_);
+  EK_ASSIGN_OR_RETURN(Lane* const lane, LaneOf(operation));
+  auto call = std::make_shared<Call>(shared_from_this(), lane, std::move(operation), work);
+  absl::MutexLock queue_lock(&lane->queue_mutex);
+  work->helper = call;
+  if (lane->shared.has_tags) lane->tags.Add(call->operation.what.tag);
+  lane->queue.push_back(std::move(call));
+  lane->waiting.fetch_add(1);
+  return lane;
 }
 
 void ShmBackend::Core::Help(Call& call, absl::Time until) {
@@ -565,13 +611,14 @@ absl::Status ShmBackend::Core::Ended() {
 
 void ShmBackend::Core::Abort(const absl::Status& why) {
   std::vector<Ending> endings;
+  aborts_ = true;
   {
     absl::MutexLock fencing(&abort_mutex_);
     std::vector<Lane*> lanes;
     {
       absl::MutexLock lock(&lanes_mutex_);
       if (ended_.ok()) ended_ = why;
-      lanes = lane_list_;
+      for (const auto& [key, lane] : lanes_) lanes.push_back(lane);
       stop_ = true;
       if (mesh_ != nullptr) mesh_->Close();
     }

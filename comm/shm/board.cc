@@ -1,6 +1,10 @@
+// The file: a head, the ranks' bells, and then, for each page of entries, that page and the places
+// that they are for. So an entry and a place are where their number says, on all ranks.
+
 #include "evenkeel/comm/shm/board.h"
 
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -8,71 +12,162 @@
 #include <climits>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
+#include "absl/cleanup/cleanup.h"
+#include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {
 namespace {
-
-struct alignas(64) Bell {
-  std::atomic<uint32_t> rung;
-  std::atomic<uint32_t> has_ended;  // Its rank.
-};
-struct alignas(64) LaneName {
-  std::atomic<uint64_t> key;
-};
-
-// The limit on the memory of all lanes. Two ranks have some thousands of lanes, 64 ranks 128.
-constexpr int64_t kLaneBytes = 4 << 20;
-constexpr int64_t kMinLanes = 128;
-
-int64_t LaneBytes(int world_size) {
-  return static_cast<int64_t>(sizeof(LaneName) + sizeof(ShmSeat) * std::max(2, world_size));
-}
-
-int64_t MaxLanes(int world_size) { return std::max(kMinLanes, kLaneBytes / LaneBytes(world_size)); }
 
 // How long to look again before a thread is rung for that is about to look by itself: one that has
 // just issued its operation, and will wait for it. Ringing costs its process, and this one, some
 // ten times as much.
 constexpr int kGracePauses = 100;
 
+constexpr int64_t kRingBytes = kShmSlots * kShmSlotBytes;
+
+int64_t WholePages(int64_t bytes) { return (bytes + PageBytes() - 1) / PageBytes() * PageBytes(); }
+
+// A place: seats for all ranks, and their rings. Of what a lane does not need, no memory is
+// allocated.
+int64_t SeatsBytes(int world_size) {
+  return WholePages(static_cast<int64_t>(sizeof(ShmSeat)) * std::max(2, world_size));
+}
+int64_t PlaceBytes(int world_size) {
+  return SeatsBytes(world_size) + std::max(2, world_size) * kRingBytes;
+}
+
 }  // namespace
 
-int64_t ShmBoard::BytesFor(int world_size) {
-  return static_cast<int64_t>(sizeof(Bell)) * world_size +
-         MaxLanes(world_size) * LaneBytes(world_size);
+// The entries, and all but the lock here, belong to the rank that has the lock.
+struct alignas(64) ShmBoard::Head {
+  std::atomic<uint32_t> is_locked;
+  int64_t places;  // That have been used.
+  uint64_t uses;
+};
+struct alignas(64) ShmBoard::Bell {
+  std::atomic<uint32_t> rung;
+  std::atomic<uint32_t> has_ended;  // Its rank.
+};
+// Of a place.
+struct ShmBoard::Entry {
+  uint64_t key;
+  uint64_t use;
+  int64_t ranks;  // That have joined it and not left; 0: it is free, and its seats are reset.
+};
+
+void ShmSeat::Reset() {
+  for (std::atomic<uint64_t>* const counter :
+       {&arrived, &done, &published, &reduced, &taken, &claimed, &finished, &tags_known})
+    counter->store(0, std::memory_order_relaxed);
+  watch.store(static_cast<uint32_t>(ShmWatch::kAwake), std::memory_order_relaxed);
+}
+
+absl::StatusOr<std::shared_ptr<SharedMemory>> ShmBoard::CreateMemory(int world_size) {
+  return SharedMemory::CreateGrowing(
+      static_cast<int64_t>(sizeof(Head) + world_size * sizeof(Bell)));
 }
 
 ShmBoard::ShmBoard(std::shared_ptr<SharedMemory> memory, int world_size)
-    : memory_(std::move(memory)), world_size_(world_size), max_lanes_(MaxLanes(world_size)) {}
+    : memory_(std::move(memory)), world_size_(world_size) {}
 
-absl::StatusOr<ShmSeat*> ShmBoard::Lane(uint64_t key) {
-  std::byte* const lanes = memory_->data() + sizeof(Bell) * world_size_;
-  const int64_t lane_bytes = LaneBytes(world_size_);
-  for (int64_t probe = 0; probe < max_lanes_; ++probe) {
-    std::byte* const lane = lanes + (key + probe) % max_lanes_ * lane_bytes;
-    auto& name = reinterpret_cast<LaneName*>(lane)->key;
-    uint64_t seen = name.load(std::memory_order_acquire);
-    if (seen == 0 && name.compare_exchange_strong(seen, key)) seen = key;
-    if (seen == key) return reinterpret_cast<ShmSeat*>(lane + sizeof(LaneName));
+ShmBoard::Head& ShmBoard::head() const { return *reinterpret_cast<Head*>(memory_->data()); }
+
+ShmBoard::Bell& ShmBoard::BellOf(int rank) const {
+  return reinterpret_cast<Bell*>(memory_->data() + sizeof(Head))[rank];
+}
+
+absl::StatusOr<ShmBoard::Entry*> ShmBoard::EntryAt(int64_t index) {
+  EK_ASSIGN_OR_RETURN(std::byte* const page, Part(PageOfEntries(index), PageBytes()));
+  return reinterpret_cast<Entry*>(page) + index % EntriesPerPage();
+}
+
+int64_t ShmBoard::EntriesPerPage() { return PageBytes() / static_cast<int64_t>(sizeof(Entry)); }
+
+int64_t ShmBoard::PageOfEntries(int64_t index) const {
+  const int64_t block = PageBytes() + EntriesPerPage() * PlaceBytes(world_size_);
+  return memory_->bytes() + index / EntriesPerPage() * block;
+}
+
+int64_t ShmBoard::OffsetOf(const ShmPlace& place) const {
+  return PageOfEntries(place.index) + PageBytes() +
+         place.index % EntriesPerPage() * PlaceBytes(world_size_);
+}
+
+absl::StatusOr<ShmPlace> ShmBoard::Join(uint64_t key, absl::FunctionRef<absl::Status()> may_wait) {
+  EK_RETURN_IF_ERROR(Lock(may_wait));
+  const absl::Cleanup unlock = [this] { Unlock(); };
+  int64_t free = head().places;
+  Entry* entries = nullptr;
+  for (int64_t index = 0; index < head().places; ++index) {
+    const int64_t in_page = index % EntriesPerPage();
+    if (in_page == 0) {
+      EK_ASSIGN_OR_RETURN(entries, EntryAt(index));
+    }
+    Entry& entry = entries[in_page];
+    if (entry.ranks == 0) {
+      free = std::min(free, index);
+    } else if (entry.key == key) {
+      ++entry.ranks;
+      return ShmPlace{index, entry.use};
+    }
   }
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "the group's shared memory has place for ", max_lanes_,
-      " lanes (channels that were used, and pairs of ranks that sent messages in them)"));
+  EK_ASSIGN_OR_RETURN(Entry* const entry, EntryAt(free));
+  *entry = {.key = key, .use = ++head().uses, .ranks = 1};
+  head().places = std::max(head().places, free + 1);
+  return ShmPlace{free, entry->use};
 }
 
-std::atomic<uint32_t>& ShmBoard::bell(int rank) const {
-  return reinterpret_cast<Bell*>(memory_->data())[rank].rung;
+absl::Status ShmBoard::Leave(const ShmPlace& place, std::span<ShmSeat> seats,
+                             absl::FunctionRef<absl::Status()> may_wait) {
+  EK_ASSIGN_OR_RETURN(Entry* const entry, EntryAt(place.index));
+  EK_RETURN_IF_ERROR(Lock(may_wait));
+  if (--entry->ranks == 0) {
+    for (ShmSeat& seat : seats) seat.Reset();
+  }
+  Unlock();
+  return absl::OkStatus();
 }
+
+absl::StatusOr<ShmSeat*> ShmBoard::Seats(const ShmPlace& place, size_t count) {
+  EK_ASSIGN_OR_RETURN(
+      std::byte* const seats,
+      Part(OffsetOf(place), WholePages(static_cast<int64_t>(count * sizeof(ShmSeat)))));
+  return reinterpret_cast<ShmSeat*>(seats);
+}
+
+absl::StatusOr<std::byte*> ShmBoard::Ring(const ShmPlace& place, int seat) {
+  return Part(OffsetOf(place) + SeatsBytes(world_size_) + seat * kRingBytes, kRingBytes);
+}
+
+absl::StatusOr<std::byte*> ShmBoard::Part(int64_t offset, int64_t bytes) {
+  absl::MutexLock lock(&mutex_);
+  std::shared_ptr<SharedMemory>& part = parts_[{offset, bytes}];
+  if (part == nullptr) {
+    EK_ASSIGN_OR_RETURN(part, memory_->Part(offset, bytes));
+  }
+  return part->data();
+}
+
+absl::Status ShmBoard::Lock(absl::FunctionRef<absl::Status()> may_wait) {
+  while (head().is_locked.exchange(1, std::memory_order_acquire) != 0) {
+    EK_RETURN_IF_ERROR(may_wait());
+    sched_yield();
+  }
+  return absl::OkStatus();
+}
+
+void ShmBoard::Unlock() { head().is_locked.store(0, std::memory_order_release); }
+
+std::atomic<uint32_t>& ShmBoard::bell(int rank) const { return BellOf(rank).rung; }
 
 void ShmBoard::SayEnded(int rank) {
-  reinterpret_cast<Bell*>(memory_->data())[rank].has_ended.store(1);
+  BellOf(rank).has_ended.store(1);
   std::atomic_thread_fence(std::memory_order_seq_cst);  // Orders plain memory accesses that follow.
 }
 
 bool ShmBoard::has_ended(int rank) const {
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  return reinterpret_cast<const Bell*>(memory_->data())[rank].has_ended.load() != 0;
+  return BellOf(rank).has_ended.load() != 0;
 }
 
 void ShmBoard::Notify(ShmSeat* seats, std::span<const int> ranks, int me) const {

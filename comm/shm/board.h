@@ -1,14 +1,22 @@
 // Where the ranks of one host tell each other how far they are: a piece of shared memory that all
 // of them write.
 //
-//   ShmSeat* seats = board.Lane(key);  // one per rank of the lane; the same on all ranks
+//   EK_ASSIGN_OR_RETURN(ShmPlace place, board.Join(key, may_wait));  // the same on all ranks
+//   EK_ASSIGN_OR_RETURN(ShmSeat* seats, board.Seats(place, ranks.size()));
 //   seats[me].published.store(chunk + 1, std::memory_order_release);
 //   board.Notify(seats, ranks, me);  // wakes who sleeps for this lane; else costs a load per rank
+//   EK_RETURN_IF_ERROR(board.Leave(place, {seats, ranks.size()}, may_wait));  // when it is idle
 //
 // A lane is what runs in order: a channel's collectives, or its messages from one rank to another;
 // those with tags have a second lane, whose order the sender chooses (ShmTags).
-// Everything in a seat counts up from the lane's first operation on, so nothing is ever reset, and
-// a rank that looks late sees a larger number, never an older one.
+// Everything in a seat counts up from the lane's first operation on, so a rank that looks late sees
+// a larger number, never an older one.
+//
+// A lane has a place while ranks use it: from the first Join() until each rank that has joined has
+// left. A rank may leave when it, and all others, have ended the same operations. So the ranks of a
+// lane without a place have nothing to remember: in its next place, all of them count from zero.
+// The places have no limit: the memory grows with their number, and a place, once allocated, serves
+// one lane after the other.
 //
 // Source:  eventcounts over futexes; the counters that processes spin on lie on one cache line per
 //          rank.
@@ -19,17 +27,27 @@
 
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <type_traits>
+#include <utility>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/base/shared_memory.h"
 #include "evenkeel/comm/collective.h"
 
 namespace evenkeel::internal {
+
+inline constexpr int64_t kShmSlotBytes = 256 << 10;
+inline constexpr int kShmSlots = 4;  // A rank's ring of slots in a lane.
 
 // The description of a rank's operation beyond its gist: read where ranks disagree, or read each
 // other's memory.
@@ -81,6 +99,9 @@ struct ShmSeat {
   alignas(64) std::atomic<uint64_t> tags_known;
   std::array<std::atomic<int64_t>, kTags> tags;
   alignas(64) ShmHeader headers[2];
+
+  // As before the lane's first operation.
+  void Reset();
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free &&
               std::atomic<uint32_t>::is_always_lock_free);
@@ -94,16 +115,32 @@ inline constexpr uint64_t kIsWritable = 4;  // ... and write.
 inline constexpr uint64_t kBits = 7;
 }  // namespace ShmGist
 
+// Where a lane is.
+struct ShmPlace {
+  int64_t index = 0;
+  uint64_t use = 0;  // No other lane has this number, and no later use of this one; not 0.
+};
+
 class ShmBoard {
  public:
-  static int64_t BytesFor(int world_size);
-  // `memory` is zeroed, or has been given to all ranks by the one that Made() it.
+  // Makes the memory of a group; one rank does, and gives it to all.
+  static absl::StatusOr<std::shared_ptr<SharedMemory>> CreateMemory(int world_size);
   ShmBoard(std::shared_ptr<SharedMemory> memory, int world_size);
 
-  // `seats` of a lane, of all ranks or of a sender and a receiver; found by a key that is the same
-  // on all ranks, not 0.
-  // ResourceExhausted: there are more lanes than the board was made for.
-  absl::StatusOr<ShmSeat*> Lane(uint64_t key);
+  // Returns the lane's place. `key`: the same on all its ranks. Another rank may hold the board's
+  // lock for a moment, or for longer if it is stopped or dies meanwhile: `may_wait` is asked again
+  // and again, and its error ends the wait.
+  // Errors: that of `may_wait`; those of SharedMemory::Part().
+  absl::StatusOr<ShmPlace> Join(uint64_t key, absl::FunctionRef<absl::Status()> may_wait);
+  // For a rank that has joined, when all seats of the lane have ended the same operations and none
+  // of its threads touches them any more. Not OK: it has not left.
+  absl::Status Leave(const ShmPlace& place, std::span<ShmSeat> seats,
+                     absl::FunctionRef<absl::Status()> may_wait);
+
+  // The memory of a place, for as long as the board: the seats of a lane, of all ranks or of a
+  // sender and a receiver, and a seat's ring of slots, whose contents are unspecified.
+  absl::StatusOr<ShmSeat*> Seats(const ShmPlace& place, size_t count);
+  absl::StatusOr<std::byte*> Ring(const ShmPlace& place, int seat);
 
   // For a rank's communication thread.
   std::atomic<uint32_t>& bell(int rank) const;
@@ -117,9 +154,27 @@ class ShmBoard {
   void Notify(ShmSeat* seats, std::span<const int> ranks, int me) const;
 
  private:
+  struct Bell;
+  struct Head;
+  struct Entry;
+
+  Head& head() const;
+  Bell& BellOf(int rank) const;
+  absl::StatusOr<Entry*> EntryAt(int64_t index);
+  static int64_t EntriesPerPage();
+  int64_t PageOfEntries(int64_t index) const;
+  int64_t OffsetOf(const ShmPlace& place) const;
+  absl::StatusOr<std::byte*> Part(int64_t offset, int64_t bytes);
+  absl::Status Lock(absl::FunctionRef<absl::Status()> may_wait);
+  void Unlock();
+
   const std::shared_ptr<SharedMemory> memory_;
   const int world_size_;
-  const int64_t max_lanes_;
+
+  absl::Mutex mutex_;
+  // What this process has mapped of it, by offset and size.
+  std::map<std::pair<int64_t, int64_t>, std::shared_ptr<SharedMemory>> parts_
+      ABSL_GUARDED_BY(mutex_);
 };
 
 // Sleeps until `bell` is no longer `seen`, at most so long; may come back for no reason.

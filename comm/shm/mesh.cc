@@ -195,7 +195,11 @@ class Inbox {
                           : broken_;
     }
     Given& given = found->second;
-    if (given.fd) EK_RETURN_IF_ERROR(given.broken = Map(given));
+    if (given.fd) {
+      auto memory = SharedMemory::Map(given.fd.Release(), given.bytes);
+      given.broken = memory.status();
+      if (memory.ok()) given.memory = *std::move(memory);
+    }
     EK_RETURN_IF_ERROR(given.broken);
     return given.memory;
   }
@@ -207,13 +211,6 @@ class Inbox {
     std::shared_ptr<SharedMemory> memory;
     absl::Status broken;
   };
-
-  static absl::Status Map(Given& given) {
-    EK_ASSIGN_OR_RETURN(given.memory, SharedMemory::Map(given.fd.Release()));
-    if (given.memory->bytes() == given.bytes) return absl::OkStatus();
-    return absl::InternalError(
-        absl::StrCat("said ", given.bytes, " bytes and gave ", given.memory->bytes()));
-  }
 
   absl::Status Drain(const UniqueFd& from) {
     while (std::optional<Received> received = Receive(from))

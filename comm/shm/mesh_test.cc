@@ -366,7 +366,7 @@ TEST(ShmMeshTest, MessagesThatMakeNoSenseAreErrorsThatNameThePeer) {
        Given(2, page),
        {STDERR_FILENO},
        absl::StatusCode::kInvalidArgument},
-      {"another size", Given(2, page + 1), {fd}},
+      {"another size", Given(2, page + 1), {fd}, absl::StatusCode::kInvalidArgument},
       {"given twice", Given(1, page), {fd}},
       {"taken back but never given", TakenBack(2), {}},
       {"taken back with a descriptor", TakenBack(1), {fd}},

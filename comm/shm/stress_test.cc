@@ -1,6 +1,6 @@
 // Everything at once: threads of all ranks issue collectives that were drawn, of all kinds, types
-// and sizes, in memory of all kinds, and wait for them in all ways. All bytes must then be those
-// that the local backend leaves.
+// and sizes, in memory of all kinds, on one of more channels than a rank keeps lanes for, and wait
+// for them in all ways. All bytes must then be those that the local backend leaves.
 
 #include <algorithm>
 #include <cstdint>
@@ -33,8 +33,9 @@
 namespace evenkeel {
 namespace {
 
-constexpr int kChannels = 3;
-constexpr int kOperations = 40;  // Per channel.
+constexpr int kThreads = 3;
+constexpr int kChannels = 50;    // Per thread.
+constexpr int kOperations = 40;  // Per thread.
 constexpr int64_t kMargin = 5000;
 constexpr int64_t kMaxBytes = 2 << 20;
 
@@ -56,6 +57,8 @@ struct Drawn {
       0;  // Input and output: 0 apart, 1 one is the rank's share of the other, 2 overlapping.
   double scale = 1;
   int silent_rank = -1;  // Contributes nothing.
+  int channel = 0;
+  int64_t tag = 0;
 };
 
 constexpr DType kTypes[] = {DType::kFloat32,  DType::kFloat64, DType::kFloat16,
@@ -87,6 +90,9 @@ Drawn DrawOne(Random& random, int world) {
   if (drawn.kind == CollectiveKind::kAllToAll && drawn.place == 1) drawn.place = 2;
   if (IsFloat(drawn.dtype) && Draw(random, 3) == 0) drawn.scale = 0.37;
   if (Draw(random, 4) == 0) drawn.silent_rank = static_cast<int>(Draw(random, world));
+  // Some are used often, others seldom.
+  drawn.channel = static_cast<int>(Draw(random, 1 + Draw(random, kChannels)));
+  drawn.tag = Draw(random, 3);
   return drawn;
 }
 
@@ -202,8 +208,9 @@ absl::StatusOr<Issued> Issue(Communicator& comm, Channel& channel, const Drawn& 
       break;
     case CollectiveKind::kSend:
       if (world == 1) break;
-      add(channel.Send(view(0, drawn.count), (rank + 1) % world));
-      add(channel.Recv(view(drawn.count + 5, drawn.count), (rank + world - 1) % world));
+      add(channel.Send(view(0, drawn.count), (rank + 1) % world, {.tag = drawn.tag}));
+      add(channel.Recv(view(drawn.count + 5, drawn.count), (rank + world - 1) % world,
+                       {.tag = drawn.tag}));
       break;
     default:
       add(channel.Barrier());
@@ -223,9 +230,8 @@ absl::Status End(Issued issued, Trace& trace) {
   return absl::OkStatus();
 }
 
-// One channel's operations on one rank.
-absl::Status RunChannel(Communicator& comm, int which, uint64_t seed, Trace& trace) {
-  EK_ASSIGN_OR_RETURN(Channel * channel, comm.OpenChannel(absl::StrCat("c", which)));
+// One thread's operations on one rank.
+absl::Status RunThread(Communicator& comm, int which, uint64_t seed, Trace& trace) {
   Random common(StableHash(seed, static_cast<uint64_t>(which)));
   Random mine(StableHash(StableHash(seed, static_cast<uint64_t>(which)),
                          static_cast<uint64_t>(comm.rank() + 1)));
@@ -233,6 +239,8 @@ absl::Status RunChannel(Communicator& comm, int which, uint64_t seed, Trace& tra
   absl::Status status;
   for (int i = 0; i < kOperations && status.ok(); ++i) {
     const Drawn drawn = DrawOne(common, comm.world_size());
+    EK_ASSIGN_OR_RETURN(Channel * channel,
+                        comm.OpenChannel(absl::StrCat("c", which, ".", drawn.channel)));
     absl::StatusOr<Issued> issued = Issue(comm, *channel, drawn, mine);
     if (!issued.ok()) return issued.status();
     open.push_back(*std::move(issued));
@@ -252,16 +260,16 @@ absl::Status RunChannel(Communicator& comm, int which, uint64_t seed, Trace& tra
   return status;
 }
 
-using Traces = std::vector<std::vector<Trace>>;  // By rank and channel.
+using Traces = std::vector<std::vector<Trace>>;  // By rank and thread.
 
 absl::StatusOr<Traces> RunAll(std::vector<std::unique_ptr<Communicator>> group, uint64_t seed) {
-  Traces traces(group.size(), std::vector<Trace>(kChannels));
+  Traces traces(group.size(), std::vector<Trace>(kThreads));
   EK_RETURN_IF_ERROR(internal::RunGroup(group, [&](Communicator& comm) -> absl::Status {
-    absl::Status statuses[kChannels];
+    absl::Status statuses[kThreads];
     std::vector<std::thread> threads;
-    for (int which = 0; which < kChannels; ++which) {
+    for (int which = 0; which < kThreads; ++which) {
       threads.emplace_back([&, which] {
-        statuses[which] = RunChannel(comm, which, seed, traces[comm.rank()][which]);
+        statuses[which] = RunThread(comm, which, seed, traces[comm.rank()][which]);
         if (!statuses[which].ok()) comm.Abort(statuses[which]);
       });
     }
@@ -290,13 +298,13 @@ TEST_P(ShmStressTest, LeavesTheBytesThatLocalLeaves) {
   ASSERT_TRUE(shm.ok()) << shm.status();
   const absl::StatusOr<Traces> got = RunAll(*std::move(shm), seed);
   ASSERT_TRUE(got.ok()) << got.status();
-  for (int which = 0; which < kChannels; ++which) {
+  for (int which = 0; which < kThreads; ++which) {
     Random common(StableHash(seed, static_cast<uint64_t>(which)));
     for (int i = 0; i < kOperations; ++i) {
       const Drawn drawn = DrawOne(common, world);
       for (int rank = 0; rank < world; ++rank) {
         EXPECT_EQ((*got)[rank][which][i], (*expected)[rank][which][i])
-            << "rank " << rank << ", channel " << which << ", operation " << i << ": kind "
+            << "rank " << rank << ", thread " << which << ", operation " << i << ": kind "
             << static_cast<int>(drawn.kind) << ", " << drawn.count << " of "
             << ToString(drawn.dtype) << ", op " << static_cast<int>(drawn.op) << ", parts "
             << drawn.parts << ", place " << drawn.place;

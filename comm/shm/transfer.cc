@@ -329,12 +329,12 @@ ShmTransfer::Piece ShmTransfer::PieceOf(int seat, int64_t chunk) const {
 
 absl::Status ShmTransfer::FindSlots(int seat) {
   if (lane_.slots[seat] != nullptr) return absl::OkStatus();
-  EK_ASSIGN_OR_RETURN(lane_.slots[seat], lane_.find_slots(seat));
+  EK_ASSIGN_OR_RETURN(lane_.slots[seat], lane_.ring(seat));
   return absl::OkStatus();
 }
 
 std::byte* ShmTransfer::Slot(int seat, int64_t chunk) const {
-  return lane_.slots[seat]->data() + (lane_.chunks + chunk) % kShmSlots * kShmSlotBytes;
+  return lane_.slots[seat] + (lane_.chunks + chunk) % kShmSlots * kShmSlotBytes;
 }
 
 bool ShmTransfer::Publishes(int seat) const {
@@ -375,9 +375,7 @@ absl::StatusOr<int64_t> ShmTransfer::Publish() {
   int64_t bytes = 0;
   const bool is_read = size() > 1 && (operation_.contributes || !Reduces(kind_));
   if (size() > 1 && IsStaged(me())) {
-    if (lane_.slots[me()] == nullptr) {
-      EK_ASSIGN_OR_RETURN(lane_.slots[me()], lane_.make_slots());
-    }
+    EK_RETURN_IF_ERROR(FindSlots(me()));
     std::byte* const slot = Slot(me(), chunk);
     if (IsUneven(kind_)) {
       const int64_t sizes = SizesLength();

@@ -44,9 +44,6 @@
 
 namespace evenkeel::internal {
 
-inline constexpr int64_t kShmSlotBytes = 256 << 10;
-inline constexpr int kShmSlots = 4;  // A rank's ring of slots in a lane.
-
 // A lane as this rank sees it, from one operation to the next.
 struct ShmLane {
   ShmSeat* seats = nullptr;
@@ -59,11 +56,10 @@ struct ShmLane {
   uint64_t chunks = 0;
   std::vector<uint64_t> blocks;  // By seat, in its share.
   // Each rank's ring of slots, once it is needed.
-  std::vector<std::shared_ptr<SharedMemory>> slots;
+  std::vector<std::byte*> slots;
 
   // The backend's services for its transfers. `seat` is that of another rank.
-  std::function<absl::StatusOr<std::shared_ptr<SharedMemory>>()> make_slots;
-  std::function<absl::StatusOr<std::shared_ptr<SharedMemory>>(int seat)> find_slots;
+  std::function<absl::StatusOr<std::byte*>(int seat)> ring;  // Any seat's slots.
   std::function<bool(const RegisteredMemory& memory)> give;  // False: peers can't have it now.
   std::function<absl::StatusOr<std::shared_ptr<SharedMemory>>(int seat, uint64_t id)> find;
   std::function<bool(int seat)> has_ended;  // It has given up, and its memory may change.
@@ -124,7 +120,7 @@ class ShmTransfer {
     int64_t length = 0;
   };
   Piece PieceOf(int seat, int64_t chunk) const;  // In a chunk to reduce, relative to it.
-  absl::Status FindSlots(int seat);              // Another rank's, for Slot().
+  absl::Status FindSlots(int seat);              // For Slot().
   std::byte* Slot(int seat, int64_t chunk) const;
   bool Publishes(int seat) const;
   bool CanPublish() const;

@@ -192,7 +192,10 @@ class NoFiles {
  public:
   NoFiles() {
     getrlimit(RLIMIT_NOFILE, &before_);
-    const rlimit none = {.rlim_cur = 0, .rlim_max = before_.rlim_max};
+    const int next = dup(STDIN_FILENO);
+    close(next);
+    // A lower limit would keep poll() from looking at those that are open.
+    const rlimit none = {.rlim_cur = static_cast<rlim_t>(next), .rlim_max = before_.rlim_max};
     setrlimit(RLIMIT_NOFILE, &none);
   }
   ~NoFiles() { setrlimit(RLIMIT_NOFILE, &before_); }
@@ -220,6 +223,10 @@ absl::Status RunWithoutFiles(absl::string_view what) {
       return absl::InternalError(absl::StrCat("Allocate: ", memory.status().ToString()));
     }
     no_files.reset();
+  }
+  for (int i = 0; what == "channels" && i < 50; ++i) {
+    EK_ASSIGN_OR_RETURN(Channel* const channel, comm->OpenChannel(absl::StrCat("c", i)));
+    EK_RETURN_IF_ERROR(channel->AllReduce(data, ReduceOp::kMax).Wait());
   }
   std::fill_n(data.as<float>().begin(), data.count, 1.0f);
   // In "give", a broadcast makes sure that rank 1 needs the memory given to it.

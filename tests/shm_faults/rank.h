@@ -8,8 +8,8 @@
 //                           with a pattern; once it is told to, says whether that is still there.
 //   killed SEED             goes on with collectives of all kinds until the group fails, and then
 //                           with who is left.
-//   no_files WHAT           rank 1 has no file descriptors left: to "allocate", for "slots", for
-//                           what others "give".
+//   no_files WHAT           rank 1 has no file descriptors left: to "allocate", for new "channels",
+//                           for what others "give".
 
 #ifndef EVENKEEL_TESTS_SHM_FAULTS_RANK_H_
 #define EVENKEEL_TESTS_SHM_FAULTS_RANK_H_

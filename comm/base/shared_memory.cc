@@ -128,8 +128,11 @@ absl::StatusOr<std::shared_ptr<SharedMemory>> SharedMemory::CreateSealed(int64_t
 
 absl::StatusOr<std::shared_ptr<SharedMemory>> SharedMemory::Part(int64_t offset,
                                                                  int64_t bytes) const {
-  EK_RETURN_IF_ERROR(CheckAvailable(bytes));
-  EK_RETURN_IF_ERROR(AllocateAll(fd_, offset, bytes));
+  // What another process has allocated is not checked again, which would take longer than the rest.
+  if (lseek(fd_.get(), offset, SEEK_HOLE) < offset + bytes) {
+    EK_RETURN_IF_ERROR(CheckAvailable(bytes));
+    EK_RETURN_IF_ERROR(AllocateAll(fd_, offset, bytes));
+  }
   std::byte* const data = MapFile(fd_, offset, bytes);
   if (data == nullptr) return NoMemory(bytes, ErrnoText("mmap"));
   return std::shared_ptr<SharedMemory>(new SharedMemory(data, bytes, UniqueFd()));

@@ -13,10 +13,11 @@
 // a larger number, never an older one.
 //
 // A lane has a place while ranks use it: from the first Join() until each rank that has joined has
-// left. A rank may leave when it, and all others, have ended the same operations. So the ranks of a
-// lane without a place have nothing to remember: in its next place, all of them count from zero.
-// The places have no limit: the memory grows with their number, and a place, once allocated, serves
-// one lane after the other.
+// left. A rank may leave when it has ended all operations that it has issued. Since no operation
+// ends before all ranks of the lane have come to it, all of them have ended the same ones when the
+// last rank leaves; in the lane's next place they count from zero. A rank that comes back earlier
+// goes on with its counts. The places have no limit: the memory grows with their number, and a
+// place, once allocated, serves one lane after the other.
 //
 // Source:  eventcounts over futexes; the counters that processes spin on lie on one cache line per
 //          rank.
@@ -132,8 +133,8 @@ class ShmBoard {
   // and again, and its error ends the wait.
   // Errors: that of `may_wait`; those of SharedMemory::Part().
   absl::StatusOr<ShmPlace> Join(uint64_t key, absl::FunctionRef<absl::Status()> may_wait);
-  // For a rank that has joined, when all seats of the lane have ended the same operations and none
-  // of its threads touches them any more. Not OK: it has not left.
+  // For a rank that has joined, has ended its operations, and none of whose threads touches the
+  // seats any more. Not OK: it has not left.
   absl::Status Leave(const ShmPlace& place, std::span<ShmSeat> seats,
                      absl::FunctionRef<absl::Status()> may_wait);
 

@@ -16,8 +16,9 @@
 // Memory:   an all-reduce is done in place, by all ranks, if all its buffers come from Allocate(),
 //           begin at a page (as Allocate() does), and end at a page or at the end of the
 //           allocation; other collectives read registered inputs in place. Any other memory works,
-//           too, through 1 MiB per channel and rank. No memory has a name in a file system, so none
-//           remains after a process dies, and /dev/shm is not used.
+//           too, through 1 MiB per rank and channel in use; channels, and pairs of ranks that send
+//           messages, have no limit. No memory has a name in a file system, so none remains after a
+//           process dies, and /dev/shm is not used.
 // Threads:  small operations progress in the calling thread and in Wait(), others in a
 //           communication thread, which sleeps while idle. Channels do not wait for each other.
 // Mismatch: ranks that issue different collectives get an error with their positions at once.

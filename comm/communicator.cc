@@ -714,13 +714,16 @@ absl::Status Communicator::CheckAgainstLeft(absl::string_view channel, int64_t p
       auto at = positions.find(std::string(channel));
       const int64_t theirs = at == positions.end() ? 0 : at->second;
       if (position < theirs) continue;
+      const absl::string_view optimizer = internal::OptimizerIn(next, channel);
+      const std::string advice = channel == internal::kStepsChannel ? internal::kJoinAdvice
+                                 : optimizer.empty()
+                                     ? ""
+                                     : internal::OmittedStep({peer}, optimizer, {rank_});
       contradiction = WithFailureInfo(
           absl::FailedPreconditionError(absl::StrCat(
               "rank ", rank_, " is at #", position, next.empty() ? "" : " ", next, " on channel \"",
               channel, "\"; rank ", peer, " has left the group after ", theirs,
-              " there: the ranks disagree",
-              channel == internal::kStepsChannel ? absl::StrCat(" (", internal::kJoinAdvice, ")")
-                                                 : "")),
+              " there: the ranks disagree", advice.empty() ? "" : absl::StrCat(" (", advice, ")"))),
           {.kind = FailureKind::kDisagreement,
            .ranks = {peer},
            .operation = std::string(next),

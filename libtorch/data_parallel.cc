@@ -302,7 +302,7 @@ void DataParallelBase::Replica::DropLostGradients() {
     if (grad._version() == 0)  // Else it has been set to zeros.
       Refuse(absl::StrCat("the gradient of \"", NameOf(i),
                           "\" is left from the last backward, and with Slices no rank has all of "
-                          "it: call zero_grad() after step() and before the next forward"));
+                          "it: call step(), then zero_grad(), before the next forward"));
     grad.reset();
   }
 }

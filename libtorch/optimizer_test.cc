@@ -710,7 +710,8 @@ TEST(OptimizerTest, GradientsOfSlicesMustBeCleared) {
                        Optimizer optimizer(ddp, torch::optim::SGDOptions(0.1),
                                            {.placement = Slices{}});
                        LossOf(ddp(Batch(group.rank(), 0))).backward();
-                       RequireError([&] { ddp(Batch(group.rank(), 0)); }, "zero_grad()");
+                       RequireError([&] { ddp(Batch(group.rank(), 0)); },
+                                    "call step(), then zero_grad(), before the next forward");
                        optimizer.step();
                        RequireError([&] { optimizer.step(); }, "step() was called again");
                        RequireError([&] { optimizer.step(); }, "step() was called again");
@@ -909,6 +910,37 @@ TEST(OptimizerTest, AllRanksStopEarlyInTheSameStep) {
                        RequireReplicas(group, *net);
                      }),
             AllPass(3));
+}
+
+struct Omission {
+  Placement placement;
+  bool is_in_join;
+  int rank, step;
+};
+
+TEST(OptimizerTest, ARankThatOmitsAStepIsNamed) {
+  for (const Omission& omission : {Omission{WholeTensors{}, true, 1, 0},
+                                   // The last one of its rank.
+                                   Omission{Slices{}, true, 2, StepsOf(2) - 1},
+                                   Omission{Slices{}, false, 1, kMostSteps - 1}}) {
+    const Endings endings = RunRanks(3, [&](Group& group) {
+      Sequential net = NewNet();
+      DataParallel ddp(group, net);
+      Optimizer optimizer(ddp, torch::optim::SGDOptions(0.1), {.placement = omission.placement});
+      const auto train = [&](int steps) {
+        for (int step = 0; step < steps; ++step) {
+          optimizer.zero_grad();
+          LossOf(ddp(Batch(group.rank(), step))).backward();
+          if (group.rank() != omission.rank || step != omission.step) optimizer.step();
+        }
+      };
+      if (!omission.is_in_join) return train(kMostSteps);
+      ddp.join([&] { train(StepsOf(group.rank())); });
+    });
+    const std::string named = "(rank " + std::to_string(omission.rank) +
+                              " has not taken the step of optimizer#0 in which rank";
+    for (const std::string& ending : endings) EXPECT_THAT(ending, testing::HasSubstr(named));
+  }
 }
 
 TEST(OptimizerTest, AnExceptionOrABreakInTheLoop) {

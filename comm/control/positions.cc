@@ -3,6 +3,7 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -62,6 +63,21 @@ absl::Status ComparePositions(absl::string_view caller, const std::vector<std::s
                                   .before = absl::StrCat(caller, ": channel \"", name, "\": ")});
   }
   return absl::OkStatus();
+}
+
+absl::string_view OptimizerIn(absl::string_view collective, absl::string_view channel) {
+  collective = collective.substr(0, collective.find(" on channel "));
+  const bool is_in_step =
+      absl::StrContains(collective, " shard ") || absl::StrContains(collective, " (shard)");
+  return is_in_step ? channel.substr(0, channel.find('.')) : "";
+}
+
+std::string OmittedStep(const std::vector<int>& omitters, absl::string_view optimizer,
+                        const std::vector<int>& waiting) {
+  return absl::StrCat(RankList(omitters), omitters.size() == 1 ? " has" : " have",
+                      " not taken the step of ", optimizer, " in which ", RankList(waiting),
+                      waiting.size() == 1 ? " waits" : " wait",
+                      ": every rank must take every step");
 }
 
 }  // namespace evenkeel::internal

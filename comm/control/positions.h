@@ -39,6 +39,14 @@ Positions ParsePositions(absl::string_view text);
 // compute it from the same parts, so all return the same.
 absl::Status ComparePositions(absl::string_view caller, const std::vector<std::string>& parts);
 
+// Returns the name of the optimizer that issues `collective`, a collective's text, on `channel` in
+// its steps, and only there: "optimizer#0". Empty if there is none.
+absl::string_view OptimizerIn(absl::string_view collective, absl::string_view channel);
+// Returns "rank 1 has not taken the step of optimizer#0 in which ranks 0,2 wait: every rank must
+// take every step".
+std::string OmittedStep(const std::vector<int>& omitters, absl::string_view optimizer,
+                        const std::vector<int>& waiting);
+
 }  // namespace evenkeel::internal
 
 #endif  // EVENKEEL_COMM_CONTROL_POSITIONS_H_

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "evenkeel/comm/base/parties.h"
+#include "evenkeel/comm/control/positions.h"
 #include "evenkeel/comm/failure_info.h"
 #include "evenkeel/comm/status.h"
 
@@ -259,6 +260,43 @@ std::string WaitsText(const RankStatus& report) {
   return absl::StrJoin(texts, ", and in ");
 }
 
+// Returns the wait of a rank inside of a step of an optimizer; null if there is none.
+const Wait* WaitInStep(const RankStatus& report) {
+  for (const Wait& wait : report.waits) {
+    const ChannelStatus* channel = FindChannel(report, wait.channel);
+    if (wait.kind == Wait::Kind::kCollective && channel != nullptr &&
+        !OptimizerIn(wait.text, channel->name).empty())
+      return &wait;
+  }
+  return nullptr;
+}
+
+// Returns the ranks that have not begun the step of an optimizer in which others wait, without
+// those that have no more input and only follow, if there are others; and the text that names them.
+std::pair<std::vector<int>, std::string> FindOmission(const std::vector<RankFacts>& ranks,
+                                                      const std::set<int>& stuck) {
+  const Wait* awaited = nullptr;
+  std::vector<int> waiting, omitters, exhausted;
+  for (const int rank : stuck) {
+    const Wait* wait = WaitInStep(ranks[rank].report);
+    if (wait == nullptr || (awaited != nullptr && wait->channel != awaited->channel)) continue;
+    awaited = wait;
+    waiting.push_back(rank);
+  }
+  if (awaited == nullptr) return {};
+  for (int rank = 0; rank < static_cast<int>(ranks.size()); ++rank) {
+    const RankStatus& report = ranks[rank].report;
+    if ((!stuck.contains(rank) && !ranks[rank].has_left) || WaitInStep(report) != nullptr ||
+        HasIssued(report, awaited->channel, awaited->sequence))
+      continue;
+    (IsExhausted(report) ? exhausted : omitters).push_back(rank);
+  }
+  if (omitters.empty()) omitters = std::move(exhausted);
+  if (omitters.empty()) return {};
+  const ChannelStatus* channel = FindChannel(ranks[waiting[0]].report, awaited->channel);
+  return {omitters, OmittedStep(omitters, OptimizerIn(awaited->text, channel->name), waiting)};
+}
+
 Judgement Deadlock(const std::vector<RankFacts>& ranks, std::set<int> stuck) {
   Parties parties;
   std::vector<int> left, exhausted;
@@ -278,7 +316,11 @@ Judgement Deadlock(const std::vector<RankFacts>& ranks, std::set<int> stuck) {
     absl::StrAppend(&text, "; ", RankList(left), left.size() == 1 ? " has left" : " have left");
   absl::StrAppend(&text, stuck.size() == 1 ? ": it cannot go on" : ": they cannot go on",
                   ": the ranks disagree");
-  if (user_waits && !exhausted.empty()) {
+  int culprit = Suspect(parties);
+  if (const auto [omitters, omission] = FindOmission(ranks, stuck); !omitters.empty()) {
+    culprit = omitters.front();
+    absl::StrAppend(&text, " (", omission, ")");
+  } else if (user_waits && !exhausted.empty()) {
     absl::StrAppend(&text, " (with no more input on ", RankList(exhausted),
                     ", the loop does not run there: move collectives that exhausted ranks do not "
                     "shadow out of the join)");
@@ -286,9 +328,8 @@ Judgement Deadlock(const std::vector<RankFacts>& ranks, std::set<int> stuck) {
     absl::StrAppend(&text, " (", kCallsAdvice,
                     exhausted.empty() ? absl::StrCat("; ", kJoinAdvice) : "", ")");
   }
-  return {.status = absl::FailedPreconditionError(text),
-          .culprit = Suspect(parties),
-          .stuck = std::move(stuck)};
+  return {
+      .status = absl::FailedPreconditionError(text), .culprit = culprit, .stuck = std::move(stuck)};
 }
 
 }  // namespace

@@ -153,6 +153,44 @@ TEST(JudgeTest, WhatADryRankCannotKnowOfIsExplained) {
       << "it is in a join";
 }
 
+TEST(JudgeTest, AnOptimizersStepThatARankHasOmittedIsNamed) {
+  constexpr uint64_t kShards = 8;
+  const auto at = [](const std::string& name, int64_t position) {
+    return ChannelStatus{.id = kShards, .name = name, .position = position};
+  };
+  const auto in_step = [&](int64_t sequence, const std::string& what) {
+    const std::string text = absl::StrCat("#", sequence, " ", what, " on channel \"optimizer#0\"");
+    return Waiting({InCollective(sequence, text, kShards)}, {at("optimizer#0", sequence + 1)});
+  };
+  const RankFacts first = in_step(6, "broadcast shard 0/3 float32[40] root 0");
+  const RankFacts second = in_step(7, "all_reduce (shard) float32[4] sum");
+  const RankFacts omitter = Waiting({InExchange("step", 3, "step 3")}, {at("optimizer#0", 5)});
+  RankFacts follower = omitter;
+  follower.report.waits[0].text = absl::StrCat(kExhausted, "step 3");
+  const std::vector<OpenExchange> step = {
+      {.topic = "step", .sequence = 3, .arrived = {false, false, true, true}}};
+  const auto advice = [](const std::string& who) {
+    return absl::StrCat("the ranks disagree (", who, ": every rank must take every step)");
+  };
+  const Judgement judgement = Judge({first, second, omitter, follower}, step);
+  EXPECT_THAT(TextOf(judgement),
+              EndsWith(advice("rank 2 has not taken the step of optimizer#0 in which ranks 0,1 "
+                              "wait")));
+  EXPECT_EQ(judgement.culprit, 2);
+  EXPECT_THAT(TextOf(Judge({first, second, follower, follower}, step)),
+              EndsWith(advice("ranks 2,3 have not taken the step of optimizer#0 in which ranks 0,1 "
+                              "wait")))
+      << "their last one";
+  const RankFacts in_barrier =
+      Waiting({InCollective(0, "#0 barrier (user)")}, {OnUser(1), at("optimizer#0", 5)});
+  EXPECT_THAT(TextOf(Judge({in_barrier, second}, {})),
+              EndsWith(advice("rank 0 has not taken the step of optimizer#0 in which rank 1 "
+                              "waits")));
+  EXPECT_THAT(TextOf(Judge({in_step(6, "all_gather (state) float32[4]"), omitter}, step)),
+              EndsWith(absl::StrCat("disagree (", kCallsAdvice, "; ", kJoinAdvice, ")")))
+      << "a call between steps";
+}
+
 // The late rank leads: the exhausted one learns from it that there is a barrier. Until then the
 // exhausted rank waits in a step that the rank in the barrier has not begun.
 TEST(JudgeTest, AnExhaustedRankMayStillLearnOfACallFromALateRank) {

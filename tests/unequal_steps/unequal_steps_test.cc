@@ -33,18 +33,27 @@
 namespace evenkeel {
 namespace {
 
+using testing::AllOf;
 using testing::Each;
 using testing::HasSubstr;
 
 constexpr int kWorld = 3, kOther = 1;  // The rank that does something else.
 constexpr double kRate = 0.125;
 
-enum class Kind { kWhole, kInBackward, kPartInBackward, kSharded, kSliced, kSlicedInBackward };
+enum class Kind {
+  kWhole,
+  kInBackward,
+  kPartInBackward,
+  kSharded,
+  kShardedAlone,  // No other object reduces its gradients.
+  kSliced,
+  kSlicedInBackward
+};
 enum class Loop { kPlain, kEven, kUneven };
 
 std::string NameOf(Kind kind) {
-  const char* const names[] = {"Whole",   "InBackward", "PartInBackward",
-                               "Sharded", "Sliced",     "SlicedInBackward"};
+  const char* const names[] = {"Whole",        "InBackward", "PartInBackward",  "Sharded",
+                               "ShardedAlone", "Sliced",     "SlicedInBackward"};
   return names[static_cast<int>(kind)];
 }
 std::string NameOf(Loop loop) {
@@ -65,7 +74,7 @@ class Trainer {
 
   absl::Status Reduce(int batch) {
     model_.params().ClearGradients();
-    EK_RETURN_IF_ERROR(ddp_->BeginStep());
+    EK_RETURN_IF_ERROR(ddp_->BeginStep(mode_));
     EK_RETURN_IF_ERROR(model_.Backward(comm_.rank(), batch,
                                        [this](int param) { return ddp_->GradientReady(param); }));
     return ddp_->FinishStep();
@@ -100,6 +109,7 @@ class Trainer {
       case Kind::kPartInBackward:
         return Replicated{.update_in_backward = true};
       case Kind::kSharded:
+      case Kind::kShardedAlone:
         return WholeTensors{};
       case Kind::kSliced:
         return Slices{};
@@ -112,6 +122,7 @@ class Trainer {
     const UpdateRule rule = Sgd{.learning_rate = kRate, .momentum = 0.5};
     const OptimizerOptions options{.placement = PlacementOf(kind)};
     updates_itself_ = kind == Kind::kInBackward;
+    if (kind == Kind::kShardedAlone) mode_ = StepMode::kAccumulate;
     if (kind != Kind::kPartInBackward) {
       EK_ASSIGN_OR_RETURN(ddp_, DataParallel::Create(&comm_, &model_.params(), {}));
       EK_ASSIGN_OR_RETURN(optimizer_, Optimizer::Create(*ddp_, rule, options));
@@ -128,6 +139,7 @@ class Trainer {
   ToyModel model_;
   std::unique_ptr<Optimizer> optimizer_;
   bool updates_itself_ = false;
+  StepMode mode_ = StepMode::kSync;
   std::unique_ptr<DataParallel> ddp_;
 };
 
@@ -193,6 +205,65 @@ TEST_P(LoopTest, ARankThatLeavesTheLastStepOutIsNamed) {
   EXPECT_THAT(errors, Each(HasSubstr(Counts(GetParam(), 4))));
   if (GetParam() == Loop::kPlain) {
     EXPECT_THAT(errors, Each(HasSubstr("the finalization of the group")));
+  }
+}
+
+struct Omission {
+  Kind kind;
+  int batch;
+  int rank = kOther;
+};
+
+// Others wait for it inside of the step that it has left out.
+TEST_P(LoopTest, ARankThatLeavesOutAStepThatCommunicatesIsNamed) {
+  const Loop loop = GetParam();
+  std::vector<Omission> omissions = {
+      {Kind::kSharded, 3}, {Kind::kShardedAlone, 3}, {Kind::kSliced, 1}, {Kind::kSliced, 3}};
+  omissions.push_back({Kind::kSliced, 5});                                // Its last one,
+  if (loop == Loop::kUneven) omissions.push_back({Kind::kSliced, 2, 0});  // that of another one,
+  if (loop != Loop::kUneven) omissions.push_back({Kind::kSharded, 5, 2});
+  if (loop == Loop::kUneven) omissions.push_back({Kind::kSliced, 3, 2});  // or not the leader's.
+  std::vector<std::thread> runs;                                          // They mostly wait.
+  for (const Omission& omission : omissions) {
+    runs.emplace_back([=] {
+      const std::vector<std::string> errors = ErrorsOf([&](Communicator& comm) -> absl::Status {
+        EK_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(comm, omission.kind));
+        return trainer->Run(loop, BatchesOf(loop, comm.rank()), [&](int batch) {
+          EK_RETURN_IF_ERROR(trainer->Reduce(batch));
+          const bool omits = comm.rank() == omission.rank && batch == omission.batch;
+          return omits ? absl::OkStatus() : trainer->Update();
+        });
+      });
+      const std::string ranks =  // Rank 0 has followed the last one that had inputs.
+          loop == Loop::kUneven && omission.rank == kOther && omission.batch == 5
+              ? "(ranks 0,1 have"
+              : absl::StrCat("(rank ", omission.rank, " has");
+      EXPECT_THAT(errors, Each(AllOf(HasSubstr(ranks + " not taken the step of optimizer#0 in "
+                                                       "which rank"),
+                                     HasSubstr(": every rank must take every step)"))))
+          << NameOf(omission.kind) << " batch " << omission.batch;
+    });
+  }
+  for (std::thread& run : runs) run.join();
+}
+
+// What all ranks leave out is their program's decision.
+TEST_P(LoopTest, AStepThatAllRanksLeaveOutIsNoError) {
+  for (const Kind kind : {Kind::kWhole, Kind::kSharded, Kind::kSliced}) {
+    SCOPED_TRACE(NameOf(kind));
+    std::vector<std::vector<std::vector<float>>> values(kWorld);
+    const absl::Status status = RunTestRanks(kWorld, [&](Communicator& comm) -> absl::Status {
+      EK_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(comm, kind));
+      EK_RETURN_IF_ERROR(
+          trainer->Run(GetParam(), BatchesOf(GetParam(), comm.rank()), [&](int batch) {
+            EK_RETURN_IF_ERROR(trainer->Reduce(batch));
+            return batch % 2 == 1 ? absl::OkStatus() : trainer->Update();
+          }));
+      values[comm.rank()] = trainer->model().values();
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_THAT(values, Each(values[0]));
   }
 }
 

@@ -114,7 +114,7 @@ absl::Status GradientReduction::Start(const OwnerTable& owners, std::span<const 
                           .count = all.count,
                           .op = ReduceOp::kSum,
                           .root = bucket.what.owner,
-                          .role = Role::kBucket,
+                          .role = Role::kShard,
                           .index = index,
                           .index_count = static_cast<int>(buckets_.size())};
     bucket.reduced = channel_->Issue(

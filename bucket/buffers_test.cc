@@ -9,6 +9,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/testing/toy_model.h"
@@ -156,6 +157,51 @@ TEST_P(BuffersTest, TheMeanIsOverTheRanksWithInputs) {
         }
         return absl::OkStatus();
       });
+}
+
+// A rank's steps end with its own buffers. Those of the ranks that were active to the end count
+// after the loop, however it ends: those of the highest one, or their mean.
+TEST_P(BuffersTest, EveryLoopEndsWithEqualBuffers) {
+  struct Case {
+    std::string name;
+    int fewer_from;  // The ranks that have 2 inputs, and not 4: from this one on.
+    JoinOptions join;
+    int last;  // The last rank that is active to the end.
+  };
+  const int w = world();
+  std::vector<Case> cases = {{"even", w, {}, w - 1}};
+  if (w > 1) {
+    cases.push_back({"uneven", w - 1, {}, w - 2});
+    cases.push_back({"stopped", w - 1, {.throw_on_early_termination = true}, w - 2});
+    cases.push_back({"even with a stop", w, {.throw_on_early_termination = true}, w - 1});
+    cases.push_back({"at least 2", 1, {.min_active_ranks = 2}, 0});
+    cases.push_back({"left", w - 1, {.leave_after_shadow_steps = 1}, w - 2});
+  }
+  for (const Case& one : cases) {
+    for (const BufferOptions buffers :
+         {BufferOptions{}, BufferOptions{.how = BufferSync::kAverage}, BufferOptions{.every = 3}}) {
+      SCOPED_TRACE(absl::StrCat(one.name, " every ", buffers.every));
+      Run({.buffers = buffers}, [&](Communicator& comm, Replica& replica) -> absl::Status {
+        const int rank = comm.rank();
+        const absl::Status ended =
+            RunJoined({&replica.ddp()}, one.join, [&](JoinScope&) -> absl::Status {
+              for (int step = 0; step < (rank < one.fewer_from ? 4 : 2); ++step) {
+                EK_RETURN_IF_ERROR(replica.Step(step));
+                replica.MoveBuffers(step);
+              }
+              return absl::OkStatus();
+            });
+        if (!absl::IsOutOfRange(ended)) EK_RETURN_IF_ERROR(ended);
+        const int step = absl::IsOutOfRange(ended) ? 1 : 3;
+        const bool is_mean = buffers.how == BufferSync::kAverage;
+        EXPECT_FLOAT_EQ(replica.mean(),
+                        is_mean ? Mean(0, one.last + 1, step) : Replica::MeanOf(one.last, step))
+            << "rank " << rank;
+        EXPECT_EQ(replica.count(), Replica::CountOf(one.last, step)) << "rank " << rank;
+        return absl::OkStatus();
+      });
+    }
+  }
 }
 
 // The interval counts steps after a synchronising one; exhausted ranks and ranks that leave count

@@ -443,7 +443,8 @@ absl::StatusOr<ControlChannel::Parts> DataParallel::Exchange(absl::string_view t
 }
 
 absl::Status DataParallel::EndJoin(bool is_last_joiner) {
-  if (!*saw_uneven_) return absl::OkStatus();
+  const bool syncs_buffers = options_.buffers.every > 0 && !buffers_.empty();
+  if (!syncs_buffers && !*saw_uneven_) return absl::OkStatus();
   EK_RETURN_IF_ERROR(FollowMemory());
   // This rank followed others, and has had no chance to clear what they left.
   for (int i = 0; shadowed_ && i < params_->size(); ++i) {
@@ -459,11 +460,18 @@ absl::Status DataParallel::EndJoin(bool is_last_joiner) {
     last.root = static_cast<int>(rank);
     ++last.contributors;
   }
-  if (last.root < 0) return absl::InternalError("no rank was active to the end of an uneven loop");
-  if (options_.buffers.every > 0) {
+  if (last.root < 0) return absl::InternalError("no rank was active to the end of the loop");
+  if (syncs_buffers) {
+    // If a rank is lost meanwhile, Recover() continues with this rank's own.
+    KeptBuffers last_step = *kept_;
+    const bool step_is_open = step_is_open_;
+    EK_RETURN_IF_ERROR(KeepBuffers(is_last_joiner));
     EK_RETURN_IF_ERROR(SyncState(*state_channel_, buffers_, options_.buffers.how, last,
                                  Role::kState, params_->stream()));
+    step_is_open_ = step_is_open;
+    *kept_ = std::move(last_step);
   }
+  if (!*saw_uneven_) return absl::OkStatus();
   std::vector<TensorView> state;
   if (!join_config().has_optimizer) {
     // Somebody unknown stepped: the exhausted ranks' weights are stale.
@@ -603,12 +611,11 @@ absl::Status DataParallel::TakeOver(StateTransfer& transfer) {
   return buffers_.empty() ? absl::OkStatus() : TakeOverBuffers(transfer.source);
 }
 
-// This rank may have left the loop: what the source would broadcast next, and whether it would, is
-// right.
+// This rank may have left the loop: whether the source would make buffers equal next is right. The
+// end of the loop makes them equal (EndJoin()).
 absl::Status DataParallel::TakeOverAfterLoop(StateTransfer& transfer) {
   std::vector<TensorView> state;
   if (transfer.done.insert(params_).second) state = ValuesOf(*params_);
-  if (options_.buffers.every > 0) state.insert(state.end(), buffers_.begin(), buffers_.end());
   state.insert(state.end(), optimizer_state_.begin(), optimizer_state_.end());
   EK_RETURN_IF_ERROR(
       BroadcastState(*state_channel_, state, transfer.source, Role::kState, params_->stream()));

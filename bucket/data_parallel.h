@@ -22,9 +22,10 @@
 //                policies, also for flags that other tensors keep.
 // Evaluation:    between steps, any number of forwards on each rank, without communication.
 // Buffers:       before each step that follows a synchronising one, rank 0's buffers are broadcast;
-//                inside RunJoined() those of the highest rank that has inputs. BufferOptions has
-//                other ways: the mean over the ranks that have inputs, every so many steps, or
-//                SyncBuffers() only.
+//                inside RunJoined() those of the highest rank that has inputs. RunJoined() ends
+//                with equal buffers, also if it stops early: those of the highest rank that had
+//                inputs to the end. BufferOptions has other ways: the mean over the ranks that have
+//                inputs, every so many steps, or SyncBuffers() only.
 // Memory:        parameters and buffers may move between steps: ParameterSet::Rebind(),
 //                RebindBuffer(), or readers that each step calls (DataParallelOptions::memory).
 //                Accumulated gradients move with them.

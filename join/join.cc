@@ -209,11 +209,10 @@ class JoinRun {
     return absl::OutOfRangeError(absl::StrCat("rank ", rank(), ": all ranks have stopped early"));
   }
 
-  // If ranks were exhausted before the stop, they have followed others for a while: they end as
-  // after a whole loop.
+  // Ranks may have been exhausted before the stop, and have followed others for a while: all end
+  // as after a whole loop.
   absl::Status EndAfterStop() {
     EK_RETURN_IF_ERROR(scope_.Drain());
-    if (MinActiveRanks() >= world_size()) return absl::OkStatus();
     const bool is_last_joiner = !stopped_at_->record(groups_.here().rank()).joined;
     EK_RETURN_IF_ERROR(groups_.Return(is_last_joiner, /*has_stopped=*/true).status());
     return RunPostHooks(is_last_joiner);

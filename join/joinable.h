@@ -64,11 +64,10 @@ struct JoinOptions {
   // divided by the full world size.
   bool enable = true;
   // All ranks stop at the first step for which one of them has no input: RunJoined() returns
-  // OutOfRange on every rank.
+  // OutOfRange on every rank, and all end as after the whole loop.
   bool throw_on_early_termination = false;
-  // All ranks stop in the same way in the first step in which fewer ranks than this have inputs.
-  // Exhausted ranks end as after the whole loop. 1: no early stop; the group's size: the same as
-  // throw_on_early_termination.
+  // All ranks stop in the same way in the first step in which fewer ranks than this have inputs. 1:
+  // no early stop; the group's size: the same as throw_on_early_termination.
   int min_active_ranks = 1;
   // A rank that has shadowed this many steps leaves: the others continue in a group without it. It
   // returns when the loop has ended on all of them, with the state of the highest rank that had
@@ -102,8 +101,8 @@ class JoinHook {
   virtual absl::Status OnAction(const StepAnswer& /*step*/, absl::string_view /*payload*/) {
     return absl::OkStatus();
   }
-  // Called once on all ranks when all are exhausted. `is_last_joiner`: this rank was active to the
-  // end.
+  // Called once on all ranks when all are exhausted, or stop early. `is_last_joiner`: this rank was
+  // active to the end.
   virtual absl::Status PostHook(bool /*is_last_joiner*/) { return absl::OkStatus(); }
 };
 

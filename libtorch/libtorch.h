@@ -62,7 +62,10 @@
 //               flag takes effect in the next step, on all ranks in the same one. A tensor that is
 //               registered twice is one parameter. Their memory may be replaced (set_data), not
 //               their type, device, or strides. They must be on the CPU, dense, and not overlap.
-// Buffers:      those of rank 0 are broadcast at the beginning of each step.
+// Buffers:      those of rank 0 are broadcast at the beginning of each step; in a join() those of
+//               the highest rank with a batch. A join() ends with equal buffers on all ranks,
+//               however its loop ends: those of the highest of the ranks whose batches lasted
+//               longest.
 // Ownership:    a Group must outlive the objects made with it. DataParallel shares its module.
 // Threads:      one thread trains. backward() may be called from it only.
 // Errors:       ekt::Error. If its `kind` is empty, the call was invalid and the group continues; a
@@ -245,10 +248,10 @@ class DataParallelBase {
   [[nodiscard]] NoSync no_sync() { return NoSync(*this); }
 
   // Calls `loop`, a training loop, on each rank. A rank whose loop has ended goes on to take part
-  // in the steps of the others, and returns when all loops have ended, with equal parameters and
-  // optimizer states. Each Optimizer and Joined of this object takes part; there must be one. No
-  // other DataParallel may train in the loop. Let schedulers change rates outside of it: an
-  // exhausted rank does not call them. Returns whether all batches were used.
+  // in the steps of the others, and returns when all loops have ended, with equal parameters,
+  // buffers and optimizer states. Each Optimizer and Joined of this object takes part; there must
+  // be one. No other DataParallel may train in the loop. Let schedulers change rates outside of it:
+  // an exhausted rank does not call them. Returns whether all batches were used.
   bool join(const std::function<void()>& loop, const JoinOptions& options = {});
 
   std::vector<torch::Tensor> parameters() const;  // Those that data parallelism trains.

@@ -912,6 +912,44 @@ TEST(OptimizerTest, AllRanksStopEarlyInTheSameStep) {
             AllPass(3));
 }
 
+// Each step ends with other running statistics on each rank.
+TEST(OptimizerTest, AJoinEndsWithTheBuffersOfTheLastRankWithABatch) {
+  struct Loop {
+    std::vector<int> batches;  // By rank.
+    bool stop_early;
+    int last;
+  };
+  EXPECT_EQ(
+      RunRanks(3,
+               [](Group& group) {
+                 Sequential net(Linear(6, 4), torch::nn::BatchNorm1d(4));
+                 DataParallel ddp(group, net);
+                 Optimizer optimizer(ddp, torch::optim::SGDOptions(0.1));
+                 for (const Loop& loop : {Loop{{3, 3, 3}, false, 2}, Loop{{3, 3, 2}, false, 1},
+                                          Loop{{3, 3, 3}, true, 2}, Loop{{3, 3, 2}, true, 1}}) {
+                   std::vector<Tensor> own;  // After this rank's last step.
+                   ddp.join(
+                       [&] {
+                         for (int step = 0; step < loop.batches[group.rank()]; ++step) {
+                           optimizer.zero_grad();
+                           LossOf(ddp(Batch(group.rank(), step))).backward();
+                           optimizer.step();
+                           own.clear();
+                           for (const Tensor& buffer : net->buffers())
+                             own.push_back(buffer.clone());
+                         }
+                       },
+                       {.stop_early = loop.stop_early});
+                   RequireReplicas(group, *net);
+                   for (size_t i = 0; i < own.size(); ++i) {
+                     group.broadcast(own[i], loop.last);
+                     RequireSame(net->buffers()[i], own[i], "a buffer");
+                   }
+                 }
+               }),
+      AllPass(3));
+}
+
 struct Omission {
   Placement placement;
   bool is_in_join;

@@ -15,11 +15,16 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "evenkeel/bucket/data_parallel.h"
+#include "evenkeel/bucket/state_sync.h"
+#include "evenkeel/bucket/testing/toy_model.h"
+#include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/join.h"
+#include "evenkeel/join/joinable.h"
 #include "evenkeel/join/recovery.h"
 #include "evenkeel/tests/recovery/replica.h"
 #include "evenkeel/zero_optim/optimizer.h"
@@ -182,6 +187,74 @@ TEST(RecoveryUsesTest, AnOptimizerOfTheUsersOwnNamesItsStateAndCountsItsSteps) {
   });
   EXPECT_EQ(ranks[1].velocity, ranks[0].velocity);
   EXPECT_EQ(ranks[1].model.values(), ranks[0].model.values());
+}
+
+// Sends, at the end of a loop, the first of a rank's two buffers in place of its DataParallel, and
+// is lost then.
+class SendsHalf : public Joinable {
+ public:
+  SendsHalf(Communicator* comm, int lost_rank, std::vector<TensorView> buffers)
+      : Joinable(comm, "half"), lost_rank_(lost_rank), buffers_(std::move(buffers)) {}
+  absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions&) override {
+    return std::make_unique<Hook>(this);
+  }
+  JoinPhase join_phase() const override { return JoinPhase::kGradients; }
+
+ private:
+  struct Hook : JoinHook {
+    explicit Hook(SendsHalf* owner) : owner(owner) {}
+    absl::Status PostHook(bool /*is_last_joiner*/) override {
+      Communicator& comm = owner->communicator();
+      return comm.rank() == owner->lost_rank_ ? owner->Send(comm) : absl::OkStatus();
+    }
+    SendsHalf* const owner;
+  };
+  absl::Status Send(Communicator& comm) const {
+    EK_RETURN_IF_ERROR(
+        comm.control().Exchange("join/data_parallel#0", "1", comm.timeout()).status());
+    EK_ASSIGN_OR_RETURN(Channel* const channel, comm.OpenChannel("data_parallel#0.state"));
+    Collective what = PlanStateSync(buffers_, BufferSync::kBroadcast, Role::kState)[0];
+    what.root = lost_rank_;
+    EK_RETURN_IF_ERROR(channel->Issue(what, {buffers_[0]}, {buffers_[0]}, {}).Wait());
+    return Lost();
+  }
+  const int lost_rank_;
+  const std::vector<TensorView> buffers_;
+};
+
+TEST(RecoveryUsesTest, ALossAtTheEndOfALoopLeavesTheBuffersOfOneRank) {
+  Group group = *CreateTestGroup(3);
+  OnEach(3, [&](int rank) -> absl::Status {
+    ToyModel model(kSizes);
+    float mean = 0;
+    int64_t count = 0;
+    const std::vector<TensorView> buffers = {TensorView(absl::MakeSpan(&mean, 1)),
+                                             TensorView(absl::MakeSpan(&count, 1))};
+    EK_ASSIGN_OR_RETURN(auto ddp,
+                        DataParallel::Create(group[rank].get(), &model.params(), buffers));
+    ddp->SetOptimizerState({});
+    SendsHalf half(group[rank].get(), /*lost_rank=*/2, buffers);
+    const absl::Status failed = RunJoined({&half, ddp.get()}, {}, [&](JoinScope&) -> absl::Status {
+      EK_RETURN_IF_ERROR(ddp->BeginStep());
+      EK_RETURN_IF_ERROR(
+          model.Backward(rank, 0, [&](int param) { return ddp->GradientReady(param); }));
+      EK_RETURN_IF_ERROR(ddp->FinishStep());
+      mean = static_cast<float>(rank + 1);
+      count = rank + 1;
+      return absl::OkStatus();
+    });
+    EXPECT_FALSE(failed.ok());
+    if (rank == 2) {
+      ddp.reset();
+      group[rank].reset();
+      return absl::OkStatus();
+    }
+    EK_ASSIGN_OR_RETURN(Recovered recovered, Recover({ddp.get()}, *group[rank], Patient(1)));
+    EXPECT_EQ(mean, 2);
+    EXPECT_EQ(count, 2);
+    ddp.reset();
+    return recovered.comm->Finalize();
+  });
 }
 
 TEST(RecoveryUsesTest, RanksAreLostOneAfterTheOther) {

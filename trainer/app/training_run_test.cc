@@ -155,7 +155,7 @@ TEST(TrainingRunTest, ATestIsOfTheBuffersThatTheNextStepWouldBeginWith) {
     std::string rank_steps;
     int source;
     bool are_own;
-  } cases[] = {{true, "2,2,2", 2, true}, {false, "2,2,2", 0, true}, {true, "3,2,1", 0, false}};
+  } cases[] = {{true, "2,2,2", 2, false}, {false, "2,2,2", 0, true}, {true, "3,2,1", 0, false}};
   for (const auto& c : cases) {
     SCOPED_TRACE(absl::StrCat(c.joins ? "join " : "nojoin ", c.rank_steps));
     std::mutex mutex;

@@ -397,12 +397,16 @@ int ftruncate(int fd, off_t bytes) noexcept {
   return original(IsSimulated(fd) ? Network::Get()->RealMemory(fd, "ftruncate") : fd, bytes);
 }
 
-// Pages are allocated when they are used, because most of a simulated rank's are not.
+// Pages are allocated when they are used, because most of a simulated rank's are not. The file
+// grows.
 int fallocate(int fd, int mode, off_t offset, off_t bytes) {
   EK_ORIGINAL(fallocate);
   if (!IsSimulated(fd)) return original(fd, mode, offset, bytes);
   const int real = Network::Get()->RealMemory(fd, "fallocate");
-  return mode == 0 && real >= 0 ? 0 : original(real, mode, offset, bytes);
+  if (mode != 0 || real < 0) return original(real, mode, offset, bytes);
+  struct stat file;
+  if (fstat(real, &file) != 0) return -1;
+  return file.st_size < offset + bytes ? ftruncate(real, offset + bytes) : 0;
 }
 
 int madvise(void* address, size_t bytes, int advice) noexcept {

@@ -523,7 +523,7 @@ TEST(ShmTest, ChannelsThatAreNoLongerUsedCostNothing) {
       EK_RETURN_IF_ERROR(receive.Wait());
       EK_RETURN_IF_ERROR(Expect(in[0] == 100.0f * from + i, "wrong message in channel", i));
     }
-    EXPECT_LT(OpenFiles(), files + 20);  // Other ranks read some at the moment.
+    EXPECT_LT(OpenFiles(), files + 20);          // Other ranks read some at the moment.
     EXPECT_LT(SharedBytes(), int64_t{1} << 30);  // 300 channels would have 4.4 GiB.
     return comm.Barrier();
   });

@@ -238,7 +238,7 @@ TEST_P(ConstructionTest, AGradientThatNoLongerFitsItsValueIsRefusedWhenItIsAnnou
   }
 }
 
-// What a model has used of the group serves the next one.
+// Each model uses what the one before it has used of the group.
 TEST(ConstructionsTest, HundredsOfModelsComeAndGoInOneGroup) {
   absl::Status status = RunTestRanks(4, [](Communicator& comm) -> absl::Status {
     for (int i = 0; i < 300; ++i) {

@@ -20,7 +20,7 @@
 namespace evenkeel::internal {
 
 // Makes the operation, a kAverage of integers, one of wider integers in memory that the returned
-// function owns. `step_of` tells it from those of other types that travel alike.
+// function owns. `step_of` distinguishes it from those of other types that travel alike.
 absl::StatusOr<std::function<void()>> WidenAverage(Operation& operation, int world_size);
 
 }  // namespace evenkeel::internal

@@ -128,7 +128,8 @@ absl::StatusOr<std::shared_ptr<SharedMemory>> SharedMemory::CreateSealed(int64_t
 
 absl::StatusOr<std::shared_ptr<SharedMemory>> SharedMemory::Part(int64_t offset,
                                                                  int64_t bytes) const {
-  // What another process has allocated is not checked again, which would take longer than the rest.
+  // Pages that another process has allocated are not checked again: that would take longer than the
+  // rest.
   if (lseek(fd_.get(), offset, SEEK_HOLE) < offset + bytes) {
     EK_RETURN_IF_ERROR(CheckAvailable(bytes));
     EK_RETURN_IF_ERROR(AllocateAll(fd_, offset, bytes));

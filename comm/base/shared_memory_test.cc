@@ -172,7 +172,7 @@ TEST(SharedMemoryTest, AnyProcessMakesItGrow) {
     EXPECT_EQ(At(*part, 0), 7u);
     EXPECT_EQ(At(*mine->Part(far - PageBytes(), PageBytes()).value(), 0), 0u);
     EXPECT_TRUE(absl::IsResourceExhausted(mine->Part(far, int64_t{1} << 50).status()));
-    EXPECT_EQ(ftruncate(mine->fd(), PageBytes()), -1) << "nobody can make it shrink";
+    EXPECT_EQ(ftruncate(mine->fd(), PageBytes()), -1) << "it cannot be made to shrink";
     // A peer that comes later maps what it was told of, however long the file is by now.
     const auto theirs = SharedMemory::Map(dup(mine->fd()), PageBytes()).value();
     EXPECT_EQ(theirs->bytes(), PageBytes());

@@ -124,8 +124,8 @@ class ShmBackend::Core : public std::enable_shared_from_this<ShmBackend::Core> {
     absl::Status status;
   };
 
-  // What this rank has of a place: of one lane after the other. `drive` is closed while it is in
-  // no lane there.
+  // This rank's part of a place, which serves one lane after the other. `drive` is closed while the
+  // rank is in no lane there.
   struct Lane {
     TryLock drive;
     ShmPlace place;  // By lanes_mutex_.

@@ -48,7 +48,7 @@ struct alignas(64) ShmBoard::Bell {
   std::atomic<uint32_t> rung;
   std::atomic<uint32_t> has_ended;  // Its rank.
 };
-// Of a place.
+// The use of a place, in the table of all places.
 struct ShmBoard::Entry {
   uint64_t key;
   uint64_t use;

@@ -116,7 +116,7 @@ inline constexpr uint64_t kIsWritable = 4;  // ... and write.
 inline constexpr uint64_t kBits = 7;
 }  // namespace ShmGist
 
-// Where a lane is.
+// The memory of a lane, by its number on the board.
 struct ShmPlace {
   int64_t index = 0;
   uint64_t use = 0;  // No other lane has this number, and no later use of this one; not 0.
@@ -173,7 +173,7 @@ class ShmBoard {
   const int world_size_;
 
   absl::Mutex mutex_;
-  // What this process has mapped of it, by offset and size.
+  // The parts of it that this process has mapped, by offset and size.
   std::map<std::pair<int64_t, int64_t>, std::shared_ptr<SharedMemory>> parts_
       ABSL_GUARDED_BY(mutex_);
 };

@@ -28,8 +28,8 @@ class StoreAdapter : public abi::Store {
   StoreAdapter(const c10::intrusive_ptr<c10d::Store>& store, int rank, const std::string& purpose,
                const std::string& torch_name, const std::vector<uint64_t>& members);
 
-  // What the namespace is made of, such as "group [0, 3] #1": equal on all ranks of the group, and
-  // on no others. The purpose alone if there are no members.
+  // Returns the group's name, such as "group [0, 3] #1": equal on all ranks of the group, and on no
+  // others. The purpose alone if there are no members.
   const std::string& name() const { return name_; }
 
   bool Set(const std::string& key, const std::string& value, std::string* error) override;

@@ -160,7 +160,7 @@ TEST(KilledRankTest, IsNamedAndTheOthersGoOnWithTheirMemoryAndNothingIsLeft) {
 
 // A missing resource is an error status; if the group ends, all ranks learn which rank lacked it.
 TEST(WithoutFilesTest, AllocateFailsAndTheGroupGoesOn) {
-  // What a rank needs for channels takes none.
+  // A rank needs no descriptor for its channels.
   for (const char* what : {"allocate", "channels"}) {
     SCOPED_TRACE(what);
     Ranks ranks(2, {"no_files", what});

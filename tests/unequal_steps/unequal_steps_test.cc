@@ -247,7 +247,7 @@ TEST_P(LoopTest, ARankThatLeavesOutAStepThatCommunicatesIsNamed) {
   for (std::thread& run : runs) run.join();
 }
 
-// What all ranks leave out is their program's decision.
+// The program decides which steps all ranks leave out.
 TEST_P(LoopTest, AStepThatAllRanksLeaveOutIsNoError) {
   for (const Kind kind : {Kind::kWhole, Kind::kSharded, Kind::kSliced}) {
     SCOPED_TRACE(NameOf(kind));

@@ -49,9 +49,9 @@ bool HasFewSeeds() { return std::getenv("EVENKEEL_TEST_FEW_SEEDS") != nullptr; }
 std::string Seeds(int all) { return absl::StrCat(HasFewSeeds() ? all / 10 : all); }
 
 TEST(SimulationTest, EverySeedEndsAsItMust) {
-  Output output = Simulate({absl::StrCat("--seeds=", Seeds(4000)), "--most_failures=3"});
+  Output output = Simulate({absl::StrCat("--seeds=", Seeds(2000)), "--most_failures=3"});
   EXPECT_EQ(output.exit_code, 0) << output.text();
-  EXPECT_THAT(output.text(), HasSubstr(absl::StrCat(Seeds(4000), " seeds: 0 failed")));
+  EXPECT_THAT(output.text(), HasSubstr(absl::StrCat(Seeds(2000), " seeds: 0 failed")));
   output = Simulate({"--first=2000", absl::StrCat("--seeds=", Seeds(1000)),
                      "--backends=shm,hierarchical", "--most_failures=3"});
   EXPECT_EQ(output.exit_code, 0) << output.text();

@@ -94,7 +94,7 @@ class Killer {
         if (!only_in_saves_ || IsSaving(folder)) return Hit(program, folder, pids);
       }
       if (!in_save && absl::Now() >= moment) return Hit(program, folder, ProcessesWith(folder));
-      absl::SleepFor(absl::Microseconds(200));
+      absl::SleepFor(absl::Milliseconds(1));  // A look opens files.
     }
     return false;
   }

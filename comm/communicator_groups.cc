@@ -101,6 +101,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::MakeGroup(const std:
   ControlLink::Origin origin;
   const auto hub = std::ranges::find(ranks, control_->link().HubRank());
   if (hub != ranks.end()) origin.hub_rank = static_cast<int>(hub - ranks.begin());
+  for (const int member : ranks) origin.members.push_back(members_[member]);
   // In the numbers of the new group, whose ranks may get this error from each other.
   std::vector<int> all(world_size_);
   std::iota(all.begin(), all.end(), 0);
@@ -119,7 +120,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::MakeGroup(const std:
                                         absl::StrCat(who, ", in the new group ", name))
                          .status());
   next->control_->link().SetOrigin(nullptr);
-  for (int i = 0; i < world_size; ++i) next->members_[i] = members_[ranks[i]];
+  next->members_ = std::move(origin.members);
   return next;
 }
 

@@ -37,7 +37,7 @@ absl::StatusOr<Route> Connect(const Environment& environment, const FactoryOptio
     EK_ASSIGN_OR_RETURN(rendezvous, Rendezvous::Join(environment, options.connect_timeout));
   }
   EK_ASSIGN_OR_RETURN(std::unique_ptr<TcpControlLink> link,
-                      rendezvous->OpenGroup({.name = options.group}));
+                      rendezvous->OpenGroup({.name = options.group, .members = options.members}));
   route.local_host = environment.address.empty() ? link->local_host() : environment.address;
   route.link = std::move(link);
   return route;

@@ -23,6 +23,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -38,6 +39,9 @@ struct FactoryOptions {
   absl::Duration connect_timeout = absl::Minutes(2);
   // The environment sets the verification level and the flight records that are unset here.
   CommunicatorOptions communicator;
+  // The ranks of the job that the group has, in its order, which all its ranks compare. Empty: not
+  // compared.
+  std::vector<int> members;
   // From Rendezvous::Join(), for several groups in one job, or to use the job's store. Null: the
   // function joins the rendezvous itself.
   std::shared_ptr<Rendezvous> rendezvous;

@@ -273,11 +273,10 @@ class GroupOverCommunicator final : public Group {
   std::shared_ptr<Communicator> comm_ ABSL_GUARDED_BY(mutex_);
 };
 
-// The caller's store as one of evenkeel's: as much as Rendezvous::Join() needs.
+// The caller's store as one of evenkeel's: as much as Rendezvous::JoinThrough() needs.
 class StoreOfCaller final : public evenkeel::Store {
  public:
-  StoreOfCaller(abi::Store& store, bool is_first, absl::Duration timeout)
-      : store_(store), is_first_(is_first), timeout_(timeout) {}
+  explicit StoreOfCaller(abi::Store& store) : store_(store) {}
 
   absl::Status Set(absl::string_view key, absl::string_view value) override {
     std::string error;
@@ -294,16 +293,12 @@ class StoreOfCaller final : public evenkeel::Store {
         absl::StrCat("rank 0 has not published \"", key, "\" in the store: ", error));
   }
 
-  // Rank 0 decides.
-  absl::StatusOr<std::string> GetOrSet(absl::string_view key, absl::string_view value) override {
-    if (!is_first_) return Get(key, timeout_);
-    EK_RETURN_IF_ERROR(Set(key, value));
-    return std::string(value);
+  absl::StatusOr<std::string> GetOrSet(absl::string_view, absl::string_view) override {
+    return Lacks("GetOrSet");
   }
-
   absl::StatusOr<int64_t> Add(absl::string_view, int64_t) override { return Lacks("Add"); }
   absl::StatusOr<bool> Check(absl::string_view) override { return Lacks("Check"); }
-  absl::StatusOr<bool> Delete(absl::string_view) override { return false; }
+  absl::StatusOr<bool> Delete(absl::string_view) override { return Lacks("Delete"); }
 
  private:
   static absl::Status Lacks(absl::string_view function) {
@@ -311,17 +306,11 @@ class StoreOfCaller final : public evenkeel::Store {
   }
 
   abi::Store& store_;
-  const bool is_first_;
-  const absl::Duration timeout_;
 };
 
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<Communicator>> Connect(Store& store, const Options& options) {
-  if (options.world_size < 1 || options.rank < 0 || options.rank >= options.world_size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("rank ", options.rank, " is out of range for ", options.world_size, " ranks"));
-  }
+absl::StatusOr<std::unique_ptr<Communicator>> ConnectThrough(const Options& options,
+                                                             std::shared_ptr<evenkeel::Store> store,
+                                                             FactoryOptions& factory) {
   EK_ASSIGN_OR_RETURN(Environment environment, EnvironmentOfRank(options.rank, options.world_size));
   if (!options.address.empty()) environment.address = options.address;
   if (environment.address.empty() && !options.route_to.empty()) {
@@ -330,18 +319,34 @@ absl::StatusOr<std::unique_ptr<Communicator>> Connect(Store& store, const Option
   // No other host could reach a loopback address.
   environment.is_one_host =
       environment.address.empty() || internal::IsLoopback(environment.address);
-  FactoryOptions factory{.backend = options.backend,
-                         .group = options.name,
-                         .connect_timeout = ToAbsl(options.connect_timeout)};
+  factory.backend = options.backend;
+  factory.group = options.name;
+  factory.connect_timeout = ToAbsl(options.connect_timeout);
+  factory.members = options.members;
   factory.communicator.timeout = ToAbsl(options.timeout);
   factory.communicator.watch.warn = options.warn;
-  if (options.world_size > 1) {
-    EK_ASSIGN_OR_RETURN(factory.rendezvous,
-                        Rendezvous::Join(environment, factory.connect_timeout,
-                                         std::make_shared<StoreOfCaller>(store, options.rank == 0,
-                                                                         factory.connect_timeout)));
+  if (options.world_size == 1) return CreateCommunicator(environment, factory);
+  EK_ASSIGN_OR_RETURN(factory.rendezvous,
+                      Rendezvous::JoinThrough(environment, factory.connect_timeout, store));
+  EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> comm, CreateCommunicator(environment, factory));
+  comm->control().link().SetOrigin(nullptr);
+  return comm;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Communicator>> Connect(Store& store, const Options& options) {
+  if (options.world_size < 1 || options.rank < 0 || options.rank >= options.world_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", options.rank, " is out of range for ", options.world_size, " ranks"));
   }
-  return CreateCommunicator(environment, factory);
+  auto through = std::make_shared<StoreOfCaller>(store);
+  FactoryOptions factory;
+  absl::StatusOr<std::unique_ptr<Communicator>> comm = ConnectThrough(options, through, factory);
+  // Before the rendezvous in `factory` ends: of the two the others are to see the cause first.
+  if (!comm.ok() && options.world_size > 1)
+    Rendezvous::GiveUp(options.rank, comm.status(), *through);
+  return comm;
 }
 
 std::unique_ptr<Group> CreateGroup(Store& store, const Options& options, Failure* failure) {

@@ -121,8 +121,9 @@ class Group {
   virtual void Abort(const std::string& why) = 0;
   // Leaves the group. Waits for what this rank has issued, except receives, and not for other
   // ranks: those may still finish what needs nothing more of this rank; what does need it fails
-  // there, and names it. Only rank 0, which hosts the group's hub, waits for the others to leave,
-  // for 5 seconds at most. Afterwards every call fails.
+  // there, and names it. Only a process that hosts hubs, as rank 0 of groups, waits for the others
+  // to leave when it leaves the last of these groups, for 5 seconds at most. Afterwards every call
+  // fails.
   virtual Failure Leave(std::chrono::milliseconds timeout) = 0;
   // Writes this rank's last collectives, see comm/flight_dump.h; and returns them.
   virtual std::string FlightJson() const = 0;
@@ -142,6 +143,9 @@ class Store {
 struct Options {
   int rank = 0;
   int world_size = 1;
+  // The ranks of the job that the group has, in its order: all its ranks compare them. Empty: they
+  // do not.
+  std::vector<int> members = {};
   std::string name = "world";    // The group's, for messages and flight records.
   std::string backend = "auto";  // See comm/factory.h.
   // The address of this host for the other ranks. Empty: EVENKEEL_ADDRESS, else that of the route

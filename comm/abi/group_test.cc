@@ -199,6 +199,40 @@ TEST(CreateGroupTest, ARankOutOfRangeIsASentence) {
   EXPECT_EQ(failure.message, "rank 3 is out of range for 2 ranks");
 }
 
+// Runs two ranks with these options; returns their failures.
+std::vector<Failure> FailuresOf(std::vector<Options> options) {
+  SharedStore store;
+  std::vector<Failure> failures(options.size());
+  std::vector<std::thread> ranks;
+  for (size_t rank = 0; rank < options.size(); ++rank) {
+    options[rank].rank = static_cast<int>(rank);
+    options[rank].world_size = static_cast<int>(options.size());
+    ranks.emplace_back(
+        [&, rank] { EXPECT_EQ(CreateGroup(store, options[rank], &failures[rank]), nullptr); });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  return failures;
+}
+
+// The rank that cannot come tells the others, who would wait for two minutes.
+TEST(CreateGroupTest, ARankOfAnotherGroupIsRefusedAndTheOthersAreTold) {
+  const auto start = std::chrono::steady_clock::now();
+  const std::vector<Failure> failures = FailuresOf({{.members = {0, 3}}, {.members = {0, 2}}});
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+  for (const Failure& failure : failures) {
+    EXPECT_NE(failure.message.find("gives the members of the group world as 0,"), std::string::npos)
+        << failure.message;
+  }
+}
+
+TEST(CreateGroupTest, ARankZeroThatCannotHostTellsTheOthers) {
+  const std::vector<Failure> failures = FailuresOf({{.address = "192.0.2.1"}, {}});
+  for (const Failure& failure : failures) {
+    EXPECT_NE(failure.message.find("cannot listen on 192.0.2.1"), std::string::npos)
+        << failure.message;
+  }
+}
+
 TEST(CreateGroupTest, ARankThatIsAloneSaysWhatIsMissing) {
   SharedStore store;
   Failure failure;

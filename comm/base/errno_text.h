@@ -4,6 +4,7 @@
 #define EVENKEEL_COMM_BASE_ERRNO_TEXT_H_
 
 #include <errno.h>
+#include <sys/resource.h>
 
 #include <cstring>
 #include <string>
@@ -13,9 +14,17 @@
 
 namespace evenkeel::internal {
 
-// Returns the text of errno after the failed call: "connect: Connection refused".
+// Returns the text of errno after the failed call: "connect: Connection refused". Where this
+// process has no descriptor left it contains the limit.
 inline std::string ErrnoText(absl::string_view call) {
-  return absl::StrCat(call, ": ", std::strerror(errno));
+  const int error = errno;
+  std::string text = absl::StrCat(call, ": ", std::strerror(error));
+  rlimit files = {};
+  if (error == EMFILE && getrlimit(RLIMIT_NOFILE, &files) == 0) {
+    absl::StrAppend(&text, " in this process, whose limit is ", files.rlim_cur,
+                    " (raise it with ulimit -n)");
+  }
+  return text;
 }
 
 }  // namespace evenkeel::internal

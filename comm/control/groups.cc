@@ -20,10 +20,12 @@ constexpr absl::Duration kListening = ControlSeats::kListening;
 // If the hub is at fault, all ranks report within this time that they receive nothing.
 constexpr absl::Duration kOthersReport = absl::Seconds(2);
 
+std::string KeyOf(const Hello& hello) { return absl::StrCat(hello.group, "\n", hello.id); }
+
 }  // namespace
 
 absl::Status ControlGroups::Check(const Hello& hello) const {
-  const auto found = groups_.find(hello.group);
+  const auto found = groups_.find(KeyOf(hello));
   if (found == groups_.end()) return absl::OkStatus();
   const Group& group = found->second;
   const int world_size = group.hub->world_size();
@@ -31,6 +33,13 @@ absl::Status ControlGroups::Check(const Hello& hello) const {
     return absl::InvalidArgumentError(absl::StrCat("rank ", hello.rank, " expects that the group ",
                                                    hello.group, " has ", hello.world_size,
                                                    " ranks, the other ranks have ", world_size));
+  }
+  if (hello.members != group.members_text) {
+    const auto shown = [](const std::string& text) { return text.empty() ? "no list" : text; };
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", hello.rank, " gives the members of the group ", hello.group, " as ",
+                     shown(hello.members), ", the other ranks as ", shown(group.members_text),
+                     ": a group has one list of members on all its ranks"));
   }
   const Member& member = group.members[hello.rank];
   if (member.is_connected) {
@@ -45,20 +54,23 @@ absl::Status ControlGroups::Check(const Hello& hello) const {
 }
 
 void ControlGroups::Join(PeerId peer, const Hello& hello) {
-  Group& group = groups_[hello.group];
+  const std::string key = KeyOf(hello);
+  Group& group = groups_[key];
   if (group.hub == nullptr) {
+    group.name = hello.group;
+    group.has_id = !hello.id.empty();
+    group.members_text = hello.members;
     group.members.resize(hello.world_size);
     group.hub = std::make_unique<ControlHub>(
-        hello.world_size,
-        [this, name = hello.group](absl::Span<const int> to, const ControlMessage& message) {
-          Deliver(name, to, message);
+        hello.world_size, [this, key](absl::Span<const int> to, const ControlMessage& message) {
+          Deliver(key, to, message);
         });
   }
   Member& member = group.members[hello.rank];
   member.has_connected = member.is_connected = true;
   member.peer = peer;
   ++group.connected;
-  seats_[peer] = {.group = hello.group, .rank = hello.rank, .heard = clock_};
+  seats_[peer] = {.group = key, .rank = hello.rank, .heard = clock_};
   for (const std::string& payload : std::exchange(member.waiting, {})) send_(peer, payload);
   if (on_group_ != nullptr && group.connected == hello.world_size && !group.has_failed)
     on_group_(hello.group, hello.world_size, absl::OkStatus());
@@ -105,7 +117,8 @@ void ControlGroups::OnDisconnect(PeerId peer) {
   --group.connected;
   ++group.disconnected;
   group.hub->OnDisconnect(seat.rank);
-  if (group.disconnected == group.hub->world_size()) groups_.erase(seat.group);
+  const bool is_given_up = group.has_id && group.has_failed && group.connected == 0;
+  if (is_given_up || group.disconnected == group.hub->world_size()) groups_.erase(seat.group);
 }
 
 void ControlGroups::SetMaxSilence(Seat& seat, absl::Duration max_silence) {
@@ -172,11 +185,11 @@ std::string ControlGroups::StatusJson() {
 
 void ControlGroups::AppendStatus(std::string* json) {
   JsonJoined groups(json, '[', ']');
-  for (auto& [name, group] : groups_) {
+  for (auto& [key, group] : groups_) {
     groups.Add("");
     const HubView view = group.hub->View();
     JsonJoined members(json, '{', '}');
-    members.Add("\"group\":", JsonQuoted(name));
+    members.Add("\"group\":", JsonQuoted(group.name));
     members.Add("\"error\":", JsonQuoted(view.status.message()));
     members.Add("\"ranks\":");
     JsonJoined ranks(json, '[', ']');
@@ -201,14 +214,14 @@ void ControlGroups::AppendStatus(std::string* json) {
   }
 }
 
-void ControlGroups::Deliver(const std::string& name, absl::Span<const int> to,
+void ControlGroups::Deliver(const std::string& key, absl::Span<const int> to,
                             const ControlMessage& message) {
-  Group& group = groups_.at(name);
+  Group& group = groups_.at(key);
   if (message.type == ControlMessage::Type::kFailed) {
     group.has_failed = true;
     const bool is_to_all = message.sequence == 0;  // A lost rank gets another text.
     if (is_to_all && on_group_ != nullptr && !std::exchange(group.has_reported, true))
-      on_group_(name, static_cast<int>(group.members.size()), message.status);
+      on_group_(group.name, static_cast<int>(group.members.size()), message.status);
   }
   const std::string payload = Serialize(message);
   for (const int rank : to) {

@@ -62,6 +62,10 @@ class ControlGroups : public ControlSeats {
     std::vector<std::string> waiting;  // Messages from before it connected.
   };
   struct Group {
+    std::string name;
+    std::string members_text;  // Hello::members of its first rank.
+    // Then ranks that have not come will not: where they read the id they read that it has failed.
+    bool has_id = false;
     std::vector<Member> members;
     int connected = 0;
     int disconnected = 0;
@@ -70,7 +74,7 @@ class ControlGroups : public ControlSeats {
     std::unique_ptr<ControlHub> hub;
   };
   struct Seat {
-    std::string group;
+    std::string group;  // The key in `groups_`.
     int rank = 0;
     absl::Duration max_silence = absl::InfiniteDuration();  // The longest permitted silence.
     absl::Duration heard;  // The value of clock_ when its last bytes came.
@@ -85,11 +89,11 @@ class ControlGroups : public ControlSeats {
   bool AreAllDeaf(const std::string& group) const;
   void SetMaxSilence(Seat& seat, absl::Duration max_silence);
   void AppendStatus(std::string* json);
-  void Deliver(const std::string& name, absl::Span<const int> to, const ControlMessage& message);
+  void Deliver(const std::string& key, absl::Span<const int> to, const ControlMessage& message);
 
   const SendFunction send_;
   const GroupFunction on_group_;
-  std::map<std::string, Group> groups_;
+  std::map<std::string, Group> groups_;  // By name and id.
   std::map<PeerId, Seat> seats_;
   absl::Duration clock_;  // The sum of PassTime().
   // The loop has run without a long interruption since clock_ had this value.

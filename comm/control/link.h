@@ -122,6 +122,7 @@ class ControlLink {
   struct Origin {
     std::function<absl::Status()> status = nullptr;  // Null: it may fail meanwhile.
     int hub_rank = -1;                               // HubRank() in the other group.
+    std::vector<int> members = {};                   // The ranks of the job that it has.
   };
   // Opens this process's link to another group of the same job. The first link to a group creates
   // it. An error of the origin ends the wait for the hub.

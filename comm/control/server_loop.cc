@@ -1,5 +1,7 @@
 #include "evenkeel/comm/control/server_loop.h"
 
+#include <fcntl.h>
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -109,6 +111,7 @@ void ServerLoop::Turn() {
     }
   }
   const absl::Time now = SteadyNow();
+  if (!spare_) spare_ = UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC));
   if (is_called) Accept(now);
   if (now >= accept_again_) {
     accept_again_ = absl::InfiniteFuture();
@@ -124,8 +127,15 @@ void ServerLoop::CutOffSilent(absl::Time now) {
   last_turn_ = now;
   if (!seats_->ListensForBeats()) return;
   for (const PeerId id : seats_->PassTime(time)) {
+    const auto link = links_.find(id);
+    const PeerId of = link == links_.end() ? id : link->second.first;
+    if (link != links_.end()) {
+      Send(id, "");
+      CloseLink(id);
+    }
     // While the server ends, connections leave their seats behind.
-    if (const auto peer = peers_.find(id); peer != peers_.end()) Dismiss(id, peer->second);
+    const auto peer = peers_.find(of);
+    if (peer != peers_.end() && peer->second.links.empty()) Dismiss(of, peer->second);
   }
 }
 
@@ -139,8 +149,18 @@ absl::Time ServerLoop::NextAction(absl::Time now) {
 
 void ServerLoop::Accept(absl::Time now) {
   for (int i = 0; i < kMaxAcceptsPerTurn; ++i) {
+    // Without a descriptor accept() fails, whether somebody waits or not.
+    if (!WaitFor(listener_, POLLIN, now).ok()) return;
     absl::StatusOr<UniqueFd> fd = AcceptFrom(listener_);
     if (fd.ok() && !*fd) return;
+    absl::Status refusal;
+    if (absl::IsResourceExhausted(fd.status()) && now - out_since_ > options_.refuse_after) {
+      refusal = Annotate(fd.status(), absl::StrCat(options_.host, " cannot accept a connection"));
+      spare_ = UniqueFd();
+      fd = AcceptFrom(listener_);
+    } else if (fd.ok()) {
+      out_since_ = absl::InfiniteFuture();
+    }
     absl::StatusOr<std::string> nonce = RandomBytes(kNonceSize);
     const PeerId id = next_id_++;
     absl::Status status = fd.status();
@@ -150,9 +170,11 @@ void ServerLoop::Accept(absl::Time now) {
     Peer& peer = peers_[id];
     peer.fd = *std::move(fd);
     peer.challenge = {.job = options_.job.job, .nonce = *std::move(nonce)};
+    peer.refusal = refusal;
     SetDeadline(id, peer, now + options_.greeting_timeout);
     Send(id, peer.challenge.Serialize());
     greeting_.insert(id);
+    if (!refusal.ok()) return PauseAccepting(now, refusal);
     if (greeting_.size() <= MaxGreeting()) continue;
     const PeerId oldest = greeting_.extract(greeting_.begin()).value();
     peers_.at(oldest).is_over = true;
@@ -165,6 +187,7 @@ void ServerLoop::PauseAccepting(absl::Time now, const absl::Status& why) {
     Warn(nullptr, absl::StrCat(options_.host, " cannot accept the connection of a rank: ",
                                why.message(), "; it retries, and the rank waits"));
   }
+  out_since_ = std::min(out_since_, now);
   accept_again_ = now + kAcceptPause;
   poller_.Change(listener_.get(), kListenerTag, 0);
 }
@@ -184,6 +207,12 @@ void ServerLoop::Read(PeerId id, Peer& peer) {
   const bool is_over = ReceiveSome(peer.fd, bytes).is_over;
   if (peer.state != State::kLeaving) peer.received.Append(bytes);
   if (peer.state == State::kControl && !bytes.empty()) seats_->OnBytes(id);
+  // A part of a long frame of one link is a sign of life of them all.
+  if (const absl::Time now = SteadyNow();
+      !bytes.empty() && !peer.links.empty() && now >= peer.hear_again) {
+    peer.hear_again = now + ControlSeats::kListening;
+    for (const auto& [number, seat] : peer.links) seats_->OnBytes(seat);
+  }
   while (peer.state != State::kLeaving) {
     absl::StatusOr<std::optional<std::string>> frame = peer.received.Next();
     if (!frame.ok()) return Dismiss(id, peer);
@@ -208,9 +237,41 @@ void ServerLoop::HandleFrame(PeerId id, Peer& peer, const std::string& frame) {
       // It reads a state before it asks for the next one.
       if (peer.outgoing.size() - peer.sent > kObserverBacklog) return Dismiss(id, peer);
       return Send(id, Status());
+    case State::kLinks:
+      return HandleLink(id, peer, frame);
     case State::kLeaving:
       return;
   }
+}
+
+void ServerLoop::HandleLink(PeerId id, Peer& peer, absl::string_view frame) {
+  const std::optional<uint32_t> number = TakeLink(&frame);
+  if (!number.has_value()) return Dismiss(id, peer);
+  const auto link = peer.links.find(*number);
+  if (link == peer.links.end()) return OpenLink(id, peer, *number, frame);
+  const PeerId seat = link->second;
+  if (frame.empty()) return CloseLink(seat);
+  seats_->OnBytes(seat);
+  if (!seats_->OnFrame(seat, frame).ok()) Dismiss(id, peer);
+}
+
+void ServerLoop::OpenLink(PeerId id, Peer& peer, uint32_t number, absl::string_view payload) {
+  const absl::StatusOr<Hello> hello = Hello::Parse(payload);
+  if (!hello.ok()) return;  // For a link that this server has closed.
+  if (hello->kind != Hello::Kind::kControl) return Dismiss(id, peer);
+  Verdict verdict{.status = JudgeRank(*hello), .host = options_.host};
+  Send(id, OnLink(number, verdict.Serialize()));
+  if (!verdict.status.ok()) return;
+  const PeerId seat = next_id_++;
+  peer.links[number] = seat;
+  links_[seat] = {id, number};
+  seats_->Join(seat, *hello);
+}
+
+void ServerLoop::CloseLink(PeerId seat) {
+  const auto [id, number] = links_.extract(seat).mapped();
+  if (const auto peer = peers_.find(id); peer != peers_.end()) peer->second.links.erase(number);
+  seats_->OnDisconnect(seat);
 }
 
 const std::string& ServerLoop::Status() {
@@ -233,9 +294,10 @@ void ServerLoop::HandleHello(PeerId id, Peer& peer, const Hello& hello) {
   greeting_.erase(id);
   peer.deadline = absl::InfiniteFuture();
   // An observer has nothing to say.
-  peer.received.set_max_payload(hello.kind == Hello::Kind::kObserver ? 0 : kMaxFrame);
+  peer.received.set_max_payload(hello.kind == Hello::Kind::kObserver ? 0 : kMaxLinkFrame);
   peer.state = hello.kind == Hello::Kind::kStore     ? State::kStore
                : hello.kind == Hello::Kind::kControl ? State::kControl
+               : hello.kind == Hello::Kind::kLinks   ? State::kLinks
                                                      : State::kObserver;
   if (peer.state == State::kControl) seats_->Join(id, hello);
 }
@@ -247,10 +309,16 @@ absl::Status ServerLoop::Judge(const Peer& peer, const Hello& hello) const {
         "the secrets differ: set EVENKEEL_SECRET or EVENKEEL_SECRET_FILE to the same value for "
         "every rank");
   }
-  const bool is_control = hello.kind == Hello::Kind::kControl;
-  if (!is_control && !options_.has_store)
+  EK_RETURN_IF_ERROR(peer.refusal);
+  if (hello.kind != Hello::Kind::kControl && !options_.has_store)
     return absl::InvalidArgumentError("this server has no store");
-  if (hello.kind == Hello::Kind::kObserver) return absl::OkStatus();
+  if (hello.kind == Hello::Kind::kObserver || hello.kind == Hello::Kind::kLinks)
+    return absl::OkStatus();
+  return JudgeRank(hello);
+}
+
+absl::Status ServerLoop::JudgeRank(const Hello& hello) const {
+  const bool is_control = hello.kind == Hello::Kind::kControl;
   if (hello.world_size < 1 || hello.rank < 0 || hello.rank >= hello.world_size) {
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", hello.rank, " is out of range for ", hello.world_size, " ranks"));
@@ -271,13 +339,16 @@ void ServerLoop::HandleRequest(PeerId id, Peer& peer, const std::string& frame) 
     Send(client, reply.Serialize());
 }
 
-void ServerLoop::Send(PeerId id, absl::string_view payload) {
-  const auto found = peers_.find(id);
+void ServerLoop::Send(PeerId to, absl::string_view payload) {
+  if (const auto link = links_.find(to); link != links_.end())
+    return Send(link->second.first, OnLink(link->second.second, payload));
+  const auto found = peers_.find(to);
   if (found == peers_.end() || found->second.is_over || found->second.state == State::kLeaving)
     return;
   Peer& peer = found->second;
+  const PeerId id = found->first;
   Touch(id, peer);
-  if (payload.size() > kMaxFrame || peer.outgoing.size() - peer.sent > kMaxBacklog) {
+  if (payload.size() > kMaxLinkFrame || peer.outgoing.size() - peer.sent > kMaxBacklog) {
     peer.is_over = true;  // Sweep() notifies the others.
     return;
   }
@@ -318,6 +389,12 @@ void ServerLoop::Detach(PeerId id, const Peer& peer) {
       return table_.Forget(id);
     case State::kControl:
       return seats_->OnDisconnect(id);
+    case State::kLinks:
+      for (const auto& [number, seat] : peer.links) {
+        links_.erase(seat);
+        seats_->OnDisconnect(seat);
+      }
+      return;
     case State::kObserver:
     case State::kLeaving:
       return;

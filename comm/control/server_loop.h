@@ -6,6 +6,7 @@
 //   kStore      sends requests to the key-value table
 //   kControl    is a rank of a group
 //   kObserver   sends empty frames; each gets the state of all groups
+//   kLinks      has many links, each of them a rank of a group
 //   kLeaving    receives the remaining output, no input is read; disconnected at its deadline
 //
 // No connection can delay another one: all sockets are non-blocking, each connection has buffers of
@@ -49,6 +50,8 @@ struct ServerOptions {
   bool has_store = true;
   absl::Duration greeting_timeout;
   absl::Duration linger;
+  // A rank that waits for longer because this process has no descriptor left is refused.
+  absl::Duration refuse_after = absl::Seconds(5);
 };
 
 class ServerLoop {
@@ -68,11 +71,12 @@ class ServerLoop {
 
  private:
   using PeerId = int64_t;
-  enum class State { kGreeting, kStore, kControl, kObserver, kLeaving };
+  enum class State { kGreeting, kStore, kControl, kObserver, kLinks, kLeaving };
   struct Peer {
     UniqueFd fd;
     State state = State::kGreeting;
     Challenge challenge;
+    absl::Status refusal;  // Its verdict, if it is the one that no descriptor is left for.
     FrameParser received{kMaxGreetingFrame};
     std::string outgoing;
     size_t sent = 0;
@@ -80,7 +84,9 @@ class ServerLoop {
     bool waits_for_room = false;                   // The socket is full.
     bool said_goodbye = false;
     bool is_over = false;
-    bool is_touched = false;  // In `touched_`.
+    bool is_touched = false;                       // In `touched_`.
+    std::map<uint32_t, PeerId> links;              // By number: the seat of each.
+    absl::Time hear_again = absl::InfinitePast();  // Until then bytes count for one link alone.
   };
 
   ServerLoop(UniqueFd listener, WakeUp wake, Poller poller, ServerOptions options,
@@ -101,10 +107,15 @@ class ServerLoop {
   void HandleFrame(PeerId id, Peer& peer, const std::string& frame);
   void HandleHello(PeerId id, Peer& peer, const Hello& hello);
   absl::Status Judge(const Peer& peer, const Hello& hello) const;
+  absl::Status JudgeRank(const Hello& hello) const;
+  void HandleLink(PeerId id, Peer& peer, absl::string_view frame);
+  void OpenLink(PeerId id, Peer& peer, uint32_t number, absl::string_view payload);
+  void CloseLink(PeerId seat);
   void HandleRequest(PeerId id, Peer& peer, const std::string& frame);
   // Returns the state of all groups, which is not quite new: many observers cost as much as one.
   const std::string& Status();
-  void Send(PeerId id, absl::string_view payload);
+  // `to` may be the seat of a link.
+  void Send(PeerId to, absl::string_view payload);
   void Flush(PeerId id, Peer& peer);
   // Lets the peer read what was sent to it, then disconnects it.
   void Dismiss(PeerId id, Peer& peer);
@@ -118,10 +129,13 @@ class ServerLoop {
   const ServerOptions options_;
   absl::Time accept_again_ = absl::InfiniteFuture();  // Finite: accepting pauses until then.
   bool has_warned_ = false;
+  UniqueFd spare_;  // With it a rank can be refused when there is no other.
+  absl::Time out_since_ = absl::InfiniteFuture();  // Finite: no descriptor is left.
   absl::Time last_turn_ = absl::InfiniteFuture();  // The first turn counts for nothing.
   PeerId next_id_ = 0;
   std::map<PeerId, Peer> peers_;
-  std::set<PeerId> greeting_;  // The connections in that state, by age.
+  std::map<PeerId, std::pair<PeerId, uint32_t>> links_;  // By seat: the peer, the link's number.
+  std::set<PeerId> greeting_;                            // The connections in that state, by age.
   std::vector<PeerId> touched_;
   // Deadlines of connections in kGreeting and kLeaving; an entry may be out of date.
   std::set<std::pair<absl::Time, PeerId>> deadlines_;

@@ -1,5 +1,6 @@
 #include "evenkeel/comm/hierarchical/hierarchical.h"
 
+#include <atomic>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -25,8 +26,11 @@ using internal::HostMap;
 
 std::string HostOf(int rank, const std::string& part) {
   const absl::StatusOr<std::string> identity = internal::HostIdentity();
-  // A container may forbid shared memory, or have none to spare.
-  const bool can_share = identity.ok() && internal::ShmBoard::CreateMemory(1).ok();
+  // A container may forbid shared memory, or have none to spare. Asked once: later groups get the
+  // error of what they need.
+  static std::atomic<bool> has_shared = false;
+  const bool can_share = identity.ok() && (has_shared || internal::ShmBoard::CreateMemory(1).ok());
+  has_shared = has_shared || can_share;
   return can_share ? absl::StrCat(*identity, "\n", part) : absl::StrCat("of rank ", rank, " alone");
 }
 

@@ -38,7 +38,7 @@ void Connection::Send(absl::string_view payload) {
   absl::MutexLock lock(&mutex_);
   if (is_lost_ || close_by_ != absl::InfiniteFuture()) return;
   const size_t waiting = outgoing_.size() - sent_;
-  if (payload.size() > kMaxFrame || waiting > kMaxFrame) {
+  if (payload.size() > kMaxLinkFrame || waiting > kMaxFrame) {
     send_error_ = absl::ResourceExhaustedError(
         absl::StrCat("cannot send a control message of ", payload.size(), " bytes: ", waiting,
                      " bytes are still unsent, and the limit for each is ", kMaxFrame));
@@ -47,6 +47,12 @@ void Connection::Send(absl::string_view payload) {
   outgoing_ += Frame(payload);
   Flush();  // Without waking the thread, if the socket accepts it.
   if (!outgoing_.empty()) wake_.Signal();
+}
+
+void Connection::Post(std::function<void()> task) {
+  absl::MutexLock lock(&mutex_);
+  tasks_.push_back(std::move(task));
+  wake_.Signal();
 }
 
 void Connection::ExpectAnswer() {
@@ -88,6 +94,7 @@ void Connection::Run() {
   while (over.ok()) {
     const Plan plan = NextPlan();
     const bool closing = plan.close_by != absl::InfiniteFuture();
+    for (const auto& task : plan.tasks) task();
     if (closing && SteadyNow() >= plan.close_by) return;
     if (closing && !plan.has_data && !said_goodbye) {
       said_goodbye = shutdown(greeted_.fd.get(), SHUT_WR) == 0;
@@ -106,12 +113,20 @@ void Connection::Run() {
     if (close_by_ != absl::InfiniteFuture()) return;
   }
   on_lost_(over);
+  while (true) {
+    const Plan plan = NextPlan();
+    for (const auto& task : plan.tasks) task();
+    if (plan.close_by != absl::InfiniteFuture()) return;
+    pollfd entry = {wake_.fd(), POLLIN, 0};
+    poll(&entry, 1, -1);
+    wake_.Clear();
+  }
 }
 
 Connection::Plan Connection::NextPlan() {
   absl::MutexLock lock(&mutex_);
   Flush();
-  return {send_error_, !outgoing_.empty(), close_by_, answer_is_due_};
+  return {send_error_, !outgoing_.empty(), close_by_, answer_is_due_, std::exchange(tasks_, {})};
 }
 
 absl::Status Connection::Turn(const Plan& plan) {

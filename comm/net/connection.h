@@ -18,6 +18,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -39,6 +40,8 @@ class Connection {
   void Start(std::function<void(std::string)> on_frame, std::function<void(absl::Status)> on_lost);
   // Queues a frame. A lost connection drops it.
   void Send(absl::string_view payload);
+  // Runs `task` on the connection's thread, unless Close() is called before.
+  void Post(std::function<void()> task);
   // The peer owes a reply to what was sent; any frame counts.
   void ExpectAnswer();
   // Returns for how long a reply has been due without any frame. Time in which this thread did not
@@ -49,6 +52,7 @@ class Connection {
   void Close(absl::Duration linger);
 
   const HostPort& local_address() const { return greeted_.local; }
+  const HostPort& server() const { return greeted_.server; }
   // Returns "the store at 10.0.0.7:29400, hosted by rank 0".
   std::string ServerName() const;
   // Returns Unavailable: "the store at 10.0.0.7:29400 is gone: rank 0, which hosts it, is gone".
@@ -64,6 +68,7 @@ class Connection {
     bool has_data = false;
     absl::Time close_by;   // Finite: Close() was called.
     bool listens = false;  // A reply is due.
+    std::vector<std::function<void()>> tasks;
   };
   Plan NextPlan();
   void Flush() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -84,6 +89,7 @@ class Connection {
   size_t sent_ ABSL_GUARDED_BY(mutex_) = 0;  // The number of bytes of outgoing_ that are sent.
   absl::Status send_error_ ABSL_GUARDED_BY(mutex_);
   bool is_lost_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<std::function<void()>> tasks_ ABSL_GUARDED_BY(mutex_);
   bool answer_is_due_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Duration silence_ ABSL_GUARDED_BY(mutex_) = absl::ZeroDuration();  // While a reply is due.
   absl::Time close_by_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();

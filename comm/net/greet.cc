@@ -77,7 +77,7 @@ absl::Status Exchange(Greeted& greeted, Hello hello, const JobSecret& job, absl:
   if (!IsDigest(verdict.proof, ProofOf(job.secret, challenge, hello, verdict))) {
     return absl::PermissionDeniedError("it does not have the job's secret");
   }
-  parser.set_max_payload(kMaxFrame);
+  parser.set_max_payload(kMaxLinkFrame);
   greeted.host = verdict.host;
   return absl::OkStatus();
 }
@@ -86,7 +86,8 @@ Attempt GreetOnce(const HostPort& server, const Hello& hello, const JobSecret& j
                   absl::Time challenge_by, absl::Time deadline, const Cancelled& cancelled) {
   challenge_by = std::min(challenge_by, deadline);
   absl::StatusOr<UniqueFd> fd = ConnectTo(server, challenge_by, cancelled);
-  if (!fd.ok()) return {Annotate(fd.status(), server.ToString())};
+  if (!fd.ok())  // Descriptors that this process has used up do not come back by waiting.
+    return {Annotate(fd.status(), server.ToString()), absl::IsResourceExhausted(fd.status())};
   Greeted greeted{.fd = *std::move(fd), .server = server};
   absl::StatusOr<HostPort> local = LocalAddress(greeted.fd);
   if (!local.ok()) return {local.status()};

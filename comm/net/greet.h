@@ -36,7 +36,7 @@ struct JobSecret {
 // A connection whose two ends have proved to each other that they have the secret.
 struct Greeted {
   UniqueFd fd;
-  FrameParser received{kMaxFrame};  // May contain the first bytes already.
+  FrameParser received{kMaxLinkFrame};  // May contain the first bytes already.
   HostPort server;
   std::string host;  // The process that hosts the store: "rank 0".
   HostPort local;    // This end.

@@ -2,6 +2,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/net/hmac.h"
 #include "evenkeel/comm/status.h"
@@ -43,6 +44,8 @@ ByteWriter WithoutProof(const Hello& hello) {
   ByteWriter writer = Begin(hello.version, hello.build);
   writer.U8(static_cast<uint8_t>(hello.kind))
       .Bytes(hello.group)
+      .Bytes(hello.id)
+      .Bytes(hello.members)
       .I32(hello.rank)
       .I32(hello.world_size);
   writer.Bytes(hello.nonce);
@@ -82,18 +85,28 @@ absl::StatusOr<Hello> Hello::Parse(absl::string_view bytes) {
   const uint8_t kind = reader.U8();
   hello.kind = static_cast<Kind>(kind);
   hello.group = std::string(reader.Bytes());
+  hello.id = std::string(reader.Bytes());
+  hello.members = std::string(reader.Bytes());
   hello.rank = reader.I32();
   hello.world_size = reader.I32();
   hello.nonce = std::string(reader.Bytes());
   hello.proof = std::string(reader.Bytes());
   EK_RETURN_IF_ERROR(reader.Finish("hello"));
-  if (kind > static_cast<uint8_t>(Kind::kObserver))
+  if (kind > static_cast<uint8_t>(Kind::kLinks))
     return absl::InvalidArgumentError("hello: unknown kind");
   if (hello.nonce.size() != kNonceSize || hello.proof.size() != kDigestSize ||
-      hello.group.size() > kMaxName || hello.build.size() > kMaxName) {
+      hello.group.size() > kMaxName || hello.id.size() > kMaxName ||
+      hello.members.size() > kMaxName || hello.build.size() > kMaxName) {
     return absl::InvalidArgumentError("hello: a field has the wrong size");
   }
   return hello;
+}
+
+std::string MembersText(absl::Span<const int> members) {
+  const std::string text = absl::StrJoin(members, ",");
+  if (text.size() <= kMaxName) return text;
+  return absl::StrCat(text.substr(0, kMaxShown), "... (", members.size(), " ranks, ",
+                      absl::BytesToHexString(HmacSha256("members", text)), ")");
 }
 
 absl::Status CheckSameBuild(absl::string_view peer, uint32_t version, absl::string_view build,

@@ -24,13 +24,14 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "evenkeel/comm/base/fields.h"
 #include "evenkeel/comm/version.h"
 
 namespace evenkeel::internal {
 
 // The version of all messages over these sockets; raised with each change.
-inline constexpr uint32_t kProtocolVersion = 4;
+inline constexpr uint32_t kProtocolVersion = 5;
 inline constexpr size_t kNonceSize = 32;
 inline constexpr size_t kMaxName = 256;  // For names of jobs, groups and builds.
 
@@ -50,11 +51,18 @@ struct Hello {
     kStore,
     kControl,
     kObserver,  // No rank of the job: asks for its status, and changes nothing.
+    // A connection of many links, which are ranks of groups. Each link has a number, begins with a
+    // kControl hello and its verdict, without proofs, and ends with an empty payload.
+    kLinks,
   };
   uint32_t version = kProtocolVersion;
   std::string build = std::string(kBuild);
   Kind kind = Kind::kStore;
-  std::string group;   // For a control connection.
+  // For a control connection: the group's name; its id, which separates groups of one name; and
+  // MembersText() of its members, or nothing if they are not known. All equal on its ranks.
+  std::string group;
+  std::string id = {};
+  std::string members = {};
   int rank = 0;        // Within the group; for a store connection, within the job.
   int world_size = 1;  // Likewise.
   std::string nonce;
@@ -76,6 +84,10 @@ struct Verdict {
     return FromBytes<Verdict>(bytes, "verdict");
   }
 };
+
+// Returns the ranks of the job that a group has, in its order: "0,3"; of a long list the beginning,
+// the length, and a hash of all.
+std::string MembersText(absl::Span<const int> members);
 
 // Returns OK if the peer has our protocol version and build, else FailedPrecondition with both
 // sides'. `peer` and `self` are the names in the message: "the store", "rank 3".

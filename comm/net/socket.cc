@@ -46,6 +46,7 @@ absl::StatusOr<AddressList> Resolve(const HostPort& address, bool to_listen) {
     return absl::UnavailableError(
         absl::StrCat("the host name \"", address.host, "\" cannot be resolved"));
   }
+  if (error == EAI_SYSTEM) return absl::UnavailableError(ErrnoText(address.ToString()));
   if (error != 0)
     return absl::InvalidArgumentError(absl::StrCat(address.ToString(), ": ", gai_strerror(error)));
   return owner;
@@ -71,6 +72,11 @@ UniqueFd NewSocket(const addrinfo& info) {
   return fd;
 }
 
+absl::Status NoSocket() {
+  return errno == EMFILE ? absl::ResourceExhaustedError(ErrnoText("socket"))
+                         : absl::UnavailableError(ErrnoText("socket"));
+}
+
 // accept() also reports errors of a connection that was waiting.
 bool IsOfOneConnection(int error) {
   constexpr int kErrors[] = {EINTR,      ECONNABORTED, EPROTO,     EPERM,
@@ -92,7 +98,7 @@ bool IsConnectedToItself(int fd) {
 absl::StatusOr<UniqueFd> ConnectOnce(const addrinfo& info, absl::Time deadline,
                                      const Cancelled& cancelled) {
   UniqueFd fd = NewSocket(info);
-  if (!fd) return absl::UnavailableError(ErrnoText("socket"));
+  if (!fd) return NoSocket();
   if (connect(fd.get(), info.ai_addr, info.ai_addrlen) != 0) {
     if (errno != EINPROGRESS && errno != EINTR) return absl::UnavailableError(ErrnoText("connect"));
     EK_RETURN_IF_ERROR(WaitFor(fd, POLLOUT, deadline, cancelled));
@@ -112,7 +118,7 @@ absl::StatusOr<UniqueFd> ListenOnce(const addrinfo& info) {
   // second later. The kernel's own limit, net.core.somaxconn, has the same default.
   constexpr int kBacklog = 4096;
   UniqueFd fd = NewSocket(info);
-  if (!fd) return absl::UnavailableError(ErrnoText("socket"));
+  if (!fd) return NoSocket();
   SetOption(fd.get(), SOL_SOCKET, SO_REUSEADDR,
             1);  // A port with lingering old connections counts as free.
   if (bind(fd.get(), info.ai_addr, info.ai_addrlen) != 0)
@@ -260,6 +266,7 @@ absl::StatusOr<std::string> AddressOfRouteTo(const std::string& host) {
   for (const addrinfo* info = list.get(); info != nullptr; info = info->ai_next) {
     // connect() on a datagram socket chooses the route alone.
     const UniqueFd fd(socket(info->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    if (!fd && errno == EMFILE) return NoSocket();
     if (!fd || connect(fd.get(), info->ai_addr, info->ai_addrlen) != 0) continue;
     EK_ASSIGN_OR_RETURN(const HostPort local, LocalAddress(fd));
     return local.host;

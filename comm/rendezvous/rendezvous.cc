@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <map>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -12,15 +13,23 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/synchronization/mutex.h"
+#include "evenkeel/comm/base/clock.h"
+#include "evenkeel/comm/base/per_process.h"
 #include "evenkeel/comm/base/read_file.h"
 #include "evenkeel/comm/net/hmac.h"
 #include "evenkeel/comm/net/socket.h"
+#include "evenkeel/comm/rendezvous/tcp_store_server.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
 namespace {
 
-constexpr size_t kSecretBytes = 32;
+constexpr size_t kSecretBytes = 32, kIdBytes = 16;
+constexpr char kGaveUpKey[] = "gave up";
+constexpr absl::Duration kLook = absl::Seconds(1);
 
 // The folder is <folder of this user>/<job>; both are accessible to the user only.
 absl::StatusOr<std::shared_ptr<FileStore>> OpenFolder(const std::string& folder, bool is_ours) {
@@ -96,9 +105,96 @@ absl::Status CheckReachable(const TcpStoreServer& server, const std::string& pla
 
 }  // namespace
 
+// The server of the job, or of all groups of which this process is rank 0.
+class Rendezvous::Host {
+ public:
+  static absl::StatusOr<std::shared_ptr<Host>> Create(const Environment& environment,
+                                                      const TcpStoreOptions& options);
+  // Returns the one for the groups of this process.
+  static absl::StatusOr<std::shared_ptr<Host>> OfProcess(const Environment& environment);
+  ~Host() {
+    server_ = nullptr;  // Waits for the other ranks.
+    if (for_observers_ == nullptr) return;
+    for_observers_->Delete(kAddressKey).IgnoreError();
+    RemoveFolder(*for_observers_);
+  }
+
+  const std::string& address() const { return server_->address(); }
+  const std::string& secret() const { return secret_; }
+
+ private:
+  // A job that cannot be observed runs all the same.
+  void TellObservers(const std::string& folder) {
+    absl::StatusOr<std::shared_ptr<FileStore>> store = OpenFolder(folder, /*is_ours=*/true);
+    if (!store.ok()) return;
+    for_observers_ = *std::move(store);
+    for_observers_->Set(kSecretKey, secret_).IgnoreError();
+    for_observers_->Set(kAddressKey, address()).IgnoreError();
+  }
+
+  std::string secret_;
+  std::unique_ptr<TcpStoreServer> server_;
+  std::shared_ptr<FileStore> for_observers_;  // Has the address and the secret.
+};
+
+absl::StatusOr<std::shared_ptr<Rendezvous::Host>> Rendezvous::Host::Create(
+    const Environment& environment, const TcpStoreOptions& options) {
+  EK_ASSIGN_OR_RETURN(const std::vector<std::string> places, PlacesToListen(environment));
+  auto host = std::make_shared<Host>();
+  host->secret_ = options.secret;
+  absl::Status last;
+  for (const std::string& place : places) {
+    absl::StatusOr<std::unique_ptr<TcpStoreServer>> server =
+        TcpStoreServer::Create({.address = place,
+                                .job = options.job,
+                                .secret = options.secret,
+                                .world_size = options.world_size,
+                                .host = "rank 0"});
+    last = server.status();
+    if (!last.ok()) continue;
+    if (!environment.is_one_host) EK_RETURN_IF_ERROR(CheckReachable(**server, place));
+    host->server_ = *std::move(server);
+    break;
+  }
+  if (!last.ok()) {
+    const bool has_port = !environment.store_addresses.empty();
+    return absl::Status(
+        last.code(),
+        absl::StrCat("rank 0 cannot host the job's store: ", last.message(),
+                     places.size() > 1 ? absl::StrCat(" (the other ", places.size() - 1,
+                                                      " addresses failed before)")
+                     : has_port        ? ". If another program uses the port, set "
+                                         "EVENKEEL_STORE=host:port or MASTER_PORT to a "
+                                         "free one, the same for all ranks"
+                                       : ""));
+  }
+  if (!environment.observer_folder.empty()) host->TellObservers(environment.observer_folder);
+  return host;
+}
+
+absl::StatusOr<std::shared_ptr<Rendezvous::Host>> Rendezvous::Host::OfProcess(
+    const Environment& environment) {
+  struct Hosts {
+    absl::Mutex mutex;
+    std::map<std::string, std::weak_ptr<Host>> by_place ABSL_GUARDED_BY(mutex);
+  };
+  static auto* hosts_of_process = new internal::PerProcess<Hosts>;
+  Hosts& hosts = hosts_of_process->Get();
+  EK_ASSIGN_OR_RETURN(const std::vector<std::string> places, PlacesToListen(environment));
+  EK_RETURN_IF_ERROR(internal::PrepareForRanks(environment.world_size));
+  absl::MutexLock lock(&hosts.mutex);
+  std::weak_ptr<Host>& known = hosts.by_place[places.front()];
+  if (auto living = known.lock(); living != nullptr) return living;
+  EK_ASSIGN_OR_RETURN(const std::string secret, internal::RandomBytes(kSecretBytes));
+  EK_ASSIGN_OR_RETURN(
+      std::shared_ptr<Host> made,
+      Create(environment, {.secret = absl::BytesToHexString(secret), .world_size = 0}));
+  known = made;
+  return made;
+}
+
 absl::StatusOr<std::shared_ptr<Rendezvous>> Rendezvous::Join(const Environment& environment,
-                                                             absl::Duration timeout,
-                                                             std::shared_ptr<Store> through) {
+                                                             absl::Duration timeout) {
   if (environment.world_size < 2)
     return absl::InvalidArgumentError("a job of one rank needs no rendezvous");
   auto job = absl::WrapUnique(new Rendezvous());
@@ -126,12 +222,17 @@ absl::StatusOr<std::shared_ptr<Rendezvous>> Rendezvous::Join(const Environment& 
     if (places != environment.store_addresses)
       job->options_.addresses.insert(job->options_.addresses.end(), places.begin(), places.end());
   }
-  if (through == nullptr) through = job->folder_;
-  if (!environment.store_folder.empty() || through != job->folder_)
-    job->options_.published = through;
-  EK_ASSIGN_OR_RETURN(job->options_.secret, SecretOf(environment, through.get()));
+  if (!environment.store_folder.empty()) job->options_.published = job->folder_;
+  EK_ASSIGN_OR_RETURN(job->options_.secret, SecretOf(environment, job->folder_.get()));
   if (environment.hosts_store) {
-    const absl::Status hosting = job->Host(environment);
+    const auto host = [&]() -> absl::Status {
+      if (job->options_.published != nullptr)
+        EK_RETURN_IF_ERROR(CheckThatNobodyHosts(job->options_));
+      EK_ASSIGN_OR_RETURN(job->host_, Host::Create(environment, job->options_));
+      if (job->options_.published == nullptr) return absl::OkStatus();
+      return job->options_.published->Set(kAddressKey, job->host_->address());
+    };
+    const absl::Status hosting = host();
     // It belongs to the other rank 0; or ranks that start later read the secret in it.
     if (!hosting.ok()) job->removes_folder_ = false;
     EK_RETURN_IF_ERROR(hosting);
@@ -156,63 +257,69 @@ absl::StatusOr<TcpStoreOptions> Rendezvous::Find(const Environment& environment)
   return options;
 }
 
-absl::Status Rendezvous::Host(const Environment& environment) {
-  EK_ASSIGN_OR_RETURN(const std::vector<std::string> places, PlacesToListen(environment));
-  if (options_.published != nullptr) EK_RETURN_IF_ERROR(CheckThatNobodyHosts(options_));
-  absl::Status last;
-  for (const std::string& place : places) {
-    absl::StatusOr<std::unique_ptr<TcpStoreServer>> server =
-        TcpStoreServer::Create({.address = place,
-                                .job = options_.job,
-                                .secret = options_.secret,
-                                .world_size = options_.world_size,
-                                .host = "rank 0"});
-    last = server.status();
-    if (!last.ok()) continue;
-    if (!environment.is_one_host) EK_RETURN_IF_ERROR(CheckReachable(**server, place));
-    server_ = *std::move(server);
-    break;
+absl::StatusOr<std::shared_ptr<Rendezvous>> Rendezvous::JoinThrough(
+    const Environment& environment, absl::Duration timeout, std::shared_ptr<Store> through) {
+  auto job = absl::WrapUnique(new Rendezvous());
+  job->through_ = std::move(through);
+  if (environment.hosts_store) {
+    EK_ASSIGN_OR_RETURN(job->host_, Host::OfProcess(environment));
+    EK_ASSIGN_OR_RETURN(const std::string id, internal::RandomBytes(kIdBytes));
+    const std::string text = absl::StrJoin(
+        {job->host_->address(), job->host_->secret(), absl::BytesToHexString(id)}, "\n");
+    EK_RETURN_IF_ERROR(job->through_->Set(kAddressKey, text));
   }
-  if (!last.ok()) {
-    return absl::Status(
-        last.code(),
-        absl::StrCat("rank 0 cannot host the job's store: ", last.message(),
-                     places.size() == 1 ? ". If another program uses the port, set "
-                                          "EVENKEEL_STORE=host:port or MASTER_PORT to a "
-                                          "free one, the same for all ranks"
-                                        : absl::StrCat(" (the other ", places.size() - 1,
-                                                       " addresses failed before)")));
-  }
-  if (options_.published == nullptr) return absl::OkStatus();
-  EK_RETURN_IF_ERROR(options_.published->Set(kAddressKey, server_->address()));
-  if (!environment.observer_folder.empty()) TellObservers(environment.observer_folder);
-  return absl::OkStatus();
+  EK_ASSIGN_OR_RETURN(const std::string text, job->through_->Get(kAddressKey, timeout));
+  const std::vector<std::string> fields = absl::StrSplit(text, absl::MaxSplits('\n', 2));
+  if (fields.size() != 3) return absl::InternalError("the address of the group is malformed");
+  if (fields[0].empty()) return absl::UnavailableError(fields[2]);
+  job->options_ = {.addresses = {fields[0]},
+                   .secret = fields[1],
+                   .rank = environment.rank,
+                   .world_size = environment.world_size,
+                   .host = environment.hosts_store ? "" : "rank 0",
+                   .host_rank = 0,
+                   .timeout = timeout,
+                   .shares_connection = true};
+  job->group_id_ = fields[2];
+  return std::shared_ptr<Rendezvous>(std::move(job));
 }
 
-// A job that cannot be observed runs all the same.
-void Rendezvous::TellObservers(const std::string& folder) {
-  absl::StatusOr<std::shared_ptr<FileStore>> store = OpenFolder(folder, /*is_ours=*/true);
-  if (!store.ok()) return;
-  for_observers_ = *std::move(store);
-  for_observers_->Set(kSecretKey, options_.secret).IgnoreError();
-  for_observers_->Set(kAddressKey, server_->address()).IgnoreError();
+void Rendezvous::GiveUp(int rank, const absl::Status& why, Store& through) {
+  // The first one is the cause; the others may have it from there.
+  std::string text = absl::StrCat("rank ", rank, ": ", why.message());
+  const absl::StatusOr<std::string> first = through.Get(kGaveUpKey, absl::ZeroDuration());
+  if (first.ok()) text = *first;
+  if (!first.ok()) through.Set(kGaveUpKey, text).IgnoreError();
+  if (rank == 0)  // Others may wait for its address.
+    through.Set(kAddressKey, absl::StrCat("\n\n", text)).IgnoreError();
+}
+
+absl::Status Rendezvous::OthersStatus() {
+  const absl::Time now = SteadyNow();
+  if (through_ == nullptr || now < look_again_) return absl::OkStatus();
+  look_again_ = now + kLook;
+  const absl::StatusOr<std::string> text = through_->Get(kGaveUpKey, absl::ZeroDuration());
+  return text.ok() ? absl::UnavailableError(*text) : absl::OkStatus();
 }
 
 Rendezvous::~Rendezvous() {
   store_ = nullptr;
-  const bool has_published = server_ != nullptr && options_.published != nullptr;
-  server_ = nullptr;  // Waits for the other ranks.
+  const bool has_published = host_ != nullptr && options_.published != nullptr;
+  host_ = nullptr;  // Waits for the other ranks if this is its last group.
   if (has_published) options_.published->Delete(kAddressKey).IgnoreError();
-  if (for_observers_ != nullptr) {
-    for_observers_->Delete(kAddressKey).IgnoreError();
-    RemoveFolder(*for_observers_);
-  }
   if (!removes_folder_) return;
   RemoveFolder(*folder_);
 }
 
 absl::StatusOr<std::unique_ptr<TcpControlLink>> Rendezvous::OpenGroup(const GroupSeat& seat) {
-  return TcpControlLink::Connect(options_, seat, shared_from_this());
+  GroupSeat own = seat;
+  own.id = group_id_;
+  if (through_ != nullptr)
+    own.origin.status = [job = shared_from_this()] { return job->OthersStatus(); };
+  EK_ASSIGN_OR_RETURN(std::unique_ptr<TcpControlLink> link,
+                      TcpControlLink::Connect(options_, own, shared_from_this()));
+  link->SetOrigin(own.origin.status);
+  return link;
 }
 
 }  // namespace evenkeel

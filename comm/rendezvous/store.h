@@ -1,7 +1,7 @@
 // A small shared key-value store, with which ranks that are not connected yet exchange addresses.
 //
 //   EK_RETURN_IF_ERROR(store.Set("address", "10.0.0.7:29400"));
-//   // waits for the value
+//   // Waits for the value:
 //   EK_ASSIGN_OR_RETURN(std::string address, store.Get("address", absl::Seconds(30)));
 //
 // Implementations: files in a folder (comm/rendezvous/file_store.h), a server over TCP

@@ -4,6 +4,7 @@
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/control/exchange_tree.h"
 #include "evenkeel/comm/control/key_value.h"
@@ -17,6 +18,7 @@
 #include "evenkeel/comm/net/handshake.h"
 #include "evenkeel/comm/net/hmac.h"
 #include "evenkeel/comm/net/socket.h"
+#include "evenkeel/comm/rendezvous/shared_connection.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
@@ -25,6 +27,7 @@ namespace {
 using internal::Connection;
 using internal::Hello;
 using internal::HostPort;
+using internal::SharedConnection;
 using internal::StoreReply;
 using internal::StoreRequest;
 
@@ -55,11 +58,6 @@ absl::StatusOr<std::unique_ptr<Connection>> ConnectAs(
     const internal::Cancelled& cancelled = nullptr) {
   if (options.secret.empty())
     return absl::InvalidArgumentError("a client of the job's store needs the job's secret");
-  if (hello.group.size() > internal::kMaxName) {
-    return absl::InvalidArgumentError(absl::StrCat("the group's name has ", hello.group.size(),
-                                                   " bytes, at most ", internal::kMaxName,
-                                                   " are allowed"));
-  }
   EK_ASSIGN_OR_RETURN(internal::Greeted greeted,
                       Greet([&options] { return FindServer(options); }, hello,
                             {options.job, options.secret, options.host},
@@ -224,12 +222,13 @@ namespace {
 class DirectLink : public ControlLink {
  public:
   // `host_rank` is the rank of the hub's host in the group, -1 if it is not known.
-  DirectLink(const TcpStoreOptions& options, int host_rank, std::unique_ptr<Connection> connection,
-             std::shared_ptr<void> keep)
+  DirectLink(const TcpStoreOptions& options, std::string id, int host_rank,
+             std::unique_ptr<SharedConnection::Link> link, std::shared_ptr<void> keep)
       : keep_(std::move(keep)),
         options_(options),
+        id_(std::move(id)),
         host_rank_(host_rank),
-        connection_(std::move(connection)) {}
+        link_(std::move(link)) {}
   ~DirectLink() override { Stop(); }
 
   void Start(std::function<void(ControlMessage)> receive,
@@ -241,19 +240,21 @@ class DirectLink : public ControlLink {
       meter_.Received(*message, frame.size() + internal::kFrameHeader);
       receive(*std::move(message));
     };
-    connection_->Start(std::move(on_frame), std::move(lost));
+    link_->Start(std::move(on_frame), std::move(lost));
   }
   void Send(ControlMessage message) override {
     const std::string payload = internal::Serialize(message);
     meter_.Sent(message, payload.size() + internal::kFrameHeader);
-    connection_->Send(payload);
-    if (message.type == ControlMessage::Type::kBeat) connection_->ExpectAnswer();
+    link_->Send(payload);
+    if (message.type == ControlMessage::Type::kBeat) link_->ExpectAnswer();
   }
   absl::StatusOr<std::unique_ptr<ControlLink>> Open(absl::string_view group, int rank,
                                                     int world_size, absl::Duration timeout,
                                                     const Origin& origin) override {
     return TcpControlLink::Connect(options_,
                                    {.name = std::string(group),
+                                    .id = id_,
+                                    .members = origin.members,
                                     .rank = rank,
                                     .world_size = world_size,
                                     .timeout = timeout,
@@ -262,21 +263,39 @@ class DirectLink : public ControlLink {
   }
   std::string Key(absl::string_view purpose) const override {
     // The handshake's proofs are hashes under the same secret, of text with another beginning.
-    return internal::HmacSha256(options_.secret, absl::StrCat("evenkeel key\n", purpose));
+    return internal::HmacSha256(options_.secret,
+                                absl::StrCat("evenkeel key\n", id_, "\n", purpose));
   }
-  absl::Duration Silence() const override { return connection_->Silence(); }
-  std::string HubName() const override { return connection_->ServerName(); }
+  absl::Duration Silence() const override { return link_->Silence(); }
+  std::string HubName() const override { return link_->ServerName(); }
   int HubRank() const override { return host_rank_; }
   ControlCounters Counters() const override { return meter_.Read(); }
-  void Stop() override { connection_->Close(kLinger); }
+  void Stop() override { link_->Close(); }
 
  private:
   const std::shared_ptr<void> keep_;  // First, so that it goes last.
   const TcpStoreOptions options_;
+  const std::string id_;
   const int host_rank_;
   internal::LinkMeter meter_;
-  const std::unique_ptr<Connection> connection_;  // Last, because its thread uses the rest.
+  const std::unique_ptr<SharedConnection::Link> link_;  // Last, because its thread uses the rest.
 };
+
+absl::StatusOr<std::shared_ptr<SharedConnection>> ConnectFor(const TcpStoreOptions& options,
+                                                             const Hello& hello,
+                                                             const GroupSeat& seat) {
+  const auto connect = [&] {
+    return ConnectAs(
+        options, {.kind = Hello::Kind::kLinks, .rank = hello.rank, .world_size = hello.world_size},
+        seat.timeout, seat.origin.status);
+  };
+  if (options.shares_connection) {
+    return SharedConnection::OfProcess(
+        absl::StrCat(absl::StrJoin(options.addresses, ","), "\n", options.secret), connect);
+  }
+  EK_ASSIGN_OR_RETURN(std::unique_ptr<Connection> connection, connect());
+  return std::make_shared<SharedConnection>(std::move(connection));
+}
 
 }  // namespace
 
@@ -289,18 +308,27 @@ absl::StatusOr<std::unique_ptr<TcpControlLink>> TcpControlLink::Connect(
   const internal::TreeShape shape{
       .world_size = seat.world_size < 0 ? options.world_size : seat.world_size,
       .fanout = options.fanout};
-  EK_ASSIGN_OR_RETURN(std::unique_ptr<Connection> connection,
-                      ConnectAs(options,
-                                {.kind = Hello::Kind::kControl,
-                                 .group = seat.name,
-                                 .rank = rank,
-                                 .world_size = shape.world_size},
-                                seat.timeout, seat.origin.status));
-  const std::string local_host = connection->local_address().host;
+  if (seat.name.size() > internal::kMaxName) {
+    return absl::InvalidArgumentError(absl::StrCat("the group's name has ", seat.name.size(),
+                                                   " bytes, at most ", internal::kMaxName,
+                                                   " are allowed"));
+  }
+  const absl::Time deadline = SteadyNow() + std::min(options.timeout, seat.timeout);
+  const Hello hello{.kind = Hello::Kind::kControl,
+                    .group = seat.name,
+                    .id = seat.id,
+                    .members = internal::MembersText(seat.members),
+                    .rank = rank,
+                    .world_size = shape.world_size};
+  EK_ASSIGN_OR_RETURN(const std::shared_ptr<SharedConnection> connection,
+                      ConnectFor(options, hello, seat));
+  EK_ASSIGN_OR_RETURN(std::unique_ptr<SharedConnection::Link> opened,
+                      connection->Open(hello, deadline, seat.origin.status));
+  const std::string local_host = opened->local_address().host;
   // A group of some ranks has numbers of its own for them.
   const int host_rank = seat.world_size < 0 ? options.host_rank : seat.origin.hub_rank;
   std::unique_ptr<ControlLink> link =
-      std::make_unique<DirectLink>(options, host_rank, std::move(connection), std::move(keep));
+      std::make_unique<DirectLink>(options, seat.id, host_rank, std::move(opened), std::move(keep));
   if (!shape.is_star()) {
     EK_ASSIGN_OR_RETURN(
         std::unique_ptr<internal::TreeEdges> edges,

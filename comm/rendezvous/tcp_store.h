@@ -53,6 +53,9 @@ struct TcpStoreOptions {
   int host_rank = -1;     // The rank that hosts the server, if one does: it is lost with it.
   absl::Duration timeout =
       absl::Minutes(2);  // To connect; and for a reply that does not depend on another rank.
+  // The links to this server share one connection of this process, and its thread: a callback that
+  // waits delays all their groups.
+  bool shares_connection = false;
   // Groups with more ranks exchange over a tree in which no rank has more children. Equal on all
   // ranks.
   int fanout = 32;
@@ -126,8 +129,10 @@ class TcpObserver {
 // A group of ranks within the job.
 struct GroupSeat {
   std::string name = "world";
-  int rank = -1;                                      // -1: the rank in the job.
-  int world_size = -1;                                // -1: that of the job.
+  std::string id = {};            // Separates groups of one name; equal on all ranks.
+  std::vector<int> members = {};  // The ranks of the job that it has; empty: not compared.
+  int rank = -1;                  // -1: the rank in the job.
+  int world_size = -1;            // -1: that of the job.
   absl::Duration timeout = absl::InfiniteDuration();  // Of connecting, if less than the options'.
   ControlLink::Origin origin = {};                    // An error of its status ends connecting.
 };

@@ -15,11 +15,10 @@
 
 namespace evenkeel {
 
-namespace {
-
-// Each rank has a connection to the store and one to the hub of each of its groups. The usual limit
-// of 1024 open files would be met by 500 ranks, which would then find no store.
-absl::Status PrepareForRanks(int world_size) {
+// Each rank has a connection to the store and one to the hub of each of its groups, or one for all
+// of them. The usual limit of 1024 open files would be met by 500 ranks, which would then find no
+// store.
+absl::Status internal::PrepareForRanks(int world_size) {
   constexpr rlim_t kLeastPerRank = 2, kGoodPerRank = 8, kOthers = 256;
   rlimit files = {};
   if (getrlimit(RLIMIT_NOFILE, &files) != 0) return absl::OkStatus();
@@ -35,8 +34,6 @@ absl::Status PrepareForRanks(int world_size) {
       ": raise the hard limit of open files there (ulimit -Hn, or LimitNOFILE of the service)"));
 }
 
-}  // namespace
-
 absl::StatusOr<std::unique_ptr<TcpStoreServer>> TcpStoreServer::Create(
     const TcpStoreServerOptions& options) {
   if (options.secret.empty())
@@ -46,7 +43,7 @@ absl::StatusOr<std::unique_ptr<TcpStoreServer>> TcpStoreServer::Create(
                                                    " bytes, at most ", internal::kMaxName,
                                                    " are allowed"));
   }
-  if (options.world_size > 0) EK_RETURN_IF_ERROR(PrepareForRanks(options.world_size));
+  if (options.world_size > 0) EK_RETURN_IF_ERROR(internal::PrepareForRanks(options.world_size));
   EK_ASSIGN_OR_RETURN(internal::HostPort address, internal::HostPort::Parse(options.address));
   EK_ASSIGN_OR_RETURN(internal::UniqueFd listener, internal::ListenOn(address));
   EK_ASSIGN_OR_RETURN(const internal::HostPort local, internal::LocalAddress(listener));
@@ -58,7 +55,8 @@ absl::StatusOr<std::unique_ptr<TcpStoreServer>> TcpStoreServer::Create(
                                                   .world_size = options.world_size,
                                                   .host = options.host,
                                                   .greeting_timeout = options.greeting_timeout,
-                                                  .linger = options.linger},
+                                                  .linger = options.linger,
+                                                  .refuse_after = options.refuse_after},
                           [&options](internal::ControlSeats::SendFunction send) {
                             return std::make_unique<internal::ControlGroups>(std::move(send),
                                                                              options.on_group);

@@ -28,6 +28,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/base/clock.h"
+#include "evenkeel/comm/base/notification.h"
 #include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/control/exchange_tree.h"
 #include "evenkeel/comm/control/key_value.h"
@@ -112,6 +113,14 @@ class Member {
   ControlChannel channel_;
 };
 
+// Open files of this process.
+size_t OpenFiles() {
+  size_t count = 0;
+  for ([[maybe_unused]] const auto& file : std::filesystem::directory_iterator("/proc/self/fd"))
+    ++count;
+  return count;
+}
+
 internal::UniqueFd Stranger(const TcpStoreServer& server) {
   return internal::ConnectTo(internal::HostPort::Parse(server.address()).value(),
                              SteadyNow() + kSoon)
@@ -128,28 +137,36 @@ bool IsCutOff(const internal::UniqueFd& fd) {
   return false;
 }
 
-// A server that greets one client, and replies to nothing more.
+// A server that greets one client, and its first link, and replies to nothing more.
 void GreetAndFallSilent(const internal::UniqueFd& listener) {
   ASSERT_TRUE(internal::WaitFor(listener, POLLIN, SteadyNow() + kSoon).ok());
   const internal::UniqueFd fd = internal::AcceptFrom(listener).value();
   const internal::Challenge challenge{.nonce = std::string(internal::kNonceSize, 'n')};
-  ASSERT_TRUE(
-      internal::SendAll(fd, internal::Frame(challenge.Serialize()), SteadyNow() + kSoon).ok());
+  const auto send = [&](const std::string& payload) {
+    ASSERT_TRUE(internal::SendAll(fd, internal::Frame(payload), SteadyNow() + kSoon).ok());
+  };
   internal::FrameParser parser(internal::kMaxFrame);
-  std::optional<std::string> frame;
   std::string bytes;
-  while (!frame) {
-    ASSERT_TRUE(internal::WaitFor(fd, POLLIN, SteadyNow() + kSoon).ok());
-    bytes.clear();
-    ASSERT_FALSE(internal::ReceiveSome(fd, bytes).is_over);
-    parser.Append(bytes);
-    frame = parser.Next().value();
-  }
+  const auto receive = [&]() -> std::string {
+    while (true) {
+      if (std::optional<std::string> frame = parser.Next().value()) return *frame;
+      bytes.clear();
+      if (!internal::WaitFor(fd, POLLIN, SteadyNow() + kSoon).ok() ||
+          internal::ReceiveSome(fd, bytes).is_over)
+        return "";
+      parser.Append(bytes);
+    }
+  };
+  send(challenge.Serialize());
+  const internal::Hello hello = internal::Hello::Parse(receive()).value();
   internal::Verdict verdict{.host = "rank 0"};
-  verdict.proof =
-      internal::ProofOf("secret", challenge, internal::Hello::Parse(*frame).value(), verdict);
-  ASSERT_TRUE(
-      internal::SendAll(fd, internal::Frame(verdict.Serialize()), SteadyNow() + kSoon).ok());
+  verdict.proof = internal::ProofOf("secret", challenge, hello, verdict);
+  send(verdict.Serialize());
+  if (hello.kind == internal::Hello::Kind::kLinks) {
+    const std::string link = receive();
+    absl::string_view rest = link;
+    send(internal::OnLink(internal::TakeLink(&rest).value(), verdict.Serialize()));
+  }
   while (internal::WaitFor(fd, POLLIN, SteadyNow() + kSoon).ok() &&
          !internal::ReceiveSome(fd, bytes).is_over) {
   }
@@ -454,6 +471,81 @@ TEST(TcpControlLinkTest, NoticesThatTheHubIsSilent) {
     EXPECT_GE(SteadyNow() - start, kSilence);
   }
   hub.join();
+}
+
+// The groups of a process share a connection, and no more: each ends alone.
+TEST(TcpControlLinkTest, LinksThatShareAConnectionEndAlone) {
+  const std::unique_ptr<TcpStoreServer> server = Serve();
+  const auto open = [&](const std::string& group, int rank) {
+    TcpStoreOptions options = ClientOf(*server, rank, 2);
+    options.shares_connection = true;
+    return TcpControlLink::Connect(options, {.name = group}).value();
+  };
+  open("first", 0);  // A wait may open a file of the clock's, once.
+  const size_t files = OpenFiles();
+  auto lost = std::make_unique<ControlChannel>(0, 2, open("lost", 0));
+  const size_t first = OpenFiles();
+  EXPECT_GT(first, files);
+  ControlChannel sees(1, 2, open("lost", 1)), left(0, 2, open("left", 0));
+  std::vector<std::unique_ptr<ControlChannel>> many;
+  for (int i = 0; i < 100; ++i) {
+    const std::string name = absl::StrCat("group ", i % 10);
+    for (int rank = 0; rank < 2; ++rank)
+      many.push_back(std::make_unique<ControlChannel>(rank, 2, open(name, rank)));
+    many[0]->Put("key", name);
+    EXPECT_EQ(many[1]->Get("key", kSoon).value(), name);
+    for (const auto& channel : many) channel->Leave();
+    many.clear();
+  }
+  EXPECT_EQ(OpenFiles(), first);
+  // One without a word, one with it, and the connection lives.
+  internal::Notification ended;
+  sees.SetHandlers(
+      [&](int culprit, const absl::Status&) {
+        EXPECT_EQ(culprit, 0);
+        ended.Notify();
+      },
+      [](int, absl::string_view, absl::string_view) {});
+  lost = nullptr;
+  EXPECT_TRUE(ended.WaitUntil(SteadyNow() + kSoon));
+  ControlChannel right(1, 2, open("left", 1));
+  left.Put("still", "here");
+  EXPECT_EQ(right.Get("still", kSoon).value(), "here");
+  // Nor does a message that no frame holds end the others.
+  ControlChannel long_winded(0, 2, open("long", 0));
+  internal::Notification refused;
+  long_winded.SetHandlers(
+      [&](int, const absl::Status& why) {
+        EXPECT_TRUE(absl::IsResourceExhausted(why)) << why;
+        refused.Notify();
+      },
+      [](int, absl::string_view, absl::string_view) {});
+  long_winded.Put("long", std::string(internal::kMaxFrame, 'x'));
+  EXPECT_TRUE(refused.WaitUntil(SteadyNow() + kSoon));
+  left.Put("after", "all");
+  EXPECT_EQ(right.Get("after", kSoon).value(), "all");
+  left.Leave();
+  right.Leave();
+}
+
+TEST(TcpControlLinkTest, AGroupHasOneListOfMembers) {
+  const std::unique_ptr<TcpStoreServer> server = Serve();
+  const auto open = [&](std::vector<int> members, std::string id, int rank) {
+    return TcpControlLink::Connect(
+        ClientOf(*server, rank, 2),
+        {.name = "g", .id = std::move(id), .members = std::move(members)});
+  };
+  const auto first = open({0, 3}, "", 0);
+  ASSERT_TRUE(first.ok()) << first.status();
+  for (const std::vector<int>& others : {std::vector<int>{0, 2}, {3, 0}, {}}) {
+    const absl::Status status = open(others, "", 1).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("rank 1 gives the members of the group g as"),
+                      HasSubstr(", the other ranks as 0,3: ")));
+  }
+  EXPECT_TRUE(open({0, 2}, "another", 1).ok()) << "a group of the same name";
+  EXPECT_TRUE(open({0, 3}, "", 1).ok());
 }
 
 TEST(TcpControlLinkTest, WhatAllRanksSayIsSaidOnce) {
@@ -1066,14 +1158,6 @@ TEST(TcpStoreServerTest, StrangersDisturbNobody) {
   b->Leave();
 }
 
-// Open files of this process.
-size_t OpenFiles() {
-  size_t count = 0;
-  for ([[maybe_unused]] const auto& file : std::filesystem::directory_iterator("/proc/self/fd"))
-    ++count;
-  return count;
-}
-
 // A rank that hosts the store needs files for other things, too.
 TEST(TcpStoreServerTest, StrangersDoNotUseUpTheFiles) {
   rlimit before = {};
@@ -1158,8 +1242,31 @@ TEST(TcpStoreServerTest, ReportsThatFilesAreMissingAndGoesOn) {
   const std::string warning = warnings.Wait();
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
   EXPECT_THAT(warning, HasSubstr("rank 0 cannot accept the connection of a rank: accept: Too many "
-                                 "open files; it retries, and the rank waits"));
+                                 "open files in this process, whose limit is"));
+  EXPECT_THAT(warning, HasSubstr("; it retries, and the rank waits"));
   EXPECT_TRUE(internal::WaitFor(stranger, POLLIN, SteadyNow() + kSoon).ok()) << "a challenge";
+}
+
+TEST(TcpStoreServerTest, WithoutFilesRanksAreRefusedWithTheLimit) {
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const std::unique_ptr<TcpStoreServer> server = Serve({.refuse_after = absl::Milliseconds(200)});
+  ASSERT_TRUE(TcpStore::Connect(ClientOf(*server, 0, 1)).ok());  // The server runs.
+  constexpr int kLast = 30;
+  std::vector<internal::UniqueFd> others;
+  while (others.empty() || others.back().get() < kLast) others.emplace_back(dup(0));
+  others.pop_back();  // For the client.
+  rlimit one_more = before;
+  one_more.rlim_cur = kLast + 1;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &one_more), 0);
+  for (int i = 0; i < 2; ++i) {
+    const absl::Status refused = TcpStore::Connect(ClientOf(*server, 0, 1)).status();
+    EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+    EXPECT_THAT(std::string(refused.message()),
+                HasSubstr(absl::StrCat("whose limit is ", one_more.rlim_cur)));
+  }
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_TRUE(TcpStore::Connect(ClientOf(*server, 0, 1)).ok());
 }
 
 TEST(TcpStoreServerTest, ASlowReaderHoldsUpNobody) {

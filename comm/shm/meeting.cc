@@ -31,6 +31,8 @@ constexpr size_t kMaxStrangers = 128;
 constexpr int kMostAtOnce = 64;
 // Without file descriptors accepting again at once would only burn the processor.
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
+// Other threads may give descriptors back within this time.
+constexpr absl::Duration kLongestLack = absl::Seconds(3);
 constexpr size_t kMaxMessage = 2048;
 
 // So that what is proved here proves nothing over TCP, and the other way round.
@@ -197,7 +199,7 @@ absl::Status ShmMeeting::Meet(const std::vector<std::string>& addresses, absl::T
     const absl::Time now = SteadyNow();
     EK_RETURN_IF_ERROR(cancelled());
     for (Call& call : calls_) EK_RETURN_IF_ERROR(TurnCall(call, now));
-    Accept(now);
+    EK_RETURN_IF_ERROR(Accept(now));
     EK_RETURN_IF_ERROR(TurnCallers());
     if (IsComplete()) return absl::OkStatus();
     if (now >= deadline) return WhoIsMissing(now - start);
@@ -210,6 +212,7 @@ absl::Status ShmMeeting::Meet(const std::vector<std::string>& addresses, absl::T
 absl::Status ShmMeeting::TurnCall(Call& call, absl::Time now) {
   if (call.is_done || (!call.fd && now < call.again)) return absl::OkStatus();
   const absl::StatusOr<std::optional<PeerVerdict>> verdict = Advance(call);
+  if (absl::IsResourceExhausted(verdict.status())) EK_RETURN_IF_ERROR(Lack(now, verdict.status()));
   if (!verdict.ok()) {
     call.obstacle = verdict.status();
     call.fd = UniqueFd();
@@ -231,7 +234,7 @@ absl::StatusOr<std::optional<PeerVerdict>> ShmMeeting::Advance(Call& call) const
 
 absl::Status ShmMeeting::Start(Call& call) const {
   UniqueFd fd = NewSocket();
-  if (!fd) return absl::UnavailableError(ErrnoText("socket"));
+  if (!fd) return absl::ResourceExhaustedError(ErrnoText("socket"));
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   std::memcpy(address.sun_path + 1, call.address.name.data(), call.address.name.size());
@@ -257,18 +260,27 @@ absl::Status ShmMeeting::Judge(const Call& call, const PeerVerdict& verdict) con
       absl::StrCat("the process that accepted the connection is not rank ", group_.names[call.to]));
 }
 
-void ShmMeeting::Accept(absl::Time now) {
-  if (!listener_ || now < accept_again_) return;
+absl::Status ShmMeeting::Lack(absl::Time now, const absl::Status& why) {
+  lacks_since_ = std::min(lacks_since_, now);
+  return now - lacks_since_ < kLongestLack ? absl::OkStatus() : why;
+}
+
+absl::Status ShmMeeting::Accept(absl::Time now) {
+  if (!listener_ || now < accept_again_) return absl::OkStatus();
   accept_again_ = absl::InfinitePast();
   for (int i = 0; i < kMostAtOnce; ++i) {
+    // Without a descriptor accept4() fails, whether somebody waits or not.
+    pollfd entry = {listener_.get(), POLLIN, 0};
+    if (poll(&entry, 1, 0) <= 0) return absl::OkStatus();
     UniqueFd fd(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     fd.MakePrivate();
     if (!fd && (errno == EINTR || errno == ECONNABORTED)) continue;
-    if (!fd && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    if (!fd && (errno == EAGAIN || errno == EWOULDBLOCK)) return absl::OkStatus();
     if (!fd) {
       accept_again_ = now + kAcceptPause;
-      return;
+      return Lack(now, absl::ResourceExhaustedError(ErrnoText("accept")));
     }
+    lacks_since_ = absl::InfiniteFuture();
     if (!CheckSameUser(fd).ok()) {
       ++refused_;
       continue;
@@ -278,6 +290,7 @@ void ShmMeeting::Accept(absl::Time now) {
     callers_.pop_front();
     ++refused_;
   }
+  return absl::OkStatus();
 }
 
 absl::Status ShmMeeting::TurnCallers() {

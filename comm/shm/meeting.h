@@ -94,7 +94,9 @@ class ShmMeeting {
   absl::StatusOr<std::optional<PeerVerdict>> Advance(Call& call) const;
   absl::Status Start(Call& call) const;
   absl::Status Judge(const Call& call, const PeerVerdict& verdict) const;
-  void Accept(absl::Time now);
+  // Returns `why` if this process has had no descriptor left for some seconds.
+  absl::Status Lack(absl::Time now, const absl::Status& why);
+  absl::Status Accept(absl::Time now);
   absl::Status TurnCallers();
   // Answers a caller's hello; not OK: the meeting is over.
   absl::Status Answer(UniqueFd& caller, absl::string_view bytes);
@@ -111,6 +113,7 @@ class ShmMeeting {
   const std::string address_text_;
   UniqueFd listener_;
   absl::Time accept_again_ = absl::InfinitePast();
+  absl::Time lacks_since_ = absl::InfiniteFuture();  // Finite: no descriptor is left.
   std::vector<Call> calls_;
   std::list<UniqueFd> callers_;  // By age; they have said nothing yet.
   std::vector<UniqueFd> admitted_;

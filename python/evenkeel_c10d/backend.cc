@@ -92,14 +92,15 @@ c10::intrusive_ptr<Backend> Backend::Create(const Settings& settings) {
   TORCH_CHECK(settings.rank >= 0 && settings.rank < settings.world_size, "evenkeel: the rank ",
               settings.rank, " is not in a group of ", settings.world_size, " ranks.");
   StoreAdapter store(settings.store, settings.rank,
-                     settings.global_ranks.empty() ? settings.name : "group", settings.name,
+                     settings.global_ranks.empty() ? settings.name : "ranks", settings.name,
                      settings.global_ranks);
-  const abi::Options options =
-      OptionsOf(settings.store, settings.rank, settings.world_size, settings.timeout, store.name());
+  const abi::Options options = OptionsOf(settings.store, settings.rank, settings.world_size,
+                                         settings.timeout, store.name(), settings.global_ranks);
   abi::Failure failure;
   std::unique_ptr<abi::Group> group = abi::CreateGroup(store, options, &failure);
   if (group == nullptr) std::rethrow_exception(ExceptionOf(failure));
   auto backend = c10::make_intrusive<Backend>(settings, std::move(group));
+  backend->clones_ = store.clones();
   Live& live = LiveBackends();
   const std::lock_guard lock(live.mutex);
   // Those have ended: what remains of them is memory.
@@ -136,6 +137,7 @@ void Backend::End() {
     // It has neither the threads nor the right to use the parent's connections.
     group_.release();  // NOLINT(bugprone-unused-return-value)
     new std::shared_ptr<Completer>(completer_);
+    new std::shared_ptr<StoreClones>(clones_);
   } else {
     WithoutGil([this] { group_.reset(); });
   }
@@ -182,6 +184,7 @@ void Backend::Leave(const std::string& why, std::chrono::milliseconds timeout) {
                  kCallbackTimeout.count(), " s. It goes on, at most until the", " process ends.");
     }
     Keep(nullptr);
+    clones_ = nullptr;
   });
 }
 
@@ -275,12 +278,18 @@ WorkPtr Backend::Run(Operation operation, std::chrono::milliseconds timeout, Ten
                                     .timeout = timeout,
                                     .inputs = std::move(inputs),
                                     .results = std::move(results)};
+  if (!is_message) {
+    const std::thread::id before = issuer_.exchange(std::this_thread::get_id());
+    if (before != std::thread::id() && before != std::this_thread::get_id())
+      *has_several_issuers_ = true;
+  }
   std::vector<std::shared_ptr<abi::Work>> works;
   for (abi::Call call : operation.calls()) {
     call.timeout = timeout;
     works.push_back(group_->Issue(call));
   }
-  auto flight = std::make_shared<Flight>(std::move(operation), std::move(works));
+  auto flight =
+      std::make_shared<Flight>(std::move(operation), std::move(works), has_several_issuers_);
   auto work = c10::make_intrusive<Work>(attributes, flight, completer_);
   Keep(std::move(flight));
   // Outputs must be right after any later barrier(), even if no caller waits for this work.

@@ -26,9 +26,11 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "evenkeel/comm/abi/group.h"
+#include "store.h"
 #include "tensors.h"
 #include "torch/csrc/distributed/c10d/Backend.hpp"
 #include "work.h"
@@ -144,9 +146,13 @@ class Backend : public c10d::Backend {
   const pid_t pid_;
   const c10::intrusive_ptr<Options> options_;
   std::unique_ptr<abi::Group> group_;
+  std::shared_ptr<StoreClones> clones_;  // Until it leaves the group.
   const std::shared_ptr<Completer> completer_;
   std::atomic<int64_t> timeout_ms_;
-  std::atomic<uint64_t> sequence_{0};  // Collectives of torch.distributed, without messages.
+  std::atomic<uint64_t> sequence_{0};      // Collectives of torch.distributed, without messages.
+  std::atomic<std::thread::id> issuer_{};  // The thread that called the last collective.
+  const std::shared_ptr<std::atomic<bool>> has_several_issuers_ =
+      std::make_shared<std::atomic<bool>>(false);
   std::atomic<bool> has_left_{false};
   std::mutex mutex_;
   std::deque<std::shared_ptr<Flight>> flying_;  // Guarded by mutex_.

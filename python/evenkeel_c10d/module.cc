@@ -65,7 +65,8 @@ class Monitor {
     StoreAdapter adapter(store, rank, "watch", name, ranks);
     abi::Failure failure;
     monitor_ = abi::CreateStepMonitor(
-        adapter, OptionsOf(store, rank, static_cast<int>(ranks.size()), timeout, adapter.name()),
+        adapter,
+        OptionsOf(store, rank, static_cast<int>(ranks.size()), timeout, adapter.name(), ranks),
         &failure);
     if (monitor_ == nullptr) std::rethrow_exception(ExceptionOf(failure));
   }

@@ -1,7 +1,8 @@
 // Groups of evenkeel over a store of c10d.
 //
-//   StoreAdapter store(c10d_store, rank, "group", "1", {0, 3});
-//   abi::CreateGroup(store, OptionsOf(c10d_store, rank, 2, timeout, store.name()), &failure);
+//   StoreAdapter store(c10d_store, rank, "ranks", "1", {0, 3});
+//   const abi::Options options = OptionsOf(c10d_store, rank, 2, timeout, store.name(), {0, 3});
+//   abi::CreateGroup(store, options, &failure);
 //
 // Threads: a StoreAdapter is used by one thread at a time.
 
@@ -10,6 +11,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -18,31 +20,43 @@
 
 namespace evenkeel::bridge {
 
+struct StoreClones;
+
 class StoreAdapter : public abi::Store {
  public:
-  // Has a connection of its own, so that waiting does not block the caller's store; and a namespace
+  // Has a clone of the store, so that waiting does not block the caller's; and a namespace
   // of these members, in order, and of how many groups of them `rank` has made for this purpose,
   // failed ones included. So groups with other members never meet, and keys of a group that was
   // destroyed do not matter when it is made again. The store counts, and not the process, because a
   // rank may be restarted.
   StoreAdapter(const c10::intrusive_ptr<c10d::Store>& store, int rank, const std::string& purpose,
                const std::string& torch_name, const std::vector<uint64_t>& members);
+  ~StoreAdapter() override;
 
-  // Returns the group's name, such as "group [0, 3] #1": equal on all ranks of the group, and on no
+  // Returns the group's name, such as "ranks 0 3 #1": equal on all ranks of the group, and on no
   // others. The purpose alone if there are no members.
   const std::string& name() const { return name_; }
+
+  // Whoever keeps these lets later groups over this store use its clones again. A new clone costs a
+  // descriptor, and about every fourteenth makes the server of a TCPStore wait for 5 s.
+  std::shared_ptr<StoreClones> clones() const { return clones_; }
 
   bool Set(const std::string& key, const std::string& value, std::string* error) override;
   bool Get(const std::string& key, std::chrono::milliseconds timeout, std::string* value,
            std::string* error) override;
 
  private:
-  c10::intrusive_ptr<c10d::Store> store_;
+  const c10::intrusive_ptr<c10d::Store> base_;
+  const std::shared_ptr<StoreClones> clones_;
+  c10::intrusive_ptr<c10d::Store> clone_;  // Of the base, or the base.
+  bool has_failed_ = false;                // Then the clone may be out of step.
+  c10::intrusive_ptr<c10d::Store> store_;  // The clone's namespace for this group.
   std::string name_;
 };
 
 abi::Options OptionsOf(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
-                       std::chrono::milliseconds timeout, std::string name);
+                       std::chrono::milliseconds timeout, std::string name,
+                       const std::vector<uint64_t>& members);
 
 }  // namespace evenkeel::bridge
 

@@ -140,8 +140,11 @@ bool Completer::IsRunning() { return Queue::of_this_thread != nullptr; }
 
 // ---- Flight ----
 
-Flight::Flight(Operation operation, std::vector<std::shared_ptr<abi::Work>> works)
-    : works_(std::move(works)), operation_(std::move(operation)) {}
+Flight::Flight(Operation operation, std::vector<std::shared_ptr<abi::Work>> works,
+               std::shared_ptr<const std::atomic<bool>> has_several_issuers)
+    : works_(std::move(works)),
+      operation_(std::move(operation)),
+      has_several_issuers_(std::move(has_several_issuers)) {}
 
 bool Flight::HasLanded() const {
   for (const auto& work : works_) {
@@ -157,6 +160,11 @@ bool Flight::TryEnd() {
   if (!state_.compare_exchange_strong(expected, kEnding)) return expected == kEnded;
   for (const auto& work : works_) {
     if (failure_.code == abi::Code::kOk) failure_ = work->failure();
+  }
+  if (failure_.kind == "disagreement" && *has_several_issuers_) {
+    failure_.message +=
+        ". On this rank several threads have called collectives of this group: each needs a group "
+        "of its own, from dist.new_group(), unless they take turns alike on all ranks";
   }
   if (failure_.code == abi::Code::kOk && operation_.has_copies()) {
     try {

@@ -51,7 +51,9 @@ class Completer {
 // One operation that has been issued. Drops the tensors of `operation` when it ends.
 class Flight {
  public:
-  Flight(Operation operation, std::vector<std::shared_ptr<abi::Work>> works);
+  // `has_several_issuers`: whether several threads have called collectives of its group.
+  Flight(Operation operation, std::vector<std::shared_ptr<abi::Work>> works,
+         std::shared_ptr<const std::atomic<bool>> has_several_issuers);
 
   const std::vector<std::shared_ptr<abi::Work>>& works() const { return works_; }
   // Returns whether evenkeel's works have ended.
@@ -68,6 +70,7 @@ class Flight {
 
   std::vector<std::shared_ptr<abi::Work>> works_;
   Operation operation_;
+  const std::shared_ptr<const std::atomic<bool>> has_several_issuers_;
   std::atomic<int> state_{kFlying};
   abi::Failure failure_;
 };

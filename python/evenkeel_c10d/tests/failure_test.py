@@ -1,5 +1,6 @@
 """The errors on all ranks when one of them is lost, fails, leaves, or calls something else."""
 
+import concurrent.futures
 import datetime
 import multiprocessing.util
 import os
@@ -113,6 +114,12 @@ def disagreement(rank, world):
             dist.all_reduce(torch.ones(4))
 
     return failure_of(step)
+
+
+def disagreement_of_threads(rank, world):
+    dist.all_reduce(torch.ones(4))
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        return pool.submit(disagreement, rank, world).result()
 
 
 def deadline(rank, world):
@@ -240,6 +247,9 @@ class FailureTest(unittest.TestCase):
                 suspect = "broadcast" if 0 in failure["ranks"] else "all_reduce"
                 self.assertIn(suspect, failure["operation"])
                 self.assertGreaterEqual(failure["position"], 0)
+                self.assertNotIn("several threads", failure["text"])
+        for failure in self.failures(disagreement_of_threads, 2):
+            self.assertIn("several threads have called collectives of this group", failure["text"])
 
     def test_a_late_rank_is_named(self):
         for function in (deadline, monitored):

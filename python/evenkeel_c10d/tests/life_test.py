@@ -1,9 +1,12 @@
 """How groups are made and how they end."""
 
 import atexit
+import concurrent.futures
 import datetime
 import os
 import pathlib
+import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -68,6 +71,100 @@ def own_groups_alone(rank, world):
     inner = dist.split_group(split_ranks=[[0, 3], [1, 2]])
     assert members_of(inner) == ([0, 3] if rank in (0, 3) else [1, 2])
     assert members_of(dist.new_group()) == list(range(world))
+
+
+def unsorted_and_nested(rank, world):
+    mine = [2, 0] if rank in (0, 2) else [3, 1]
+    group = dist.new_group(mine, sort_ranks=False)
+    assert members_of(group) == sorted(mine) and dist.get_process_group_ranks(group) == mine
+    inner = dist.split_group(group, [[1, 0]])
+    assert members_of(inner) == sorted(mine)
+
+
+def no_group_without_descriptors(is_without):
+    """Its other ranks get the error of those that are without."""
+    limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if is_without:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    begin = time.monotonic()
+    try:
+        dist.new_group(backend="evenkeel")
+    except evenkeel_c10d.Error as error:
+        assert "whose limit is 0" in str(error), error
+    else:
+        raise AssertionError("the group was made without descriptors")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    assert time.monotonic() - begin < 10
+
+
+def a_group_fails_on_one_rank(rank, world):
+    for without in range(world):
+        no_group_without_descriptors(rank == without)
+        assert total(dist.new_group()) == total() == world
+
+
+def threads_make_groups(rank, world):
+    def make(peer):
+        for _ in range(3):
+            group = dist.new_group(sorted([rank, peer]), use_local_synchronization=True)
+            assert members_of(group) == sorted([rank, peer])
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        list(pool.map(make, [peer for peer in range(world) if peer != rank]))
+
+
+def beside_another_backend(rank, world, store):
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    # Loads the backend's files, and leaves nothing to use again.
+    alone = dist.new_group([rank], backend="evenkeel", use_local_synchronization=True)
+    dist.destroy_process_group(alone)
+    no_group_without_descriptors(rank == world - 1)
+    before = open_files()
+    groups = [dist.new_group(backend="evenkeel") for _ in range(20)]
+    assert all(total(group) == world for group in groups)
+    per_group = (open_files() - before) / len(groups)
+    assert per_group < 3 + world, per_group  # Gloo has 5 with 2 ranks, and 6 with 3.
+
+
+def open_files():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def rank_0_is_lost(rank, world, store):
+    # It hosts the server of some groups, and of others it does not.
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    first = dist.new_group([0, 1], backend="evenkeel")
+    others = dist.new_group([1, 2], backend="evenkeel")
+    assert rank == 2 or total(first) == 2
+    assert rank == 0 or total(others) == 2
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 1:
+        try:
+            while True:
+                total(first)
+        except evenkeel_c10d.Error as error:
+            assert error.kind == "lost" and error.ranks == (0,), error
+    assert total(others) == 2
+
+
+def a_rank_is_lost(rank, world, store):
+    dist.init_process_group("evenkeel", store=store, rank=rank, world_size=world)
+    pairs = {pair: dist.new_group(list(pair)) for pair in ((0, 1), (0, 2), (1, 2))}
+    assert all(members_of(group) == list(pair) for pair, group in pairs.items() if rank in pair)
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    for group in (dist.group.WORLD, pairs[rank, 2]):
+        try:
+            while True:
+                total(group)
+        except evenkeel_c10d.Error as error:
+            assert error.kind == "lost", error
+    assert total(pairs[0, 1]) == 2
+    assert total(dist.new_group([0, 1])) == 2
+    # Not over the store, which ends with rank 0.
+    dist.barrier(pairs[0, 1])
 
 
 def split_groups(rank, world):
@@ -242,6 +339,26 @@ class LifeTest(unittest.TestCase):
 
     def test_ranks_make_only_the_groups_that_they_are_in(self):
         run_ranks(4, own_groups_alone)
+
+    def test_groups_of_any_members(self):
+        run_ranks(4, unsorted_and_nested)
+
+    def test_a_group_that_fails_on_one_rank(self):
+        for world in (2, 3):
+            run_ranks(world, a_group_fails_on_one_rank)
+
+    def test_threads_make_groups(self):
+        run_ranks(4, threads_make_groups)
+
+    def test_groups_beside_another_backend(self):
+        for world in (2, 3):
+            self.run_without_init(world, beside_another_backend)
+
+    def test_a_lost_rank_ends_its_groups_only(self):
+        results = Ranks(3, a_rank_is_lost, init=False).results(60)
+        self.assertEqual([kind for kind, _ in results], ["ok", "ok", "died"], results)
+        results = Ranks(3, rank_0_is_lost, init=False).results(60)
+        self.assertEqual([kind for kind, _ in results], ["died", "ok", "ok"], results)
 
     def test_split_groups(self):
         for world in (2, 3, 4):

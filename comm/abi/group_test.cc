@@ -214,7 +214,7 @@ std::vector<Failure> FailuresOf(std::vector<Options> options) {
   return failures;
 }
 
-// The rank that cannot come tells the others, who would wait for two minutes.
+// The others, which would wait for two minutes, get the reason of the rank that cannot come.
 TEST(CreateGroupTest, ARankOfAnotherGroupIsRefusedAndTheOthersAreTold) {
   const auto start = std::chrono::steady_clock::now();
   const std::vector<Failure> failures = FailuresOf({{.members = {0, 3}}, {.members = {0, 2}}});

@@ -149,7 +149,7 @@ absl::Time ServerLoop::NextAction(absl::Time now) {
 
 void ServerLoop::Accept(absl::Time now) {
   for (int i = 0; i < kMaxAcceptsPerTurn; ++i) {
-    // Without a descriptor accept() fails, whether somebody waits or not.
+    // Without a descriptor accept() fails even if no connection waits.
     if (!WaitFor(listener_, POLLIN, now).ok()) return;
     absl::StatusOr<UniqueFd> fd = AcceptFrom(listener_);
     if (fd.ok() && !*fd) return;

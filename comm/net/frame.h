@@ -36,7 +36,7 @@ inline constexpr size_t kMaxGreetingFrame = 2048;
 // Returns `payload` after its length. It must not be above the receiver's limit.
 std::string Frame(absl::string_view payload);
 
-// Of a connection of many links (Hello::Kind::kLinks): payloads begin with the link's number.
+// On a connection of many links (Hello::Kind::kLinks) payloads begin with the link's number.
 std::string OnLink(uint32_t link, absl::string_view payload);
 // Removes the number from `payload`; nothing if there is none.
 std::optional<uint32_t> TakeLink(absl::string_view* payload);

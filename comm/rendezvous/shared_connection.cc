@@ -76,7 +76,7 @@ absl::StatusOr<std::unique_ptr<SharedConnection::Link>> SharedConnection::Open(
     number = next_++;
     ends_[number] = end;
   }
-  // From here on its destructor tells the server that it is closed.
+  // From here on its destructor closes it on the server, too.
   auto link = absl::WrapUnique(new Link(shared_from_this(), number, end));
   connection_->Send(OnLink(number, hello.Serialize()));
   connection_->ExpectAnswer();

@@ -59,7 +59,7 @@ class SharedConnection : public std::enable_shared_from_this<SharedConnection> {
                                              const Cancelled& cancelled);
 
  private:
-  // What the connection's thread needs of a link.
+  // The part of a link that the connection's thread needs.
   struct End {
     absl::Mutex deliver;  // Held while a callback runs.
     std::function<void(std::string)> on_frame ABSL_GUARDED_BY(deliver);  // Null: not started.

@@ -269,7 +269,7 @@ absl::Status ShmMeeting::Accept(absl::Time now) {
   if (!listener_ || now < accept_again_) return absl::OkStatus();
   accept_again_ = absl::InfinitePast();
   for (int i = 0; i < kMostAtOnce; ++i) {
-    // Without a descriptor accept4() fails, whether somebody waits or not.
+    // Without a descriptor accept4() fails even if no connection waits.
     pollfd entry = {listener_.get(), POLLIN, 0};
     if (poll(&entry, 1, 0) <= 0) return absl::OkStatus();
     UniqueFd fd(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));

@@ -48,7 +48,7 @@ class StoreAdapter : public abi::Store {
  private:
   const c10::intrusive_ptr<c10d::Store> base_;
   const std::shared_ptr<StoreClones> clones_;
-  c10::intrusive_ptr<c10d::Store> clone_;  // Of the base, or the base.
+  c10::intrusive_ptr<c10d::Store> clone_;  // A clone of the base, or itself.
   bool has_failed_ = false;                // Then the clone may be out of step.
   c10::intrusive_ptr<c10d::Store> store_;  // The clone's namespace for this group.
   std::string name_;

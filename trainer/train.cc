@@ -42,6 +42,7 @@
 #include "evenkeel/trainer/app/choose_device.h"
 #include "evenkeel/trainer/app/flag_table.h"
 #include "evenkeel/trainer/app/memory_plan.h"
+#include "evenkeel/trainer/app/memory_reserve.h"
 #include "evenkeel/trainer/app/progress.h"
 #include "evenkeel/trainer/app/rank_setup.h"
 #include "evenkeel/trainer/app/train_options.h"
@@ -305,6 +306,7 @@ int main(int argc, char** argv) {
   signal(SIGPIPE, SIG_IGN);
   signal(SIGXFSZ, SIG_IGN);  // A file at the limit of its size (ulimit -f) is a full disk, too.
   evenkeel::LimitSpinning(argv);
+  evenkeel::KeepMemoryReserve();
   std::vector<std::string> arguments(argv, argv + argc);
   evenkeel::TrainFlags flags;
   evenkeel::FlagTable table;

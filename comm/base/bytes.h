@@ -24,6 +24,7 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "evenkeel/comm/base/cpp20.h"
 
 namespace evenkeel::internal {
 

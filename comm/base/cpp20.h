@@ -1,6 +1,7 @@
 // Ends compilation under an older C++ with one message, instead of the errors of the next header.
 //
-// Included by each public header that uses C++20 and includes no other header of evenkeel before.
+// Included by each header that uses C++20, reaches users, and includes no other header of evenkeel
+// before.
 
 #ifndef EVENKEEL_COMM_BASE_CPP20_H_
 #define EVENKEEL_COMM_BASE_CPP20_H_

@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <new>
 #include <oneapi/dnnl/dnnl.hpp>
 #include <type_traits>
 
@@ -24,7 +25,7 @@
 namespace evenkeel {
 
 struct OneDnn {
-  dnnl::engine engine{dnnl::engine::kind::cpu, 0};
+  dnnl::engine engine = MakeEngine();
   dnnl::stream stream{engine};
 
   mutable int64_t allocated = 0;  // Total bytes taken by Allocate().
@@ -33,6 +34,12 @@ struct OneDnn {
   dnnl::memory Allocate(const dnnl::memory::desc& desc) const {
     allocated += static_cast<int64_t>(desc.get_size());
     return only_counts ? dnnl::memory(desc, engine, DNNL_MEMORY_NONE) : dnnl::memory(desc, engine);
+  }
+  // oneDNN 2.6 uses the results of its small allocations unchecked. Where they would fail, this one
+  // throws std::bad_alloc first.
+  static dnnl::engine MakeEngine() {
+    ::operator delete(::operator new(1 << 20));
+    return {dnnl::engine::kind::cpu, 0};
   }
   // Wraps memory of another owner; const is cast away, so use it only as a primitive's input.
   dnnl::memory Wrap(const dnnl::memory::desc& desc, const void* data) const {

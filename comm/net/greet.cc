@@ -86,8 +86,7 @@ Attempt GreetOnce(const HostPort& server, const Hello& hello, const JobSecret& j
                   absl::Time challenge_by, absl::Time deadline, const Cancelled& cancelled) {
   challenge_by = std::min(challenge_by, deadline);
   absl::StatusOr<UniqueFd> fd = ConnectTo(server, challenge_by, cancelled);
-  if (!fd.ok())  // Descriptors that this process has used up do not come back by waiting.
-    return {Annotate(fd.status(), server.ToString()), absl::IsResourceExhausted(fd.status())};
+  if (!fd.ok()) return {Annotate(fd.status(), server.ToString())};
   Greeted greeted{.fd = *std::move(fd), .server = server};
   absl::StatusOr<HostPort> local = LocalAddress(greeted.fd);
   if (!local.ok()) return {local.status()};
@@ -122,6 +121,7 @@ absl::StatusOr<Greeted> Greet(const FindServer& find, const Hello& hello, const 
   const absl::Time start = SteadyNow();
   absl::Time warn_at = start + kSilentWait;
   absl::Duration pause = kFirstPause, patience = kFirstPatience;
+  absl::Time lacks_since = absl::InfiniteFuture();
   absl::Status last;
   while (true) {
     EK_ASSIGN_OR_RETURN(const std::vector<HostPort> servers, find());
@@ -131,6 +131,12 @@ absl::StatusOr<Greeted> Greet(const FindServer& find, const Hello& hello, const 
       const absl::Time challenge_by =
           begin < warn_at ? std::min(warn_at, begin + patience) : begin + patience;
       Attempt attempt = GreetOnce(server, hello, job, challenge_by, deadline, cancelled);
+      if (absl::IsResourceExhausted(attempt.result.status())) {  // Of this process's descriptors.
+        lacks_since = std::min(lacks_since, begin);
+        attempt.is_final |= SteadyNow() - lacks_since > kDescriptorPatience;
+      } else {
+        lacks_since = absl::InfiniteFuture();
+      }
       if (attempt.result.ok() || attempt.is_final) return std::move(attempt.result);
       // An attempt that the deadline has cut short is no better reason than the one before.
       if (last.ok() || SteadyNow() < deadline) last = attempt.result.status();

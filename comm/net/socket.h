@@ -42,6 +42,10 @@ class WakeUp {
   UniqueFd fd_;
 };
 
+// A process without free file descriptors retries for this long before that is an error: other
+// threads may close some.
+inline constexpr absl::Duration kDescriptorPatience = absl::Seconds(3);
+
 // Waits for events of many sockets; the cost of a wait depends on the ready ones alone.
 //
 // Threads: one thread calls Wait(); other threads may call the other functions at the same time.

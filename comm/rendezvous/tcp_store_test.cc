@@ -1247,6 +1247,26 @@ TEST(TcpStoreServerTest, ReportsThatFilesAreMissingAndGoesOn) {
   EXPECT_TRUE(internal::WaitFor(stranger, POLLIN, SteadyNow() + kSoon).ok()) << "a challenge";
 }
 
+TEST(TcpStoreTest, WaitsForFilesThatOtherThreadsGiveBack) {
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const std::unique_ptr<TcpStoreServer> server = Serve();
+  rlimit none = before;
+  none.rlim_cur = internal::UniqueFd(dup(0)).get();
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  TcpStoreOptions late = ClientOf(*server, 0, 1);
+  late.timeout = absl::Milliseconds(100);
+  const absl::Status in_vain = TcpStore::Connect(late).status();
+  std::thread other([&] {
+    absl::SleepFor(absl::Milliseconds(300));
+    setrlimit(RLIMIT_NOFILE, &before);
+  });
+  const absl::Status in_time = TcpStore::Connect(ClientOf(*server, 0, 1)).status();
+  other.join();
+  EXPECT_THAT(std::string(in_vain.message()), HasSubstr("socket: Too many open files"));
+  EXPECT_TRUE(in_time.ok()) << in_time;
+}
+
 TEST(TcpStoreServerTest, WithoutFilesRanksAreRefusedWithTheLimit) {
   rlimit before = {};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);

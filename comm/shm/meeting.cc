@@ -31,8 +31,6 @@ constexpr size_t kMaxStrangers = 128;
 constexpr int kMostAtOnce = 64;
 // Without file descriptors accepting again at once would only burn the processor.
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
-// Other threads may give descriptors back within this time.
-constexpr absl::Duration kLongestLack = absl::Seconds(3);
 constexpr size_t kMaxMessage = 2048;
 
 // So that what is proved here proves nothing over TCP, and the other way round.
@@ -262,7 +260,7 @@ absl::Status ShmMeeting::Judge(const Call& call, const PeerVerdict& verdict) con
 
 absl::Status ShmMeeting::Lack(absl::Time now, const absl::Status& why) {
   lacks_since_ = std::min(lacks_since_, now);
-  return now - lacks_since_ < kLongestLack ? absl::OkStatus() : why;
+  return now - lacks_since_ < kDescriptorPatience ? absl::OkStatus() : why;
 }
 
 absl::Status ShmMeeting::Accept(absl::Time now) {

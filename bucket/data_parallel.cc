@@ -397,6 +397,12 @@ void DataParallel::SetOptimizerState(std::vector<TensorView> state) {
 // Join --------------------------------------------------------------------------------------------
 
 absl::StatusOr<std::unique_ptr<JoinHook>> DataParallel::MakeJoinHook(const JoinOptions&) {
+  if (has_optimizer_state_ && join_config().has_optimizer)
+    return absl::FailedPreconditionError(absl::StrCat(
+        join_name(),
+        ": SetOptimizerState() names the state of an optimizer outside of RunJoined()'s list, but "
+        "the list has an optimizer, whose steps exhausted ranks take; an optimizer of your own "
+        "needs a list without one"));
   if (!refusal_.empty()) {
     if (!has_optimizer_state_ || stale_root_ < 0) return absl::FailedPreconditionError(refusal_);
     EK_RETURN_IF_ERROR(BroadcastState(*state_channel_, optimizer_state_, stale_root_, Role::kState,

@@ -119,9 +119,11 @@ class JoinRun {
       joinable->config_ = config;
       config.is_first = false;
     }
-    std::stable_sort(
-        joinables_.begin(), joinables_.end(),
-        [](const Joinable* a, const Joinable* b) { return a->join_phase() < b->join_phase(); });
+    // Hooks that communicate run in the same order on all ranks, whatever the order of the lists.
+    std::sort(joinables_.begin(), joinables_.end(), [](const Joinable* a, const Joinable* b) {
+      return std::pair(a->join_phase(), a->join_name()) <
+             std::pair(b->join_phase(), b->join_name());
+    });
     for (const Joinable* joinable : joinables_) counted_before_.push_back(joinable->counted_);
     steps().SetScope(this, StableHash(1, what));
     steps().SetAgreement(options.enable);

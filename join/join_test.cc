@@ -48,6 +48,7 @@ class Counter : public Joinable {
   JoinPhase join_phase() const override { return phase_; }
 
   bool only_touches = false;
+  bool counts_at_end = false;
   float total = 0;
   int shadowed = 0;
   int post_hooks = 0;
@@ -73,7 +74,7 @@ class Counter : public Joinable {
     absl::Status PostHook(bool is_last_joiner) override {
       ++owner_->post_hooks;
       owner_->last_joiner += is_last_joiner;
-      return absl::OkStatus();
+      return owner_->counts_at_end ? owner_->Add(1.0f) : absl::OkStatus();
     }
 
    private:
@@ -405,6 +406,20 @@ TEST_P(JoinTest, JoinablesMayBeUsedInAnyOrderAndNotInEveryStep) {
     EXPECT_EQ(a.total, steps);
     EXPECT_EQ(b.total, steps);
     EXPECT_EQ(c.total, even);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_P(JoinTest, TheOrderOfTheListsMayDiffer) {
+  const int world = GetParam();
+  absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
+    Counter a(&comm), b(&comm);
+    a.counts_at_end = b.counts_at_end = true;
+    std::vector<Joinable*> list = {&a, &b};
+    if (comm.rank() % 2 == 1) std::swap(list[0], list[1]);
+    EK_RETURN_IF_ERROR(RunJoined(list, {}, [&](JoinScope&) { return CountTo(a, comm.rank()); }));
+    EXPECT_EQ(b.total, world);
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;

@@ -194,7 +194,7 @@ TEST(RecoveryUsesTest, AnOptimizerOfTheUsersOwnNamesItsStateAndCountsItsSteps) {
 class SendsHalf : public Joinable {
  public:
   SendsHalf(Communicator* comm, int lost_rank, std::vector<TensorView> buffers)
-      : Joinable(comm, "half"), lost_rank_(lost_rank), buffers_(std::move(buffers)) {}
+      : Joinable(comm, "before"), lost_rank_(lost_rank), buffers_(std::move(buffers)) {}
   absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions&) override {
     return std::make_unique<Hook>(this);
   }

@@ -55,10 +55,10 @@
 // Errors:    see Reducer. At creation, before anything is broadcast and on all ranks:
 //            InvalidArgument if a rank cannot train its parameters, or if the ranks' parameters,
 //            buffers or options differ, with the ranks, the parameter or option, and both values. A
-//            model without trained parameters is allowed: some may be unfrozen later. If an
-//            exception destroys it outside of RunJoined(), or a step is open then, the other ranks
-//            receive the reason of the Communicator::Abort() that follows, or else its rank and the
-//            step.
+//            model without trained parameters is allowed: some may be unfrozen later. If it is
+//            destroyed inside a step, or by an exception outside of RunJoined(), the other ranks
+//            receive the reason of the Communicator::Abort() that follows, or else an error that
+//            names this rank.
 
 #ifndef EVENKEEL_BUCKET_DATA_PARALLEL_H_
 #define EVENKEEL_BUCKET_DATA_PARALLEL_H_

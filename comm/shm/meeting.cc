@@ -31,7 +31,7 @@ constexpr size_t kMaxStrangers = 128;
 constexpr int kMostAtOnce = 64;
 // Without file descriptors accepting again at once would only burn the processor.
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
-// Other threads may give descriptors back within this time.
+// The time in which other threads may release descriptors.
 constexpr absl::Duration kLongestLack = absl::Seconds(3);
 constexpr size_t kMaxMessage = 2048;
 

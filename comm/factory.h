@@ -42,8 +42,8 @@ struct FactoryOptions {
   // The ranks of the job that form the group, in the group's order. All ranks must pass the same
   // list, which is compared; empty on all ranks: no comparison.
   std::vector<int> members;
-  // From Rendezvous::Join(), for several groups in one job, or to use the job's store. Null: the
-  // function joins the rendezvous itself.
+  // From Rendezvous::Join(), for several groups in one job, or to use the job's store; or from
+  // Rendezvous::JoinThrough(), for one group. Null: the function joins the rendezvous itself.
   std::shared_ptr<Rendezvous> rendezvous;
 };
 

@@ -25,7 +25,8 @@
 //                inside RunJoined() those of the highest rank that has inputs. RunJoined() ends
 //                with equal buffers, also if it stops early: those of the highest rank that had
 //                inputs to the end. BufferOptions has other ways: the mean over the ranks that have
-//                inputs, every so many steps, or SyncBuffers() only.
+//                inputs, every so many steps, or SyncBuffers() only, which the end of RunJoined()
+//                does not call.
 // Memory:        parameters and buffers may move between steps: ParameterSet::Rebind(),
 //                RebindBuffer(), or readers that each step calls (DataParallelOptions::memory).
 //                Accumulated gradients move with them.

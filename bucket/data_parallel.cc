@@ -468,7 +468,7 @@ absl::Status DataParallel::EndJoin(bool is_last_joiner) {
   }
   if (last.root < 0) return absl::InternalError("no rank was active to the end of the loop");
   if (syncs_buffers) {
-    // If a rank is lost meanwhile, Recover() continues with this rank's own.
+    // If a rank is lost meanwhile, Recover() restores this rank's own buffers.
     KeptBuffers last_step = *kept_;
     const bool step_is_open = step_is_open_;
     EK_RETURN_IF_ERROR(KeepBuffers(is_last_joiner));
@@ -617,8 +617,8 @@ absl::Status DataParallel::TakeOver(StateTransfer& transfer) {
   return buffers_.empty() ? absl::OkStatus() : TakeOverBuffers(transfer.source);
 }
 
-// This rank may have left the loop: whether the source would make buffers equal next is right. The
-// end of the loop makes them equal (EndJoin()).
+// If this rank left the loop, it does not know whether the next step makes buffers equal: the
+// source does. The buffers themselves become equal at the end of the loop (EndJoin()).
 absl::Status DataParallel::TakeOverAfterLoop(StateTransfer& transfer) {
   std::vector<TensorView> state;
   if (transfer.done.insert(params_).second) state = ValuesOf(*params_);

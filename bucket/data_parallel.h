@@ -25,7 +25,8 @@
 //                inside RunJoined() those of the highest rank that has inputs. RunJoined() ends
 //                with equal buffers, also if it stops early: those of the highest rank that had
 //                inputs to the end. BufferOptions has other ways: the mean over the ranks that have
-//                inputs, every so many steps, or SyncBuffers() only.
+//                inputs, every so many steps, or SyncBuffers() only, which the end of RunJoined()
+//                does not call.
 // Memory:        parameters and buffers may move between steps: ParameterSet::Rebind(),
 //                RebindBuffer(), or readers that each step calls (DataParallelOptions::memory).
 //                Accumulated gradients move with them.
@@ -55,10 +56,10 @@
 // Errors:    see Reducer. At creation, before anything is broadcast and on all ranks:
 //            InvalidArgument if a rank cannot train its parameters, or if the ranks' parameters,
 //            buffers or options differ, with the ranks, the parameter or option, and both values. A
-//            model without trained parameters is allowed: some may be unfrozen later. If an
-//            exception destroys it outside of RunJoined(), or a step is open then, the other ranks
-//            receive the reason of the Communicator::Abort() that follows, or else its rank and the
-//            step.
+//            model without trained parameters is allowed: some may be unfrozen later. If it is
+//            destroyed inside a step, or by an exception outside of RunJoined(), the other ranks
+//            receive the reason of the Communicator::Abort() that follows, or else an error that
+//            names this rank.
 
 #ifndef EVENKEEL_BUCKET_DATA_PARALLEL_H_
 #define EVENKEEL_BUCKET_DATA_PARALLEL_H_

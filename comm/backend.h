@@ -54,8 +54,9 @@ struct Operation {
   double scale = 1.0;  // Float reductions: the result is multiplied by it. A backend whose sums
                        // could overflow in between multiplies the contributions instead.
   bool contributes = true;  // False: take the reduction's identity for this rank, `in` is not read.
-  // For an operation that is a step of another backend's operation: a hash of the latter, which
-  // must be equal on all ranks, as `what` must. 0: not a step.
+  // For an operation that is a step of another backend's operation, or an average of integers that
+  // travels in a wider type: a hash of the original, which must be equal on all ranks, as `what`
+  // must. 0: neither.
   uint64_t step_of = 0;
   // A time of SteadyNow() (comm/base/clock.h).
   absl::Time deadline = absl::InfiniteFuture();

@@ -309,9 +309,9 @@ class Communicator {
   // Ends the group on every rank: peers see "rank <r> <did>: <why>". From any thread; later calls
   // have no effect.
   void Abort(const absl::Status& why, absl::string_view did = "aborted the group");
-  // Aborts from a destructor, which runs before the program can give the reason: ends the group on
-  // this rank at once, and informs its peers by the Abort() that follows within 2 s. Without one,
-  // they get `why` then, or when this object is destroyed.
+  // The Abort() of destructors, which run before the program can pass its reason. Ends the group on
+  // this rank at once. The other ranks receive the reason of the Abort() that follows; without one
+  // they receive `why` after 2 s, or when this object is destroyed.
   void AbortProvisionally(const absl::Status& why, absl::string_view did = "aborted the group");
   // Leaves the group cleanly: waits until every rank has called it after the same collectives, else
   // fails on all ranks with their positions. Nothing may be in flight. Afterwards only destruction
@@ -352,10 +352,10 @@ class Communicator {
 
   // Keeps the first cause; returns false if there is one already.
   bool SetStatus(const absl::Status& why);
-  // Returns the error for the other ranks of an end that this one wanted.
+  // Returns the error that the other ranks receive when this one aborts with `why`.
   absl::Status AsOthersSee(const absl::Status& why, absl::string_view did) const;
-  // Informs the other ranks of the provisional reason if there is one, at its time. Returns the
-  // time until then.
+  // If there is a provisional reason, and it is due at `now`, reports it to the other ranks.
+  // Returns the time until it is due; infinite if there is none.
   absl::Duration ReportProvisional(absl::Time now);
   // Ends the group on this rank only: the peers have been notified.
   enum class End { kFailure, kClean };
@@ -451,7 +451,7 @@ class Communicator {
   mutable absl::Mutex mutex_;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
   bool has_ended_ ABSL_GUARDED_BY(mutex_) = false;  // Nothing is in flight any more.
-  // The reason of AbortProvisionally(), while the other ranks have none.
+  // The reason of AbortProvisionally(), until the other ranks are informed.
   struct Provisional {
     absl::Status why;  // For them.
     absl::Time report_at;

@@ -109,7 +109,7 @@ absl::StatusOr<Environment> ReadEnvironment();
 // Returns the environment of a rank whose job is described by other means: of the variables of this
 // process only EVENKEEL_ADDRESS, EVENKEEL_HOST_PARTS, EVENKEEL_VERIFY, EVENKEEL_CHECK_FINITE,
 // EVENKEEL_CHECK_REPLICAS and EVENKEEL_FLIGHT count, and the ranks find each other through a store
-// (Rendezvous::Join()).
+// (Rendezvous::JoinThrough()).
 absl::StatusOr<Environment> EnvironmentOfRank(int rank, int world_size);
 
 // Returns the folder of this user that contains the folders of jobs, and those for observers, whose

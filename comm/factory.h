@@ -39,11 +39,11 @@ struct FactoryOptions {
   absl::Duration connect_timeout = absl::Minutes(2);
   // The environment sets the verification level and the flight records that are unset here.
   CommunicatorOptions communicator;
-  // The ranks of the job that the group has, in its order, which all its ranks compare. Empty: not
-  // compared.
+  // The ranks of the job that form the group, in the group's order. All ranks must pass the same
+  // list, which is compared; empty on all ranks: no comparison.
   std::vector<int> members;
-  // From Rendezvous::Join(), for several groups in one job, or to use the job's store. Null: the
-  // function joins the rendezvous itself.
+  // From Rendezvous::Join(), for several groups in one job, or to use the job's store; or from
+  // Rendezvous::JoinThrough(), for one group. Null: the function joins the rendezvous itself.
   std::shared_ptr<Rendezvous> rendezvous;
 };
 

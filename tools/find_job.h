@@ -6,8 +6,7 @@
 // Reads the environments of this user's processes on this host (/proc): a rank's environment names
 // its job's store and secret, whichever launcher started it. A PyTorch job has them in torch's
 // store; its rank 0 also writes them to a folder that only its user can read
-// (Environment::observer_folder). There it has one server for
-// all groups of which it is rank 0.
+// (Environment::observer_folder). It has one server for all groups of which it is rank 0.
 //
 // Errors: NotFound if there is no such job; FailedPrecondition if several fit, which it names.
 

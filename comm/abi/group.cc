@@ -273,7 +273,7 @@ class GroupOverCommunicator final : public Group {
   std::shared_ptr<Communicator> comm_ ABSL_GUARDED_BY(mutex_);
 };
 
-// The caller's store as one of evenkeel's: as much as Rendezvous::JoinThrough() needs.
+// Makes the caller's store an evenkeel::Store, with the functions that JoinThrough() needs.
 class StoreOfCaller final : public evenkeel::Store {
  public:
   explicit StoreOfCaller(abi::Store& store) : store_(store) {}
@@ -343,7 +343,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> Connect(Store& store, const Option
   auto through = std::make_shared<StoreOfCaller>(store);
   FactoryOptions factory;
   absl::StatusOr<std::unique_ptr<Communicator>> comm = ConnectThrough(options, through, factory);
-  // Before the rendezvous in `factory` ends: of the two the others are to see the cause first.
+  // Before the rendezvous in `factory` ends, so that the other ranks see the cause first.
   if (!comm.ok() && options.world_size > 1)
     Rendezvous::GiveUp(options.rank, comm.status(), *through);
   return comm;

@@ -12,8 +12,8 @@
 // of Abseil is in this header, and the library exports only it and join/abi/step_monitor.h.
 // Everybody else uses comm/communicator.h, whose contracts hold here too.
 //
-// Threads:   Group and Work are thread-safe. The order on which ranks must agree is that of
-// Issue(). Ownership: buffers must live, and must not be accessed, until their work has ended.
+// Threads:   Group and Work are thread-safe. Ranks must agree on the order of their Issue() calls.
+// Ownership: buffers must live, and must not be accessed, until their work has ended.
 // Errors:    no exception leaves. A call that is wrong by itself fails alone, with code
 //            kInvalidArgument or kUnimplemented; any other failure ends the group on every rank,
 //            and each later call reports the first cause.
@@ -121,9 +121,9 @@ class Group {
   virtual void Abort(const std::string& why) = 0;
   // Leaves the group. Waits for what this rank has issued, except receives, and not for other
   // ranks: those may still finish what needs nothing more of this rank; what does need it fails
-  // there, and names it. Only a process that hosts hubs, as rank 0 of groups, waits for the others
-  // to leave when it leaves the last of these groups, for 5 seconds at most. Afterwards every call
-  // fails.
+  // there, and names it. Rank 0 of a group hosts its hub: when a process leaves the last group of
+  // which it is rank 0, it waits for the other ranks to leave, for at most 5 seconds. Afterwards
+  // every call fails.
   virtual Failure Leave(std::chrono::milliseconds timeout) = 0;
   // Writes this rank's last collectives, see comm/flight_dump.h; and returns them.
   virtual std::string FlightJson() const = 0;
@@ -143,8 +143,8 @@ class Store {
 struct Options {
   int rank = 0;
   int world_size = 1;
-  // The ranks of the job that the group has, in its order: all its ranks compare them. Empty: they
-  // do not.
+  // The ranks of the job that form the group, in the group's order. All ranks must pass the same
+  // list, which is compared; empty on all ranks: no comparison.
   std::vector<int> members = {};
   std::string name = "world";    // The group's, for messages and flight records.
   std::string backend = "auto";  // See comm/factory.h.

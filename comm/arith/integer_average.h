@@ -5,7 +5,7 @@
 //   conclude();  // The averages are where the operation had its output.
 //
 // Result: the mean, rounded toward zero.
-// Wire:   int32 for integers of 8 and 16 bits, of which up to 2^16 ranks fit into a sum; int64 for
+// Wire:   int32 for integers of 8 and 16 bits, which holds the sums of up to 2^16 ranks; int64 for
 //         int32; for int64 two int64, its upper and its lower half.
 // Errors: ResourceExhausted if there is no memory for the wider integers.
 
@@ -19,8 +19,9 @@
 
 namespace evenkeel::internal {
 
-// Makes the operation, a kAverage of integers, one of wider integers in memory that the returned
-// function owns. `step_of` distinguishes it from those of other types that travel alike.
+// Changes `operation`, a kAverage of integers, to one of wider integers in memory that the returned
+// function owns. Its `step_of` becomes the hash of the original operation, so that averages of
+// different types that travel in one wider type do not match.
 absl::StatusOr<std::function<void()>> WidenAverage(Operation& operation, int world_size);
 
 }  // namespace evenkeel::internal

@@ -14,14 +14,14 @@
 
 namespace evenkeel::internal {
 
-// Returns the text of errno after the failed call: "connect: Connection refused". Where this
-// process has no descriptor left it contains the limit.
+// Returns the text of errno after the failed call: "connect: Connection refused". If the process
+// has no descriptor left, the text contains its limit; other ranks may receive it, too.
 inline std::string ErrnoText(absl::string_view call) {
   const int error = errno;
   std::string text = absl::StrCat(call, ": ", std::strerror(error));
   rlimit files = {};
   if (error == EMFILE && getrlimit(RLIMIT_NOFILE, &files) == 0) {
-    absl::StrAppend(&text, " in this process, whose limit is ", files.rlim_cur,
+    absl::StrAppend(&text, ": the limit of the process is ", files.rlim_cur,
                     " (raise it with ulimit -n)");
   }
   return text;

@@ -128,7 +128,7 @@ class ControlChannel {
     int64_t round = 0;       // Equal on all survivors; a new number each time.
   };
   absl::StatusOr<Survivors> Regroup(absl::Duration timeout);
-  // Returns OK, or the loss of the hub, or that of a survivor since the last Regroup().
+  // Returns the loss of the hub, or of a survivor since the last Regroup(), else OK.
   absl::Status SurvivorsStatus() const;
 
   ControlLink& link() { return *link_; }

@@ -39,7 +39,7 @@ absl::Status ControlGroups::Check(const Hello& hello) const {
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", hello.rank, " gives the members of the group ", hello.group, " as ",
                      shown(hello.members), ", the other ranks as ", shown(group.members_text),
-                     ": a group has one list of members on all its ranks"));
+                     ": all ranks of a group must pass the same list"));
   }
   const Member& member = group.members[hello.rank];
   if (member.is_connected) {

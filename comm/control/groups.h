@@ -9,7 +9,8 @@
 //
 // The first rank that connects creates its group. Messages for a rank that has not connected yet,
 // the failure of the group included, are kept until it does. A rank connects once. A group is
-// removed when all its ranks have connected and disconnected.
+// removed when all its ranks have connected and disconnected; one with an id (Hello::id) also when
+// it has failed and no rank is connected.
 //
 // Threads: thread-compatible.
 
@@ -64,7 +65,8 @@ class ControlGroups : public ControlSeats {
   struct Group {
     std::string name;
     std::string members_text;  // Hello::members of its first rank.
-    // Then ranks that have not come will not: where they read the id they read that it has failed.
+    // After a failure, a group with an id does not wait for further ranks: they find the failure in
+    // the store from which they read the id.
     bool has_id = false;
     std::vector<Member> members;
     int connected = 0;

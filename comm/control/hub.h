@@ -148,8 +148,8 @@ class ControlHub {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Declares the rank lost: the texts continue "rank 2 ...".
   void Lose(int rank, absl::string_view to_it, absl::string_view to_others);
-  // Ends the group, or, if the other ranks wait for this one in the group that succeeds it, their
-  // wait.
+  // Ends the group. If it has ended, and the survivors wait for this rank in their new group, ends
+  // their wait.
   void OnLost(int rank, const absl::Status& why, Outbox& outbox)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FailAll(FailureKind kind, int culprit, absl::Status why, Outbox& outbox)

@@ -118,11 +118,11 @@ class ControlLink {
                      std::function<void(absl::Status)> lost) = 0;
   // Never waits for a peer. A lost link drops the message.
   virtual void Send(ControlMessage message) = 0;
-  // The group from which another one is made.
+  // Facts of the group from which another one is made.
   struct Origin {
-    std::function<absl::Status()> status = nullptr;  // Null: it may fail meanwhile.
-    int hub_rank = -1;                               // HubRank() in the other group.
-    std::vector<int> members = {};                   // The ranks of the job that it has.
+    std::function<absl::Status()> status = nullptr;  // Null: its failure does not end the wait.
+    int hub_rank = -1;                               // HubRank() in the new group.
+    std::vector<int> members = {};                   // The new group's ranks, by number in the job.
   };
   // Opens this process's link to another group of the same job. The first link to a group creates
   // it. An error of the origin ends the wait for the hub.

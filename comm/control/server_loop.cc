@@ -207,7 +207,7 @@ void ServerLoop::Read(PeerId id, Peer& peer) {
   const bool is_over = ReceiveSome(peer.fd, bytes).is_over;
   if (peer.state != State::kLeaving) peer.received.Append(bytes);
   if (peer.state == State::kControl && !bytes.empty()) seats_->OnBytes(id);
-  // A part of a long frame of one link is a sign of life of them all.
+  // A part of a long frame of one link shows that the ranks of all links live.
   if (const absl::Time now = SteadyNow();
       !bytes.empty() && !peer.links.empty() && now >= peer.hear_again) {
     peer.hear_again = now + ControlSeats::kListening;
@@ -257,7 +257,7 @@ void ServerLoop::HandleLink(PeerId id, Peer& peer, absl::string_view frame) {
 
 void ServerLoop::OpenLink(PeerId id, Peer& peer, uint32_t number, absl::string_view payload) {
   const absl::StatusOr<Hello> hello = Hello::Parse(payload);
-  if (!hello.ok()) return;  // For a link that this server has closed.
+  if (!hello.ok()) return;  // A late frame of a link that this server has closed.
   if (hello->kind != Hello::Kind::kControl) return Dismiss(id, peer);
   Verdict verdict{.status = JudgeRank(*hello), .host = options_.host};
   Send(id, OnLink(number, verdict.Serialize()));

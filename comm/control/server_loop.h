@@ -50,7 +50,7 @@ struct ServerOptions {
   bool has_store = true;
   absl::Duration greeting_timeout;
   absl::Duration linger;
-  // A rank that waits for longer because this process has no descriptor left is refused.
+  // If this process has had no descriptor left for this time, ranks that connect are refused.
   absl::Duration refuse_after = absl::Seconds(5);
 };
 
@@ -76,7 +76,7 @@ class ServerLoop {
     UniqueFd fd;
     State state = State::kGreeting;
     Challenge challenge;
-    absl::Status refusal;  // Its verdict, if it is the one that no descriptor is left for.
+    absl::Status refusal;  // Not OK: it is refused, because no descriptor is left.
     FrameParser received{kMaxGreetingFrame};
     std::string outgoing;
     size_t sent = 0;
@@ -86,7 +86,7 @@ class ServerLoop {
     bool is_over = false;
     bool is_touched = false;                       // In `touched_`.
     std::map<uint32_t, PeerId> links;              // By number: the seat of each.
-    absl::Time hear_again = absl::InfinitePast();  // Until then bytes count for one link alone.
+    absl::Time hear_again = absl::InfinitePast();  // When bytes count for all links again.
   };
 
   ServerLoop(UniqueFd listener, WakeUp wake, Poller poller, ServerOptions options,
@@ -112,7 +112,7 @@ class ServerLoop {
   void OpenLink(PeerId id, Peer& peer, uint32_t number, absl::string_view payload);
   void CloseLink(PeerId seat);
   void HandleRequest(PeerId id, Peer& peer, const std::string& frame);
-  // Returns the state of all groups, which is not quite new: many observers cost as much as one.
+  // Returns a recent state of all groups: many observers cost as much as one.
   const std::string& Status();
   // `to` may be the seat of a link.
   void Send(PeerId to, absl::string_view payload);
@@ -129,7 +129,7 @@ class ServerLoop {
   const ServerOptions options_;
   absl::Time accept_again_ = absl::InfiniteFuture();  // Finite: accepting pauses until then.
   bool has_warned_ = false;
-  UniqueFd spare_;  // With it a rank can be refused when there is no other.
+  UniqueFd spare_;  // Released to accept, and refuse, a rank when no other descriptor is left.
   absl::Time out_since_ = absl::InfiniteFuture();  // Finite: no descriptor is left.
   absl::Time last_turn_ = absl::InfiniteFuture();  // The first turn counts for nothing.
   PeerId next_id_ = 0;

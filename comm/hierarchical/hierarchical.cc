@@ -26,8 +26,8 @@ using internal::HostMap;
 
 std::string HostOf(int rank, const std::string& part) {
   const absl::StatusOr<std::string> identity = internal::HostIdentity();
-  // A container may forbid shared memory, or have none to spare. Asked once: later groups get the
-  // error of what they need.
+  // A container may forbid shared memory, or have none to spare. Once it has worked, it is not
+  // tried again: a later group that lacks memory fails with that error.
   static std::atomic<bool> has_shared = false;
   const bool can_share = identity.ok() && (has_shared || internal::ShmBoard::CreateMemory(1).ok());
   has_shared = has_shared || can_share;

@@ -28,7 +28,7 @@ namespace evenkeel::internal {
 inline constexpr size_t kFrameHeader = 4;
 // For authenticated peers.
 inline constexpr size_t kMaxFrame = size_t{256} << 20;
-// The same after a link's number.
+// The same for a payload that begins with a link's number.
 inline constexpr size_t kMaxLinkFrame = kMaxFrame + kFrameHeader;
 // For all others.
 inline constexpr size_t kMaxGreetingFrame = 2048;
@@ -36,9 +36,11 @@ inline constexpr size_t kMaxGreetingFrame = 2048;
 // Returns `payload` after its length. It must not be above the receiver's limit.
 std::string Frame(absl::string_view payload);
 
-// On a connection of many links (Hello::Kind::kLinks) payloads begin with the link's number.
+// Returns `payload` behind the number of its link, as a connection with many links sends it
+// (Hello::Kind::kLinks).
 std::string OnLink(uint32_t link, absl::string_view payload);
-// Removes the number from `payload`; nothing if there is none.
+// Removes the link's number from the beginning of `payload` and returns it; nullopt if `payload` is
+// too short.
 std::optional<uint32_t> TakeLink(absl::string_view* payload);
 
 class FrameParser {

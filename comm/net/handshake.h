@@ -51,15 +51,15 @@ struct Hello {
     kStore,
     kControl,
     kObserver,  // No rank of the job: asks for its status, and changes nothing.
-    // A connection of many links, which are ranks of groups. Each link has a number, begins with a
-    // kControl hello and its verdict, without proofs, and ends with an empty payload.
+    // A connection with many links, each of which serves a rank of a group. A link has a number,
+    // begins with a kControl hello and its verdict, without proofs, and ends with an empty payload.
     kLinks,
   };
   uint32_t version = kProtocolVersion;
   std::string build = std::string(kBuild);
   Kind kind = Kind::kStore;
-  // For a control connection: the group's name; its id, which separates groups of one name; and
-  // MembersText() of its members, or nothing if they are not known. All equal on its ranks.
+  // For a control connection, equal on all ranks of the group: its name; its id, which
+  // distinguishes groups of one name; and MembersText() of its members, empty if they are unknown.
   std::string group;
   std::string id = {};
   std::string members = {};
@@ -85,8 +85,8 @@ struct Verdict {
   }
 };
 
-// Returns the ranks of the job that a group has, in its order: "0,3"; of a long list the beginning,
-// the length, and a hash of all.
+// Returns a list of members as text: "0,3"; of a long list the beginning, the length, and a hash of
+// all.
 std::string MembersText(absl::Span<const int> members);
 
 // Returns OK if the peer has our protocol version and build, else FailedPrecondition with both

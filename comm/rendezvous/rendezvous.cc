@@ -110,7 +110,7 @@ class Rendezvous::Host {
  public:
   static absl::StatusOr<std::shared_ptr<Host>> Create(const Environment& environment,
                                                       const TcpStoreOptions& options);
-  // Returns the one for the groups of this process.
+  // Returns the server for all groups of which this process is rank 0.
   static absl::StatusOr<std::shared_ptr<Host>> OfProcess(const Environment& environment);
   ~Host() {
     server_ = nullptr;  // Waits for the other ranks.
@@ -123,7 +123,7 @@ class Rendezvous::Host {
   const std::string& secret() const { return secret_; }
 
  private:
-  // A job that cannot be observed runs all the same.
+  // Errors are ignored: a job runs even if it cannot be observed.
   void TellObservers(const std::string& folder) {
     absl::StatusOr<std::shared_ptr<FileStore>> store = OpenFolder(folder, /*is_ours=*/true);
     if (!store.ok()) return;
@@ -285,12 +285,12 @@ absl::StatusOr<std::shared_ptr<Rendezvous>> Rendezvous::JoinThrough(
 }
 
 void Rendezvous::GiveUp(int rank, const absl::Status& why, Store& through) {
-  // The first one is the cause; the others may have it from there.
+  // The first error is the cause: the ranks that give up later may have received it from here.
   std::string text = absl::StrCat("rank ", rank, ": ", why.message());
   const absl::StatusOr<std::string> first = through.Get(kGaveUpKey, absl::ZeroDuration());
   if (first.ok()) text = *first;
   if (!first.ok()) through.Set(kGaveUpKey, text).IgnoreError();
-  if (rank == 0)  // Others may wait for its address.
+  if (rank == 0)  // The other ranks may still wait for the address.
     through.Set(kAddressKey, absl::StrCat("\n\n", text)).IgnoreError();
 }
 

@@ -33,11 +33,11 @@ class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
   // Waits for the server, not for other ranks. The job must have more than one rank.
   static absl::StatusOr<std::shared_ptr<Rendezvous>> Join(
       const Environment& environment, absl::Duration timeout = absl::Minutes(2));
-  // The same for the one group of `environment`, among many of this process. Its ranks find its hub
-  // in a store of the caller, which no other group uses: in the process of its rank 0, which hosts
-  // one server for all groups of which it is that. A process has one connection to such a server,
-  // and so a further group costs neither descriptors nor threads here. Whoever reads that store can
-  // join these groups. `through` must live until the group has been made.
+  // Joins one group, whose rank and world size `environment` has. Its ranks exchange the address of
+  // the group's hub through a store of the caller, which no other group may use. A process hosts
+  // one server for all groups of which it is rank 0, and has one connection to each server, so a
+  // further group adds no descriptor and no thread for its hub. A process that can read the store
+  // can join the group. Used until the group has been made: `through`, and what it refers to.
   static absl::StatusOr<std::shared_ptr<Rendezvous>> JoinThrough(const Environment& environment,
                                                                  absl::Duration timeout,
                                                                  std::shared_ptr<Store> through);
@@ -48,10 +48,11 @@ class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
 
   // Opens this rank's link to the control hub of a group. Each rank of the group opens it once.
   absl::StatusOr<std::unique_ptr<TcpControlLink>> OpenGroup(const GroupSeat& seat = {});
-  // Tells the other ranks of a group in that store that this one does not come.
+  // Informs the other ranks of a group of JoinThrough() that this rank cannot make it, and why:
+  // they read it in `through`.
   static void GiveUp(int rank, const absl::Status& why, Store& through);
-  // After JoinThrough(): returns the error of a rank that does not come. Looks into the store once
-  // per second at most, and is for one thread.
+  // After JoinThrough(): returns the error of a rank that has called GiveUp(), else OK. Reads the
+  // store at most once a second. Called by one thread at a time.
   absl::Status OthersStatus();
   // Returns the job's key-value store; not after JoinThrough().
   Store& store() { return *store_; }
@@ -67,7 +68,7 @@ class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
   std::shared_ptr<Host> host_;  // Null: another process hosts the server.
   std::unique_ptr<TcpStore> store_;
   std::shared_ptr<Store> through_;
-  absl::Time look_again_ = absl::InfinitePast();  // In `through_`.
+  absl::Time look_again_ = absl::InfinitePast();  // When to read `through_` next.
 };
 
 }  // namespace evenkeel

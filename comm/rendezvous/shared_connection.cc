@@ -15,9 +15,9 @@ namespace {
 
 // Enough time to send what is queued, and short enough if the server hangs.
 constexpr absl::Duration kLinger = absl::Seconds(1);
-constexpr absl::Duration kGlance = absl::Milliseconds(100);  // Between looks at `cancelled`.
-// A connection is not used again if the server has owed a reply for longer, and a new link gives
-// up.
+constexpr absl::Duration kGlance = absl::Milliseconds(100);  // Between two calls of `cancelled`.
+// If the server has owed a reply for longer than the first, new links use a new connection; if for
+// longer than the second, a link that is being opened fails.
 constexpr absl::Duration kShortSilence = absl::Seconds(2), kMostSilence = absl::Seconds(10);
 
 // The connections of a process, which a forked child has no right to. Never freed: groups may
@@ -53,8 +53,8 @@ absl::StatusOr<std::shared_ptr<SharedConnection>> SharedConnection::OfProcess(
     if (found != connections.by_key.end()) known = found->second.lock();
   }
   if (known != nullptr && known->IsUsable()) return known;
-  // Without the lock, because it may wait. Of two threads that connect at once both succeed, and
-  // one connection lives for one group.
+  // Without the lock, because it may wait. If two threads connect at once, both succeed, and one of
+  // the connections serves only its thread's group.
   EK_ASSIGN_OR_RETURN(std::unique_ptr<Connection> connection, connect());
   auto made = std::make_shared<SharedConnection>(std::move(connection));
   absl::MutexLock lock(&connections.mutex);
@@ -94,6 +94,7 @@ absl::StatusOr<std::string> SharedConnection::AwaitVerdict(End& end, const Hello
   const auto is_over = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(end.deliver) {
     return end.verdict.has_value() || !end.lost.ok();
   };
+  const absl::Time start = SteadyNow();
   while (true) {
     {
       absl::MutexLock lock(&end.deliver);
@@ -101,10 +102,13 @@ absl::StatusOr<std::string> SharedConnection::AwaitVerdict(End& end, const Hello
       if (end.verdict.has_value()) return *end.verdict;
       EK_RETURN_IF_ERROR(end.lost);
     }
-    if (cancelled != nullptr) EK_RETURN_IF_ERROR(cancelled());  // It may wait for a store.
-    if (SteadyNow() < deadline && connection_->Silence() < kMostSilence) continue;
+    if (cancelled != nullptr) EK_RETURN_IF_ERROR(cancelled());  // Unlocked: it may read a store.
+    const absl::Time now = SteadyNow();
+    if (now < deadline && connection_->Silence() < kMostSilence) continue;
     return absl::DeadlineExceededError(
-        absl::StrCat(connection_->ServerName(), " does not reply to rank ", hello.rank));
+        absl::StrCat("rank ", hello.rank, " received no reply from ", connection_->ServerName(),
+                     " within ", absl::FormatDuration(absl::Trunc(now - start, kGlance)),
+                     ": its process hangs, or the network is down"));
   }
 }
 

@@ -7,13 +7,14 @@
 //   link->Start(on_frame, on_lost);
 //   link->Send(payload);
 //
-// A link is a rank of a group. Its end is no matter to the other links; the end of the connection
-// is the end of them all.
+// Each link serves one rank of one group. The end of a link does not affect the other links; the
+// end of the connection ends all of them.
 //
-// Threads:   thread-safe. Callbacks of all links run on the connection's thread, one at a time: one
-//            that waits delays all groups.
+// Threads:   thread-safe. Callbacks of all links run on the connection's thread, one at a time: a
+//            callback that waits delays all groups.
 // Ownership: links keep the connection; the last one closes it.
-// Errors:    those of the server's verdict; Unavailable if the connection is lost.
+// Errors:    those of the server's verdict; DeadlineExceeded without a reply; Unavailable if the
+//            connection is lost.
 
 #ifndef EVENKEEL_COMM_RENDEZVOUS_SHARED_CONNECTION_H_
 #define EVENKEEL_COMM_RENDEZVOUS_SHARED_CONNECTION_H_
@@ -42,19 +43,20 @@ namespace evenkeel::internal {
 
 class SharedConnection : public std::enable_shared_from_this<SharedConnection> {
  public:
-  // `connection` has greeted as Hello::Kind::kLinks, and is not started.
+  // `connection` has passed the handshake as Hello::Kind::kLinks, and is not started yet.
   explicit SharedConnection(std::unique_ptr<Connection> connection);
   ~SharedConnection();
 
-  // Returns the connection of this process with that key, unless it is lost or silent, or else the
-  // one from `connect`.
+  // Returns this process's connection with that key. If there is none, or if it is lost or silent,
+  // returns a new one from `connect`.
   static absl::StatusOr<std::shared_ptr<SharedConnection>> OfProcess(
       const std::string& key,
       absl::FunctionRef<absl::StatusOr<std::unique_ptr<Connection>>()> connect);
 
-  // Has the calls of Connection.
+  // Has the functions of Connection.
   class Link;
-  // `hello`: kind, group, id, members, rank and world size.
+  // Opens a link, and waits for the server's verdict. `hello` has kind, group, id, members, rank
+  // and world size.
   absl::StatusOr<std::unique_ptr<Link>> Open(Hello hello, absl::Time deadline,
                                              const Cancelled& cancelled);
 
@@ -92,7 +94,7 @@ class SharedConnection::Link {
   void Send(absl::string_view payload);
   void ExpectAnswer() { connection_->connection_->ExpectAnswer(); }
   absl::Duration Silence() const { return connection_->connection_->Silence(); }
-  // No callback runs after it returns. What was sent before is still delivered.
+  // No callback runs after it returns. Messages that were sent before are still delivered.
   void Close();
 
   const HostPort& local_address() const { return connection_->connection_->local_address(); }

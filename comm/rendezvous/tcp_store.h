@@ -53,8 +53,8 @@ struct TcpStoreOptions {
   int host_rank = -1;     // The rank that hosts the server, if one does: it is lost with it.
   absl::Duration timeout =
       absl::Minutes(2);  // To connect; and for a reply that does not depend on another rank.
-  // The links to this server share one connection of this process, and its thread: a callback that
-  // waits delays all their groups.
+  // All links of this process to this server share one connection and its thread: a callback that
+  // waits delays all groups.
   bool shares_connection = false;
   // Groups with more ranks exchange over a tree in which no rank has more children. Equal on all
   // ranks.
@@ -130,7 +130,7 @@ class TcpObserver {
 struct GroupSeat {
   std::string name = "world";
   std::string id = {};            // Separates groups of one name; equal on all ranks.
-  std::vector<int> members = {};  // The ranks of the job that it has; empty: not compared.
+  std::vector<int> members = {};  // Its ranks' numbers in the job; empty: not compared.
   int rank = -1;                  // -1: the rank in the job.
   int world_size = -1;            // -1: that of the job.
   absl::Duration timeout = absl::InfiniteDuration();  // Of connecting, if less than the options'.

@@ -30,8 +30,8 @@ namespace evenkeel {
 namespace internal {
 class ServerLoop;
 
-// Raises this process's limit of open files as far as it may, for so many ranks that connect;
-// ResourceExhausted if that is not enough for them.
+// Raises this process's limit of open files, up to its hard limit, for the connections of so many
+// ranks. ResourceExhausted: the hard limit is too low for them.
 absl::Status PrepareForRanks(int world_size);
 }  // namespace internal
 
@@ -43,7 +43,7 @@ struct TcpStoreServerOptions {
   std::string host = "rank 0";  // The name of this process, for the message when it dies.
   absl::Duration greeting_timeout = absl::Seconds(10);  // For a connection to authenticate.
   absl::Duration linger = absl::Seconds(5);
-  // A rank that waits for longer because this process has no descriptor left is refused.
+  // If this process has had no descriptor left for this time, ranks that connect are refused.
   absl::Duration refuse_after = absl::Seconds(5);
   // Called with OK when all ranks of a group have connected, and once if the group ends with an
   // error, with the error that its ranks are sent: FailureInfoOf() has the ranks that caused it.

@@ -1242,7 +1242,7 @@ TEST(TcpStoreServerTest, ReportsThatFilesAreMissingAndGoesOn) {
   const std::string warning = warnings.Wait();
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
   EXPECT_THAT(warning, HasSubstr("rank 0 cannot accept the connection of a rank: accept: Too many "
-                                 "open files in this process, whose limit is"));
+                                 "open files: the limit of the process is"));
   EXPECT_THAT(warning, HasSubstr("; it retries, and the rank waits"));
   EXPECT_TRUE(internal::WaitFor(stranger, POLLIN, SteadyNow() + kSoon).ok()) << "a challenge";
 }
@@ -1283,7 +1283,7 @@ TEST(TcpStoreServerTest, WithoutFilesRanksAreRefusedWithTheLimit) {
     const absl::Status refused = TcpStore::Connect(ClientOf(*server, 0, 1)).status();
     EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
     EXPECT_THAT(std::string(refused.message()),
-                HasSubstr(absl::StrCat("whose limit is ", one_more.rlim_cur)));
+                HasSubstr(absl::StrCat("the limit of the process is ", one_more.rlim_cur)));
   }
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
   EXPECT_TRUE(TcpStore::Connect(ClientOf(*server, 0, 1)).ok());

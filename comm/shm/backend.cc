@@ -34,9 +34,9 @@ namespace {
 // The id of the memory that rank 0 gives the others. Ids of registered memory are small.
 constexpr uint64_t kBoardId = uint64_t{1} << 63;
 
-// With so many lanes, a rank that needs one more leaves its idle ones. More than a program usually
-// has: joining a lane again takes microseconds. Messages to and from all ranks, with and without
-// tags, have four for each.
+// A rank that has this many lanes, and needs one more, leaves its idle ones. Programs usually have
+// fewer; joining a lane again takes microseconds. Messages to and from all ranks, with and without
+// tags, need four lanes for each rank.
 constexpr size_t kLanes = 16;
 constexpr size_t kLanesPerRank = 4;
 
@@ -57,13 +57,13 @@ constexpr int kLooksPerGlance = 8;  // At the clock.
 // milliseconds.
 constexpr absl::Duration kMeetingPatience = absl::Seconds(2);
 
-// For one thread at a time that looks after a lane; nobody ever waits for it. Unlike a mutex's, a
-// try fails only if somebody else has it.
+// The lock of the thread that drives a lane; no thread waits for it. Unlike a mutex's try, Try()
+// fails only if another thread holds it.
 class ABSL_LOCKABLE TryLock {
  public:
   bool Try() ABSL_EXCLUSIVE_TRYLOCK_FUNCTION(true) { return !is_held_.exchange(true); }
   void Unlock() ABSL_UNLOCK_FUNCTION() { is_held_.store(false); }
-  // For a lane that is in no place: as if a thread had it, but none does.
+  // For a lane that this rank has left: closed, it looks as if a thread held it.
   bool TryToClose() { return !is_held_.exchange(true); }
   void Open() { is_held_.store(false); }
 
@@ -189,7 +189,7 @@ class ShmBackend::Core : public std::enable_shared_from_this<ShmBackend::Core> {
   std::unique_ptr<ShmBoard> board_;
   std::shared_ptr<void> when_freed_;
 
-  std::atomic<bool> aborts_ = false;  // Before `stop_`: nothing waits for other ranks any more.
+  std::atomic<bool> aborts_ = false;  // Set before `stop_`: ends waits for the board's lock.
   std::atomic<bool> stop_ = false;
   std::atomic<int> touching_ = 0;
   std::atomic<bool> thread_sleeps_ = false;
@@ -199,7 +199,8 @@ class ShmBackend::Core : public std::enable_shared_from_this<ShmBackend::Core> {
   absl::Mutex lanes_mutex_;
   absl::Status ended_ ABSL_GUARDED_BY(lanes_mutex_);
   std::map<uint64_t, Lane*> lanes_ ABSL_GUARDED_BY(lanes_mutex_);  // By key: those it has joined.
-  size_t leaves_at_ ABSL_GUARDED_BY(lanes_mutex_) = 0;             // So many of them.
+  // With fewer lanes than this, it leaves none.
+  size_t leaves_at_ ABSL_GUARDED_BY(lanes_mutex_) = 0;
   // By place, ordered, so that all runs destroy them in one order. Each stays where it is: threads
   // may still look at a lane that this rank has left.
   std::map<int64_t, std::unique_ptr<Lane>> all_lanes_ ABSL_GUARDED_BY(lanes_mutex_);
@@ -296,7 +297,9 @@ absl::StatusOr<ShmBackend::Core::Lane*> ShmBackend::Core::Join(uint64_t key, std
   const auto may_wait = [&]() -> absl::Status {
     if (aborts_) return absl::CancelledError("the group ends");
     if (SteadyNow() < operation.deadline) return absl::OkStatus();
-    return absl::DeadlineExceededError("another rank stopped while it held the shared lanes' lock");
+    return absl::DeadlineExceededError(absl::StrCat(
+        "rank ", names_[rank_], " could not begin to use a channel over shared memory in time: ",
+        "another rank of its host was stopped or died while it held their lock"));
   };
   EK_ASSIGN_OR_RETURN(const ShmPlace place, board_->Join(key, may_wait));
   std::unique_ptr<Lane>& lane = all_lanes_[place.index];
@@ -304,7 +307,7 @@ absl::StatusOr<ShmBackend::Core::Lane*> ShmBackend::Core::Join(uint64_t key, std
     lane = std::make_unique<Lane>();
     lane_list_.push_back(lane.get());
   }
-  // It may come back before the last rank has left: then the lane goes on.
+  // This rank may join again before the last rank has left: then the lane continues.
   if (lane->place.use == place.use) return lane.get();
   EK_ASSIGN_OR_RETURN(ShmSeat* const seats, board_->Seats(place, ranks.size()));
   lane->place = place;
@@ -320,11 +323,12 @@ void ShmBackend::Core::LeaveIdleLanes() {
   if (lanes_.size() < std::max(enough, leaves_at_)) return;
   for (auto at = lanes_.begin(); at != lanes_.end();)
     at = LeaveIfIdle(*at->second) ? lanes_.erase(at) : std::next(at);
-  leaves_at_ = 2 * lanes_.size();  // If all are in use, it does not look at each of them each time.
+  leaves_at_ = 2 * lanes_.size();  // So that lanes in use are not looked at each time.
 }
 
 bool ShmBackend::Core::LeaveIfIdle(Lane& lane) {
-  // Closing it takes it from no thread that has to drive it: nothing is issued meanwhile.
+  // No thread needs to drive it while it is closed: the caller's lock keeps operations from being
+  // issued meanwhile.
   if (lane.waiting > 0 || lane.has_endings || !lane.drive.TryToClose()) return false;
   const auto may_wait = [this] {
     return aborts_ ? absl::CancelledError("the group ends") : absl::OkStatus();
@@ -498,8 +502,8 @@ void ShmBackend::Core::Start(Operation operation, std::shared_ptr<WorkState> wor
   Finish(endings);
 }
 
-// All under one lock: a lane is not left with an operation that it is about to get, and Abort()
-// finds all operations.
+// Holds one lock throughout: so no lane is left while an operation is about to be queued in it, and
+// Abort() finds all operations.
 absl::StatusOr<ShmBackend::Core::Lane*> ShmBackend::Core::Queue(
     Operation operation, const std::shared_ptr<WorkState>& work) {
   absl::MutexLock lock(&lanes_mutex_);

@@ -1,5 +1,5 @@
-// The file: a head, the ranks' bells, and then, for each page of entries, that page and the places
-// that they are for. So an entry and a place are where their number says, on all ranks.
+// The file consists of a head, the ranks' bells, and then pages of entries, each followed by the
+// places of these entries. So all ranks find an entry and a place by their number alone.
 
 #include "evenkeel/comm/shm/board.h"
 
@@ -18,17 +18,16 @@
 namespace evenkeel::internal {
 namespace {
 
-// How long to look again before a thread is rung for that is about to look by itself: one that has
-// just issued its operation, and will wait for it. Ringing costs its process, and this one, some
-// ten times as much.
+// How often to look again before ringing: a thread that has just issued its operation is about to
+// wait for it, and then looks by itself. Ringing costs both processes some ten times as much.
 constexpr int kGracePauses = 100;
 
 constexpr int64_t kRingBytes = kShmSlots * kShmSlotBytes;
 
 int64_t WholePages(int64_t bytes) { return (bytes + PageBytes() - 1) / PageBytes() * PageBytes(); }
 
-// A place: seats for all ranks, and their rings. Of what a lane does not need, no memory is
-// allocated.
+// A place consists of seats for all ranks, and their rings. Memory is allocated only for the parts
+// that a lane needs.
 int64_t SeatsBytes(int world_size) {
   return WholePages(static_cast<int64_t>(sizeof(ShmSeat)) * std::max(2, world_size));
 }
@@ -38,21 +37,21 @@ int64_t PlaceBytes(int world_size) {
 
 }  // namespace
 
-// The entries, and all but the lock here, belong to the rank that has the lock.
+// Only the rank that holds the lock accesses the entries, and the other fields here.
 struct alignas(64) ShmBoard::Head {
   std::atomic<uint32_t> is_locked;
-  int64_t places;  // That have been used.
-  uint64_t uses;
+  int64_t places;  // The number of entries in the table.
+  uint64_t uses;   // The number of uses of all places so far.
 };
 struct alignas(64) ShmBoard::Bell {
   std::atomic<uint32_t> rung;
   std::atomic<uint32_t> has_ended;  // Its rank.
 };
-// The use of a place, in the table of all places.
+// The current use of a place, in the table of all places.
 struct ShmBoard::Entry {
   uint64_t key;
   uint64_t use;
-  int64_t ranks;  // That have joined it and not left; 0: it is free, and its seats are reset.
+  int64_t ranks;  // Ranks that have joined and not left; 0: it is free, with seats reset.
 };
 
 void ShmSeat::Reset() {

@@ -1,23 +1,22 @@
-// Where the ranks of one host tell each other how far they are: a piece of shared memory that all
-// of them write.
+// Shared memory in which the ranks of one host publish their progress: all of them write it.
 //
 //   EK_ASSIGN_OR_RETURN(ShmPlace place, board.Join(key, may_wait));  // the same on all ranks
 //   EK_ASSIGN_OR_RETURN(ShmSeat* seats, board.Seats(place, ranks.size()));
 //   seats[me].published.store(chunk + 1, std::memory_order_release);
-//   board.Notify(seats, ranks, me);  // wakes who sleeps for this lane; else costs a load per rank
+//   board.Notify(seats, ranks, me);  // wakes threads that sleep; else costs a load per rank
 //   EK_RETURN_IF_ERROR(board.Leave(place, {seats, ranks.size()}, may_wait));  // when it is idle
 //
-// A lane is what runs in order: a channel's collectives, or its messages from one rank to another;
-// those with tags have a second lane, whose order the sender chooses (ShmTags).
-// Everything in a seat counts up from the lane's first operation on, so a rank that looks late sees
-// a larger number, never an older one.
+// A lane is a sequence of operations that run in order: a channel's collectives, or its messages
+// from one rank to another; messages with tags have a second lane, whose order the sender chooses
+// (ShmTags). All counters of a seat only grow from the lane's first operation on, so a rank that
+// looks late sees a larger number, never an older one.
 //
 // A lane has a place while ranks use it: from the first Join() until each rank that has joined has
-// left. A rank may leave when it has ended all operations that it has issued. Since no operation
-// ends before all ranks of the lane have come to it, all of them have ended the same ones when the
-// last rank leaves; in the lane's next place they count from zero. A rank that comes back earlier
-// goes on with its counts. The places have no limit: the memory grows with their number, and a
-// place, once allocated, serves one lane after the other.
+// left. A rank may leave when all operations that it has issued have ended. No operation ends
+// before all ranks of the lane have reached it, so all ranks have ended the same operations when
+// the last rank leaves; in the lane's next place they count from zero. A rank that joins again
+// before that continues with its counts. The number of places has no limit: the memory grows with
+// it, and a place, once allocated, serves one lane after the other.
 //
 // Source:  eventcounts over futexes; the counters that processes spin on lie on one cache line per
 //          rank.
@@ -60,7 +59,7 @@ struct ShmHeader {
   uint64_t step_of = 0;
   int32_t parts = 0;                             // How many views.
   std::array<int64_t, kParts> part_counts = {};  // The first ones' sizes, in elements.
-  // Where its input lies in registered memory, view by view.
+  // The locations of its input in registered memory, view by view.
   struct Extent {
     uint64_t memory = 0;
     int64_t offset = 0;
@@ -73,18 +72,18 @@ static_assert(std::is_trivially_copyable_v<ShmHeader>);
 
 // The thread that polls a lane for a rank.
 enum class ShmWatch : uint32_t {
-  kAwake,       // A thread does, or nobody need to.
-  kRingThread,  // Nobody: ring for the rank's communication thread.
-  kRingWaiter,  // Nobody: ring for the thread that waits for an operation of this lane.
+  kAwake,       // A thread polls it, or none needs to.
+  kRingThread,  // No thread polls it: ring for the rank's communication thread.
+  kRingWaiter,  // No thread polls it: ring for the thread that waits for an operation of this lane.
 };
 
 struct ShmSeat {
-  // By the rank whose seat it is, but for `watch`, which who rings sets back.
+  // Written by the rank whose seat it is; `watch` also by the rank that rings, which resets it.
   alignas(64) std::atomic<uint64_t> arrived;  // Operations of the lane that it has come to.
-  std::atomic<uint64_t> done;  // ... that it has ended, and of which it reads nothing any more.
+  std::atomic<uint64_t> done;  // Operations that it has ended, and of which it reads nothing more.
   std::atomic<uint64_t> published;  // Chunks that it has put where others can read them.
-  std::atomic<uint64_t> reduced;    // ... of which it has reduced its piece.
-  std::atomic<uint64_t> taken;      // ... of which it has read all that it reads of others' memory.
+  std::atomic<uint64_t> reduced;    // Chunks of which it has reduced its piece.
+  std::atomic<uint64_t> taken;      // Chunks of which it has read all that it needs of others.
   // For the operations with even and odd number: a hash of the properties that all ranks must agree
   // on, see ShmGist.
   std::atomic<uint64_t> gist[2];
@@ -101,7 +100,7 @@ struct ShmSeat {
   std::array<std::atomic<int64_t>, kTags> tags;
   alignas(64) ShmHeader headers[2];
 
-  // As before the lane's first operation.
+  // Restores the state before a lane's first operation.
   void Reset();
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free &&
@@ -116,42 +115,43 @@ inline constexpr uint64_t kIsWritable = 4;  // ... and write.
 inline constexpr uint64_t kBits = 7;
 }  // namespace ShmGist
 
-// The memory of a lane, by its number on the board.
+// A lane's place: the number of its memory on the board.
 struct ShmPlace {
   int64_t index = 0;
-  uint64_t use = 0;  // No other lane has this number, and no later use of this one; not 0.
+  uint64_t use = 0;  // Differs for each use of each place; not 0.
 };
 
 class ShmBoard {
  public:
-  // Makes the memory of a group; one rank does, and gives it to all.
+  // Makes the memory of a group. One rank calls it, and gives the memory to all.
   static absl::StatusOr<std::shared_ptr<SharedMemory>> CreateMemory(int world_size);
   ShmBoard(std::shared_ptr<SharedMemory> memory, int world_size);
 
-  // Returns the lane's place. `key`: the same on all its ranks. Another rank may hold the board's
-  // lock for a moment, or for longer if it is stopped or dies meanwhile: `may_wait` is asked again
-  // and again, and its error ends the wait.
+  // Joins a lane, and returns its place. `key`: the same on all its ranks. Another rank may hold
+  // the board's lock for a moment, or for longer if it is stopped or dies meanwhile: `may_wait` is
+  // called again and again, and its error ends the wait.
   // Errors: that of `may_wait`; those of SharedMemory::Part().
   absl::StatusOr<ShmPlace> Join(uint64_t key, absl::FunctionRef<absl::Status()> may_wait);
-  // For a rank that has joined, has ended its operations, and none of whose threads touches the
-  // seats any more. Not OK: it has not left.
+  // Leaves a lane. All operations of this rank have ended, and none of its threads uses the seats
+  // any more. Not OK: it has not left.
   absl::Status Leave(const ShmPlace& place, std::span<ShmSeat> seats,
                      absl::FunctionRef<absl::Status()> may_wait);
 
-  // The memory of a place, for as long as the board: the seats of a lane, of all ranks or of a
-  // sender and a receiver, and a seat's ring of slots, whose contents are unspecified.
+  // Return the memory of a place, which lives as long as the board: the seats of a lane, one for
+  // each rank, or for a sender and a receiver; and a seat's ring of slots, with unspecified
+  // contents.
   absl::StatusOr<ShmSeat*> Seats(const ShmPlace& place, size_t count);
   absl::StatusOr<std::byte*> Ring(const ShmPlace& place, int seat);
 
-  // For a rank's communication thread.
+  // Returns the bell of a rank's communication thread.
   std::atomic<uint32_t>& bell(int rank) const;
 
-  // A rank that has given up says so before it touches the memory of what was in flight. Who has
-  // read that memory looks here behind it, before it takes what it has read for true.
+  // A rank that gives up calls SayEnded() before it changes the memory of operations in flight. A
+  // rank that has read that memory calls has_ended() before it uses what it has read.
   void SayEnded(int rank);
   bool has_ended(int rank) const;
 
-  // To be called after a seat of the lane has changed; `ranks`: of each seat.
+  // Call it after a seat of the lane has changed. `ranks`: the rank of each seat.
   void Notify(ShmSeat* seats, std::span<const int> ranks, int me) const;
 
  private:
@@ -173,12 +173,12 @@ class ShmBoard {
   const int world_size_;
 
   absl::Mutex mutex_;
-  // The parts of it that this process has mapped, by offset and size.
+  // The parts of the memory that this process has mapped, by offset and size.
   std::map<std::pair<int64_t, int64_t>, std::shared_ptr<SharedMemory>> parts_
       ABSL_GUARDED_BY(mutex_);
 };
 
-// Sleeps until `bell` is no longer `seen`, at most so long; may come back for no reason.
+// Sleeps until `bell` differs from `seen`, for at most this long; may return early.
 void AwaitBell(const std::atomic<uint32_t>& bell, uint32_t seen, absl::Duration at_most);
 void RingBell(std::atomic<uint32_t>& bell);
 

@@ -94,7 +94,7 @@ class ShmMeeting {
   absl::StatusOr<std::optional<PeerVerdict>> Advance(Call& call) const;
   absl::Status Start(Call& call) const;
   absl::Status Judge(const Call& call, const PeerVerdict& verdict) const;
-  // Returns `why` if this process has had no descriptor left for some seconds.
+  // To be called when no descriptor is left. Returns OK for some seconds, then `why`.
   absl::Status Lack(absl::Time now, const absl::Status& why);
   absl::Status Accept(absl::Time now);
   absl::Status TurnCallers();

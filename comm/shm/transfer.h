@@ -58,8 +58,8 @@ struct ShmLane {
   // Each rank's ring of slots, once it is needed.
   std::vector<std::byte*> slots;
 
-  // The backend's services for its transfers. `seat` is that of another rank.
-  std::function<absl::StatusOr<std::byte*>(int seat)> ring;  // Any seat's slots.
+  // The backend's services for its transfers. `seat` is that of another rank, or any for `ring`.
+  std::function<absl::StatusOr<std::byte*>(int seat)> ring;  // The seat's ring of slots.
   std::function<bool(const RegisteredMemory& memory)> give;  // False: peers can't have it now.
   std::function<absl::StatusOr<std::shared_ptr<SharedMemory>>(int seat, uint64_t id)> find;
   std::function<bool(int seat)> has_ended;  // It has given up, and its memory may change.

@@ -48,7 +48,7 @@ class Backend : public c10d::Backend {
     int rank = 0;
     int world_size = 1;
     std::chrono::milliseconds timeout = kBackendDefaultTimeout;
-    std::string name = "world";          // torch's; not the same on all ranks.
+    std::string name = "world";          // The name that torch gives; may differ between ranks.
     std::vector<uint64_t> global_ranks;  // Empty: the default group.
   };
   // Waits until all ranks have called it. Throws what ExceptionOf() returns.
@@ -146,7 +146,7 @@ class Backend : public c10d::Backend {
   const pid_t pid_;
   const c10::intrusive_ptr<Options> options_;
   std::unique_ptr<abi::Group> group_;
-  std::shared_ptr<StoreClones> clones_;  // Until it leaves the group.
+  std::shared_ptr<StoreClones> clones_;  // Kept until this rank leaves the group.
   const std::shared_ptr<Completer> completer_;
   std::atomic<int64_t> timeout_ms_;
   std::atomic<uint64_t> sequence_{0};      // Collectives of torch.distributed, without messages.

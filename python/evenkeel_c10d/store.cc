@@ -23,7 +23,7 @@ constexpr std::chrono::milliseconds kShortWait{1'000};
 // operations.
 constexpr std::chrono::milliseconds kLeastConnectTimeout{30'000};
 
-constexpr size_t kLongestList = 60;  // Names of files have it.
+constexpr size_t kLongestList = 60;  // Part of file names, whose length is limited.
 
 template <typename Function>
 bool Try(std::string* error, Function function) {
@@ -60,9 +60,9 @@ struct OpenPrefixStore : c10d::PrefixStore {
   }
 };
 
-// Returns the store beneath what torch puts around it for the group of this name. The name is the
-// number of groups that this process has made, or has it in itself, and differs between ranks that
-// make only the groups that they are in.
+// Returns the store beneath the PrefixStore that torch adds for the group of this name. The name
+// is, or contains, the number of groups that this process has made, so it differs between ranks
+// that make only their own groups.
 StorePtr StoreBeneath(const std::string& name, const StorePtr& store) {
   StorePtr beneath = store;
   while (auto* layer = dynamic_cast<c10d::PrefixStore*>(beneath.get())) {
@@ -82,9 +82,9 @@ StorePtr WithPrefixesOf(const StorePtr& store, const StorePtr& base) {
 
 }  // namespace
 
-// The clones of a store with which no group is being made now.
+// The idle clones of a store: no group is being made with them.
 struct StoreClones {
-  // Returns those of a store; they live as long as a caller keeps them.
+  // Returns the clones of a store, which live as long as a caller keeps them.
   static std::shared_ptr<StoreClones> Of(const StorePtr& base) {
     struct Known {
       std::mutex mutex;
@@ -103,8 +103,8 @@ struct StoreClones {
 
   explicit StoreClones(c10::weak_intrusive_ptr<c10d::Store> of) : of(std::move(of)) {}
 
-  // Without a descriptor a TCPStore tries for minutes to clone itself, and the other ranks must be
-  // told: then it is the store itself.
+  // Returns an idle clone, or else a new one. If no descriptor is left, returns the store itself: a
+  // TCPStore would try for minutes to clone itself, and the other ranks must be informed.
   StorePtr Borrow(const StorePtr& base) {
     {
       const std::lock_guard lock(mutex);

@@ -24,11 +24,11 @@ struct StoreClones;
 
 class StoreAdapter : public abi::Store {
  public:
-  // Has a clone of the store, so that waiting does not block the caller's; and a namespace
-  // of these members, in order, and of how many groups of them `rank` has made for this purpose,
-  // failed ones included. So groups with other members never meet, and keys of a group that was
-  // destroyed do not matter when it is made again. The store counts, and not the process, because a
-  // rank may be restarted.
+  // Uses a clone of the store, so that waiting does not block the caller's. Its keys lie in a
+  // namespace that is made of the purpose, the members in order, and the number of groups of these
+  // members that `rank` has made for this purpose, failed ones included. So groups with other
+  // members never meet, and keys of a group that was destroyed do not matter when it is made again.
+  // The store counts the groups, not the process, because a rank may be restarted.
   StoreAdapter(const c10::intrusive_ptr<c10d::Store>& store, int rank, const std::string& purpose,
                const std::string& torch_name, const std::vector<uint64_t>& members);
   ~StoreAdapter() override;
@@ -37,8 +37,9 @@ class StoreAdapter : public abi::Store {
   // others. The purpose alone if there are no members.
   const std::string& name() const { return name_; }
 
-  // Whoever keeps these lets later groups over this store use its clones again. A new clone costs a
-  // descriptor, and about every fourteenth makes the server of a TCPStore wait for 5 s.
+  // Returns the store's clones. While a caller keeps them, later groups over this store use them
+  // again. A new clone costs a descriptor, and about every fourteenth one makes the server of a
+  // TCPStore wait for 5 s.
   std::shared_ptr<StoreClones> clones() const { return clones_; }
 
   bool Set(const std::string& key, const std::string& value, std::string* error) override;
@@ -49,7 +50,7 @@ class StoreAdapter : public abi::Store {
   const c10::intrusive_ptr<c10d::Store> base_;
   const std::shared_ptr<StoreClones> clones_;
   c10::intrusive_ptr<c10d::Store> clone_;  // A clone of the base, or itself.
-  bool has_failed_ = false;                // Then the clone may be out of step.
+  bool has_failed_ = false;                // True: a late reply may confuse the clone's next user.
   c10::intrusive_ptr<c10d::Store> store_;  // The clone's namespace for this group.
   std::string name_;
 };

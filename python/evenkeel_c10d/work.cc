@@ -163,8 +163,8 @@ bool Flight::TryEnd() {
   }
   if (failure_.kind == "disagreement" && *has_several_issuers_) {
     failure_.message +=
-        ". On this rank several threads have called collectives of this group: each needs a group "
-        "of its own, from dist.new_group(), unless they take turns alike on all ranks";
+        ". On this rank several threads have called collectives of this group: give each thread a "
+        "group of its own (dist.new_group()), or let them call in one order on all ranks";
   }
   if (failure_.code == abi::Code::kOk && operation_.has_copies()) {
     try {

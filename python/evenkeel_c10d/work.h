@@ -37,10 +37,10 @@ class Completer {
   // Completes `work` when all that it waits for has ended.
   void Watch(c10::intrusive_ptr<Work> work);
   // Completes what has ended, and waits for the threads, but not for the calling one. Works that
-  // end later are completed by the thread that ends them. Returns false at the timeout: callbacks
-  // that still run go on.
+  // end later are completed by the thread that ends them. Returns false at the timeout; callbacks
+  // that still run then continue.
   bool Stop(std::chrono::milliseconds timeout);
-  // Returns whether the calling thread completes futures, of any group: a callback runs.
+  // Returns whether the calling thread runs a callback of a future, of any group.
   static bool IsRunning();
 
  private:

@@ -15,7 +15,7 @@ constexpr size_t kReserve = 16 << 20;
 void* reserve = nullptr;
 
 void ReleaseReserve() {
-  static std::mutex mutex;  // No thread may retry before another one has released.
+  static std::mutex mutex;  // Only one of the threads whose allocations fail releases it.
   const std::lock_guard lock(mutex);
   if (reserve == nullptr) throw std::bad_alloc();
   munmap(reserve, kReserve);

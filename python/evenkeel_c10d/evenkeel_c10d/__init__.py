@@ -17,7 +17,7 @@ import traceback
 import torch
 import torch.distributed as dist
 
-from . import _bridge, _futures  # noqa: F401  Futures of works are theirs.
+from . import _bridge, _futures  # noqa: F401  _futures replaces get_future() of works.
 
 __version__ = _bridge.version
 __all__ = ["Error", "Join", "flight_json", "register", "transport", "watch"]
@@ -25,8 +25,8 @@ __all__ = ["Error", "Join", "flight_json", "register", "transport", "watch"]
 # How long the end of a process waits for the operations that it has issued.
 _EXIT_TIMEOUT = datetime.timedelta(seconds=10)
 
-# A process that ends because of a failed group stays this long, so that whoever started the ranks
-# sees the one first that has caused it: torch.multiprocessing.spawn() reports the first that ends.
+# A process that ends because of a failed group stays this long, so that the rank that caused the
+# failure ends first: torch.multiprocessing.spawn() reports the process that ends first.
 _MOMENT_S = 1.0
 
 _LONGEST_REASON = 2000  # Characters of an exception that the peers get.

@@ -4,7 +4,7 @@ A callback may call collectives, as those of PowerSGD do, and all ranks must cal
 order. A callback that runs when its collective has ended has no place in this order: then() runs it
 at once on a rank where the collective has ended, and on another it runs beside the program later.
 With NCCL every callback runs inside then(), because NCCL's futures are complete from the start.
-So it is here: then() waits for the collective.
+The futures of this module have the same order: then() waits for the collective.
 """
 
 import torch.distributed as dist
@@ -17,7 +17,7 @@ _WITHOUT_COLLECTIVES = "torch.distributed.algorithms.ddp_comm_hooks.default_hook
 
 
 class Future(torch.futures.Future):
-    """What get_future() of a collective returns."""
+    """The future that get_future() of a collective returns."""
 
     def __init__(self, future):
         super().__init__()

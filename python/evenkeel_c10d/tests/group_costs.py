@@ -2,7 +2,7 @@
 
     python group_costs.py [--world 2] [--counts 1 10 100 500] [--backends evenkeel gloo]
 
-The numbers are those of the rank with the most, and count what further groups add to the default one;
+Each number is the largest of all ranks, and counts what further groups add to the default one;
 `init` and `end` are the times of init_process_group() and of the last destroy_process_group().
 """
 

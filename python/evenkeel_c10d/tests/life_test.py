@@ -90,7 +90,7 @@ def no_group_without_descriptors(is_without):
     try:
         dist.new_group(backend="evenkeel")
     except evenkeel_c10d.Error as error:
-        assert "whose limit is 0" in str(error), error
+        assert "the limit of the process is 0" in str(error), error
     else:
         raise AssertionError("the group was made without descriptors")
     finally:

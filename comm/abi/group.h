@@ -37,8 +37,10 @@ namespace evenkeel::abi {
 // The numbers of absl::StatusCode.
 enum class Code : int {
   kOk = 0,
+  kCancelled = 1,
   kInvalidArgument = 3,
   kDeadlineExceeded = 4,
+  kResourceExhausted = 8,
   kFailedPrecondition = 9,
   kAborted = 10,
   kUnimplemented = 12,

@@ -50,6 +50,8 @@ ssize_t read(int fd, void* to, size_t bytes) {
   errno = ECANCELED;
   return -1;
 }
+// The call of code with checks of buffer sizes (_FORTIFY_SOURCE).
+ssize_t __read_chk(int fd, void* to, size_t bytes, size_t) { return read(fd, to, bytes); }
 }
 
 namespace evenkeel {

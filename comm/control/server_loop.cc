@@ -115,6 +115,8 @@ void ServerLoop::Turn() {
   if (is_called) Accept(now);
   if (now >= accept_again_) {
     accept_again_ = absl::InfiniteFuture();
+    // Without a waiting connection nothing shows whether the lack of descriptors lasts.
+    if (!WaitFor(listener_, POLLIN, now).ok()) out_since_ = absl::InfiniteFuture();
     poller_.Change(listener_.get(), kListenerTag, EPOLLIN);
   }
   CutOffSilent(now);

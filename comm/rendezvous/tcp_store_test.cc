@@ -1270,7 +1270,8 @@ TEST(TcpStoreTest, WaitsForFilesThatOtherThreadsGiveBack) {
 TEST(TcpStoreServerTest, WithoutFilesRanksAreRefusedWithTheLimit) {
   rlimit before = {};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
-  const std::unique_ptr<TcpStoreServer> server = Serve({.refuse_after = absl::Milliseconds(200)});
+  constexpr absl::Duration kPatience = absl::Milliseconds(200);
+  const std::unique_ptr<TcpStoreServer> server = Serve({.refuse_after = kPatience});
   ASSERT_TRUE(TcpStore::Connect(ClientOf(*server, 0, 1)).ok());  // The server runs.
   constexpr int kLast = 30;
   std::vector<internal::UniqueFd> others;
@@ -1285,6 +1286,15 @@ TEST(TcpStoreServerTest, WithoutFilesRanksAreRefusedWithTheLimit) {
     EXPECT_THAT(std::string(refused.message()),
                 HasSubstr(absl::StrCat("the limit of the process is ", one_more.rlim_cur)));
   }
+  // Once no rank has waited for a while, the next one is waited for as long as the first.
+  absl::Duration waited;
+  for (const absl::Time end = SteadyNow() + kSoon; waited < kPatience && SteadyNow() < end;) {
+    absl::SleepFor(kPatience);
+    const absl::Time start = SteadyNow();
+    EXPECT_FALSE(TcpStore::Connect(ClientOf(*server, 0, 1)).ok());
+    waited = SteadyNow() - start;
+  }
+  EXPECT_GE(waited, kPatience);
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
   EXPECT_TRUE(TcpStore::Connect(ClientOf(*server, 0, 1)).ok());
 }

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <mutex>
 #include <new>
+#include <utility>
 
 namespace evenkeel {
 namespace {
@@ -15,11 +16,15 @@ constexpr size_t kReserve = 16 << 20;
 void* reserve = nullptr;
 
 void ReleaseReserve() {
-  static std::mutex mutex;  // Only one of the threads whose allocations fail releases it.
+  static std::mutex mutex;
+  // The allocation of another thread may have failed before the release, so each retries once.
+  thread_local bool has_retried = false;
   const std::lock_guard lock(mutex);
-  if (reserve == nullptr) throw std::bad_alloc();
-  munmap(reserve, kReserve);
-  reserve = nullptr;
+  if (reserve != nullptr) {
+    munmap(std::exchange(reserve, nullptr), kReserve);
+  } else if (std::exchange(has_retried, true)) {
+    throw std::bad_alloc();
+  }
 }
 
 }  // namespace

@@ -2,10 +2,12 @@
 
 #include <microhttpd.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/memory/memory.h"
@@ -117,11 +119,16 @@ struct StatusServer::State {
   static MHD_Result Handle(void* self, MHD_Connection* connection, const char* path,
                            const char* method, const char* version, const char* body,
                            size_t* body_size, void** request);
+  static void OnConnection(void* self, MHD_Connection* connection, void** context,
+                           MHD_ConnectionNotificationCode event);
 
   std::string address, token;
   std::string digest;  // Of the header that proves the token.
   std::function<absl::StatusOr<std::string>()> status;
   MHD_Daemon* daemon = nullptr;
+  // Of the server's thread.
+  unsigned connections = 0;
+  std::vector<MHD_Connection*> strangers;  // Without the token so far, by age.
 };
 
 StatusServer::State::Reply StatusServer::State::ReplyTo(absl::string_view method,
@@ -153,8 +160,9 @@ MHD_Result StatusServer::State::Handle(void* self, MHD_Connection* connection, c
                                        const char* /*body*/, size_t* /*body_size*/,
                                        void** /*request*/) {
   const char* proof = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Authorization");
-  const Reply reply =
-      static_cast<const State*>(self)->ReplyTo(method, path, proof == nullptr ? "" : proof);
+  auto* const state = static_cast<State*>(self);
+  const Reply reply = state->ReplyTo(method, path, proof == nullptr ? "" : proof);
+  if (reply.code != MHD_HTTP_UNAUTHORIZED) std::erase(state->strangers, connection);
   MHD_Response* const response = MHD_create_response_from_buffer(
       reply.body.size(), const_cast<char*>(reply.body.data()), MHD_RESPMEM_MUST_COPY);
   if (response == nullptr) return MHD_NO;
@@ -166,6 +174,24 @@ MHD_Result StatusServer::State::Handle(void* self, MHD_Connection* connection, c
   if (reply.code == MHD_HTTP_METHOD_NOT_ALLOWED)
     MHD_add_response_header(response, "Allow", "GET, HEAD");
   return MHD_queue_response(connection, reply.code, response);
+}
+
+// A request that comes byte by byte is never idle. So before a connection would have to wait for a
+// place, the oldest one without the token is closed.
+void StatusServer::State::OnConnection(void* self, MHD_Connection* connection, void** /*context*/,
+                                       MHD_ConnectionNotificationCode event) {
+  auto* const state = static_cast<State*>(self);
+  if (event == MHD_CONNECTION_NOTIFY_CLOSED) {
+    --state->connections;
+    std::erase(state->strangers, connection);
+    return;
+  }
+  state->strangers.push_back(connection);
+  if (++state->connections < MaxConnections()) return;
+  MHD_Connection* const oldest = state->strangers.front();
+  state->strangers.erase(state->strangers.begin());
+  shutdown(MHD_get_connection_info(oldest, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd,
+           SHUT_RDWR);
 }
 
 absl::StatusOr<std::unique_ptr<StatusServer>> StatusServer::Create(
@@ -185,8 +211,9 @@ absl::StatusOr<std::unique_ptr<StatusServer>> StatusServer::Create(
   state->daemon =
       MHD_start_daemon(MHD_USE_EPOLL_INTERNAL_THREAD | MHD_USE_ITC, 0, nullptr, nullptr,
                        &State::Handle, state.get(), MHD_OPTION_LISTEN_SOCKET, listener.Release(),
-                       MHD_OPTION_CONNECTION_LIMIT, MaxConnections(),  //
-                       MHD_OPTION_CONNECTION_TIMEOUT, kIdleSeconds,    //
+                       MHD_OPTION_NOTIFY_CONNECTION, &State::OnConnection, state.get(),  //
+                       MHD_OPTION_CONNECTION_LIMIT, MaxConnections(),                    //
+                       MHD_OPTION_CONNECTION_TIMEOUT, kIdleSeconds,                      //
                        MHD_OPTION_CONNECTION_MEMORY_LIMIT, kMaxMemory, MHD_OPTION_END);
   if (state->daemon == nullptr) {
     return absl::UnavailableError(

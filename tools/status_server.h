@@ -9,8 +9,8 @@
 // to a loopback address, or to a network that you trust.
 //
 // A connection has one request of at most 8 KiB, and is closed after 6 seconds without progress.
-// At most an eighth of the files that this process may open are connections, and at most 256;
-// connections beyond this limit wait to be accepted.
+// At most an eighth of the files that this process may open are connections, and at most 256. At
+// this limit the oldest connection without the token is closed; others wait to be accepted.
 //
 // Threads: one thread of the server serves all connections, and calls `status`, which must return
 //          within 4 seconds: the server closes connections whose reply takes longer.

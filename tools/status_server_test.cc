@@ -5,6 +5,7 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -181,6 +182,21 @@ TEST_F(StatusServerTest, SlowConnectionsEndAndOthersGoOn) {
   const absl::Time begin = absl::Now();
   server_.reset();  // While they are open.
   EXPECT_LT(absl::Now() - begin, absl::Seconds(20));
+}
+
+TEST_F(StatusServerTest, RequestsThatNeverEndKeepNobodyOut) {
+  std::vector<UniqueFd> strangers;
+  for (int i = 0; i < 300; ++i) strangers.push_back(Connect());
+  std::atomic<bool> stop = false;
+  std::thread sender([&] {
+    while (!stop) {
+      for (const UniqueFd& stranger : strangers) (void)SendSome(stranger, "G");
+      absl::SleepFor(absl::Milliseconds(200));
+    }
+  });
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(BodyOf(Get("/status.json")), kStatus);
+  stop = true;
+  sender.join();
 }
 
 // Each of them is closed after a while, also one that sends nothing.

@@ -22,10 +22,9 @@ namespace {
 
 // Tags of the poller; the other tags are numbers of peers.
 constexpr uint64_t kWakeTag = UINT64_MAX, kListenerTag = UINT64_MAX - 1;
-// The maximum number of unauthenticated connections; above it, the oldest is disconnected. A
-// quarter of this process's file limit, so that strangers cannot take the files that the rank
-// itself needs.
-size_t MaxGreeting() {
+// The maximum number of connections without proof; above it, the oldest is disconnected. A quarter
+// of this process's file limit, so that strangers cannot take the files that the rank itself needs.
+size_t MaxStrangers() {
   constexpr size_t kMost = 1024, kLeast = 16, kShare = 4;
   rlimit files = {};
   if (getrlimit(RLIMIT_NOFILE, &files) != 0) return kLeast;
@@ -175,12 +174,11 @@ void ServerLoop::Accept(absl::Time now) {
     peer.refusal = refusal;
     SetDeadline(id, peer, now + options_.greeting_timeout);
     Send(id, peer.challenge.Serialize());
-    greeting_.insert(id);
+    strangers_.insert(id);
     if (!refusal.ok()) return PauseAccepting(now, refusal);
-    if (greeting_.size() <= MaxGreeting()) continue;
-    const PeerId oldest = greeting_.extract(greeting_.begin()).value();
-    peers_.at(oldest).is_over = true;
-    Touch(oldest, peers_.at(oldest));
+    if (strangers_.size() <= MaxStrangers()) continue;
+    const PeerId oldest = strangers_.extract(strangers_.begin()).value();
+    CutOff(oldest, peers_.at(oldest));
   }
 }
 
@@ -215,9 +213,9 @@ void ServerLoop::Read(PeerId id, Peer& peer) {
     peer.hear_again = now + ControlSeats::kListening;
     for (const auto& [number, seat] : peer.links) seats_->OnBytes(seat);
   }
-  while (peer.state != State::kLeaving) {
+  while (peer.state != State::kLeaving && !peer.is_over) {
     absl::StatusOr<std::optional<std::string>> frame = peer.received.Next();
-    if (!frame.ok()) return Dismiss(id, peer);
+    if (!frame.ok()) return peer.state == State::kGreeting ? CutOff(id, peer) : Dismiss(id, peer);
     if (!frame->has_value()) break;
     HandleFrame(id, peer, **frame);
   }
@@ -228,7 +226,7 @@ void ServerLoop::HandleFrame(PeerId id, Peer& peer, const std::string& frame) {
   switch (peer.state) {
     case State::kGreeting: {
       const absl::StatusOr<Hello> hello = Hello::Parse(frame);
-      return hello.ok() ? HandleHello(id, peer, *hello) : Dismiss(id, peer);
+      return hello.ok() ? HandleHello(id, peer, *hello) : CutOff(id, peer);
     }
     case State::kStore:
       return HandleRequest(id, peer, frame);
@@ -286,14 +284,11 @@ const std::string& ServerLoop::Status() {
 }
 
 void ServerLoop::HandleHello(PeerId id, Peer& peer, const Hello& hello) {
-  Verdict verdict{.status = Judge(peer, hello)};
-  if (verdict.status.ok()) {
-    verdict.host = options_.host;
-    verdict.proof = ProofOf(options_.job.secret, peer.challenge, hello, verdict);
-  }
+  Verdict verdict{.status = Judge(peer, hello), .host = options_.host};
+  verdict.proof = ProofOf(options_.job.secret, peer.challenge, hello, verdict);
   Send(id, verdict.Serialize());
   if (!verdict.status.ok()) return Dismiss(id, peer);
-  greeting_.erase(id);
+  strangers_.erase(id);
   peer.deadline = absl::InfiniteFuture();
   // An observer has nothing to say.
   peer.received.set_max_payload(hello.kind == Hello::Kind::kObserver ? 0 : kMaxLinkFrame);
@@ -382,11 +377,13 @@ void ServerLoop::Dismiss(PeerId id, Peer& peer) {
   Touch(id, peer);
 }
 
+void ServerLoop::CutOff(PeerId id, Peer& peer) {
+  peer.is_over = true;
+  Touch(id, peer);
+}
+
 void ServerLoop::Detach(PeerId id, const Peer& peer) {
   switch (peer.state) {
-    case State::kGreeting:
-      greeting_.erase(id);
-      return;
     case State::kStore:
       return table_.Forget(id);
     case State::kControl:
@@ -397,6 +394,7 @@ void ServerLoop::Detach(PeerId id, const Peer& peer) {
         seats_->OnDisconnect(seat);
       }
       return;
+    case State::kGreeting:
     case State::kObserver:
     case State::kLeaving:
       return;
@@ -420,6 +418,7 @@ void ServerLoop::Sweep(absl::Time now) {
       poller_.Forget(peer.fd.get());
       const Peer gone = std::move(peer);
       peers_.erase(found);
+      strangers_.erase(id);
       Detach(id, gone);
     }
   }

@@ -119,6 +119,8 @@ class ServerLoop {
   void Flush(PeerId id, Peer& peer);
   // Lets the peer read what was sent to it, then disconnects it.
   void Dismiss(PeerId id, Peer& peer);
+  // Disconnects it at the end of this turn.
+  void CutOff(PeerId id, Peer& peer);
   // Notifies the table or the seats that the peer is gone.
   void Detach(PeerId id, const Peer& peer);
   void Sweep(absl::Time now);
@@ -135,7 +137,7 @@ class ServerLoop {
   PeerId next_id_ = 0;
   std::map<PeerId, Peer> peers_;
   std::map<PeerId, std::pair<PeerId, uint32_t>> links_;  // By seat: the peer, the link's number.
-  std::set<PeerId> greeting_;                            // The connections in that state, by age.
+  std::set<PeerId> strangers_;  // Without proof, by age, also refused ones.
   std::vector<PeerId> touched_;
   // Deadlines of connections in kGreeting and kLeaving; an entry may be out of date.
   std::set<std::pair<absl::Time, PeerId>> deadlines_;

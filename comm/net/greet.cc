@@ -30,9 +30,15 @@ constexpr absl::Duration kLongestPause = absl::Milliseconds(250);
 constexpr absl::Duration kFirstPatience = absl::Seconds(1);
 constexpr absl::Duration kLongestPatience = absl::Seconds(10);
 
+// A refusal without proof is an error after this time: the store's ranks may have another secret or
+// build. Or a stranger listens where the store would, and the store comes later, elsewhere.
+constexpr absl::Duration kUnprovedPatience = absl::Seconds(5);
+
+enum class Reply { kNone, kUnprovedRefusal, kProved };
+
 struct Attempt {
   absl::StatusOr<Greeted> result;
-  bool is_final = false;  // The job's own store has refused.
+  Reply reply = Reply::kNone;
 };
 
 absl::StatusOr<std::string> ReceiveFrame(const UniqueFd& fd, FrameParser& parser,
@@ -51,7 +57,7 @@ absl::StatusOr<std::string> ReceiveFrame(const UniqueFd& fd, FrameParser& parser
 // the store counts this rank as connected. So from then on only the deadline ends the wait, and
 // `cancelled`, after which this rank does not come back.
 absl::Status Exchange(Greeted& greeted, Hello hello, const JobSecret& job, absl::Time challenge_by,
-                      absl::Time deadline, const Cancelled& cancelled, bool& is_final) {
+                      absl::Time deadline, const Cancelled& cancelled, Reply& reply) {
   FrameParser& parser = greeted.received;
   parser.set_max_payload(kMaxGreetingFrame);
   EK_ASSIGN_OR_RETURN(const std::string first,
@@ -61,10 +67,10 @@ absl::Status Exchange(Greeted& greeted, Hello hello, const JobSecret& job, absl:
     return absl::UnavailableError(
         absl::StrCat("it serves the job ", absl::CHexEscape(challenge.job), ", not ", job.job));
   }
-  const absl::Status same_build =
-      CheckSameBuild("the store", challenge.version, challenge.build, NameOf(hello));
-  is_final = !same_build.ok();
-  EK_RETURN_IF_ERROR(same_build);
+  reply = Reply::kUnprovedRefusal;
+  EK_RETURN_IF_ERROR(
+      CheckSameBuild("the store", challenge.version, challenge.build, NameOf(hello)));
+  reply = Reply::kNone;
   EK_ASSIGN_OR_RETURN(hello.nonce, RandomBytes(kNonceSize));
   hello.proof = ProofOf(job.secret, challenge, hello);
   EK_RETURN_IF_ERROR(SendAll(greeted.fd, Frame(hello.Serialize()), deadline));
@@ -72,11 +78,13 @@ absl::Status Exchange(Greeted& greeted, Hello hello, const JobSecret& job, absl:
   EK_ASSIGN_OR_RETURN(const std::string answer,
                       ReceiveFrame(greeted.fd, parser, deadline, cancelled));
   EK_ASSIGN_OR_RETURN(const Verdict verdict, Verdict::Parse(answer));
-  is_final = true;
-  EK_RETURN_IF_ERROR(verdict.status);
   if (!IsDigest(verdict.proof, ProofOf(job.secret, challenge, hello, verdict))) {
+    reply = Reply::kUnprovedRefusal;
+    EK_RETURN_IF_ERROR(verdict.status);
     return absl::PermissionDeniedError("it does not have the job's secret");
   }
+  reply = Reply::kProved;
+  EK_RETURN_IF_ERROR(verdict.status);
   parser.set_max_payload(kMaxLinkFrame);
   greeted.host = verdict.host;
   return absl::OkStatus();
@@ -93,10 +101,10 @@ Attempt GreetOnce(const HostPort& server, const Hello& hello, const JobSecret& j
   greeted.local = *local;
   Attempt attempt{absl::UnknownError("")};
   const absl::Status status =
-      Exchange(greeted, hello, job, challenge_by, deadline, cancelled, attempt.is_final);
+      Exchange(greeted, hello, job, challenge_by, deadline, cancelled, attempt.reply);
   if (status.ok()) {
     attempt.result = std::move(greeted);
-  } else if (attempt.is_final) {
+  } else if (attempt.reply != Reply::kNone) {
     attempt.result =
         Annotate(status, absl::StrCat("the store at ", server.ToString(), " and ", NameOf(hello)));
   } else {
@@ -121,23 +129,30 @@ absl::StatusOr<Greeted> Greet(const FindServer& find, const Hello& hello, const 
   const absl::Time start = SteadyNow();
   absl::Time warn_at = start + kSilentWait;
   absl::Duration pause = kFirstPause, patience = kFirstPatience;
-  absl::Time lacks_since = absl::InfiniteFuture();
-  absl::Status last;
+  absl::Time lacks_since = absl::InfiniteFuture(), refused_since = absl::InfiniteFuture();
+  absl::Status last, refusal;
   while (true) {
     EK_ASSIGN_OR_RETURN(const std::vector<HostPort> servers, find());
+    refusal = absl::OkStatus();
     for (const HostPort& server : servers) {
       // The warning does not wait for an attempt to end; later attempts have their full patience.
       const absl::Time begin = SteadyNow();
       const absl::Time challenge_by =
           begin < warn_at ? std::min(warn_at, begin + patience) : begin + patience;
       Attempt attempt = GreetOnce(server, hello, job, challenge_by, deadline, cancelled);
-      if (absl::IsResourceExhausted(attempt.result.status())) {  // Of this process's descriptors.
+      if (attempt.result.ok() || attempt.reply == Reply::kProved) return std::move(attempt.result);
+      if (attempt.reply == Reply::kUnprovedRefusal) {
+        refusal = attempt.result.status();
+        if (refused_since == absl::InfiniteFuture())
+          Warn(nullptr, absl::StrCat(refusal.message(), "; ", server.ToString(),
+                                     " has not proved that it is the job's store: retrying"));
+        refused_since = std::min(refused_since, begin);
+      } else if (absl::IsResourceExhausted(attempt.result.status())) {  // Of descriptors, here.
         lacks_since = std::min(lacks_since, begin);
-        attempt.is_final |= SteadyNow() - lacks_since > kDescriptorPatience;
+        if (SteadyNow() - lacks_since > kDescriptorPatience) return attempt.result.status();
       } else {
         lacks_since = absl::InfiniteFuture();
       }
-      if (attempt.result.ok() || attempt.is_final) return std::move(attempt.result);
       // An attempt that the deadline has cut short is no better reason than the one before.
       if (last.ok() || SteadyNow() < deadline) last = attempt.result.status();
       if (cancelled != nullptr) EK_RETURN_IF_ERROR(cancelled());
@@ -150,6 +165,8 @@ absl::StatusOr<Greeted> Greet(const FindServer& find, const Hello& hello, const 
           last.ok() ? "" : absl::StrCat(" (", last.message(), ")"),
           job.host.empty() ? "" : absl::StrCat(": ", job.host, ", which hosts it, is missing"));
     };
+    if (!refusal.ok() && (now - refused_since > kUnprovedPatience || now + pause >= deadline))
+      return refusal;
     if (now + pause >= deadline) return absl::DeadlineExceededError(text());
     if (now >= warn_at) {
       Warn(nullptr, absl::StrCat(text(), "; retrying"));

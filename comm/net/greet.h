@@ -4,7 +4,9 @@
 //
 // It retries at growing intervals until the deadline: a store may not have started yet, its address
 // may not be written yet, or another job's store may be at the same address. A refusal by the job's
-// own store is final. A rank that has found no store after 5 seconds logs it, once.
+// own store, which proves that it has the secret, is final. A refusal without proof may come from
+// any program of the host: it is logged at once, the next addresses are tried, and for 5 seconds
+// the same one again. A rank that has found no store after 5 seconds logs it, once.
 
 #ifndef EVENKEEL_COMM_NET_GREET_H_
 #define EVENKEEL_COMM_NET_GREET_H_

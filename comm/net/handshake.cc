@@ -131,7 +131,7 @@ std::string ProofOf(absl::string_view secret, const Challenge& challenge, const 
                                 .Bytes("server")
                                 .Bytes(challenge.Serialize())
                                 .Bytes(WithoutProof(hello).Take())
-                                .Bytes(verdict.host)
+                                .Bytes(Verdict{verdict.status, verdict.host, ""}.Serialize())
                                 .Take());
 }
 

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Checks with clang-format that all sources have the format of .clang-format, and that none is
-# empty:
+# Checks with clang-format that all sources have the format of .clang-format, that none is empty,
+# and that the sources that comments name exist:
 #
 #   tests/format.sh           lists the others
 #   tests/format.sh --fix     formats them
@@ -28,6 +28,27 @@ if [[ ${#files[@]} != 0 && ${#empty[@]} == 0 ]]; then
   echo 'ok      no source is empty'
 else
   echo "FAILED  no source is empty: ${empty[*]:-git lists no sources}"
+  failed=1
+fi
+# As a path from the top or the end of one. Headers of others are in comments as <omp.h>.
+unknown=$(git ls-files | awk '
+  FNR == NR {
+    for (name = $0; name != ""; name = index(name, "/") ? substr(name, index(name, "/") + 1) : "") have[name] = 1
+    next
+  }
+  match($0, /^[^:]*:[0-9]*:/) {
+    place = substr($0, 1, RLENGTH); rest = substr($0, RLENGTH + 1)
+    while (match(rest, /(^|[^A-Za-z0-9_\/.<$-])[A-Za-z0-9_][A-Za-z0-9_\/-]*\.(h|cc|cu)([^A-Za-z0-9_\/.]|\.?$|\. )/)) {
+      name = substr(rest, RSTART, RLENGTH); rest = substr(rest, RSTART + RLENGTH - 1)
+      gsub(/^[^A-Za-z0-9_]|[^A-Za-z0-9_]+$/, "", name); sub(/^evenkeel\//, "", name)
+      if (!(name in have)) print place, name
+    }
+  }' - <(sources | xargs -0 grep -nE '^ *//.*\.(h|cc|cu)\b'))
+if [[ -z $unknown ]]; then
+  echo 'ok      the sources that comments name exist'
+else
+  echo 'FAILED  the sources that comments name exist; not these:'
+  sed 's/^/        /' <<<"$unknown"
   failed=1
 fi
 differ=$(sources | xargs -0 -n 50 -P "$(nproc)" clang-format --dry-run -Werror 2>&1 |

@@ -5,7 +5,7 @@
 //
 //   find_package(evenkeel CONFIG REQUIRED)  # -DCMAKE_PREFIX_PATH=/opt/evenkeel
 //   # PKG_CONFIG_PATH=/opt/evenkeel/lib/pkgconfig
-//   g++ -std=c++20 a.cc $(pkg-config --cflags --libs evenkeel)
+//   g++ -std=c++20 train.cc $(pkg-config --cflags --libs evenkeel)
 
 #include <algorithm>
 #include <cstdio>

@@ -11,7 +11,7 @@
 #include "evenkeel/comm/arith/float_blocks.h"
 #include "evenkeel/comm/base/instruction_set.h"
 
-// Block by block, as the reductions do (internal/reduce_kernels.cc): a block becomes carriers, is
+// Block by block, as the reductions do (reduce_kernels.cc): a block becomes carriers, is
 // computed with, and is stored. Between float64 and 16 bits it passes through float32, rounded to
 // odd there, so that the second rounding comes out as if it were the only one.
 

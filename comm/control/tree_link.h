@@ -13,8 +13,7 @@
 // which ranks are missing.
 //
 // Order:  messages from the hub keep their order, and so do those over an edge; a failure may
-// overtake
-//         a result.
+//         overtake a result.
 // Ending: a rank that leaves must have the results of its exchanges, because the ranks below it
 //         receive them through it. Finalize() ensures this.
 //

@@ -1,5 +1,5 @@
 // CUDA's runtime for memory, streams and events; the driver for kernels, because their images are
-// data that only the driver can load, and for contexts (internal/cuda_context.h).
+// data that only the driver can load, and for contexts (cuda_context.h).
 
 #include "evenkeel/comm/device/cuda.h"
 

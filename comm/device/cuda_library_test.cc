@@ -1,5 +1,5 @@
 // The result of cuda_library() for a source with nvcc: an image with all kernels for all
-// architectures. The layout of a "fat binary" is from CUDA's fatbinary_section.h and from
+// architectures. The layout of a "fat binary" is from CUDA's <fatbinary_section.h> and from
 // inspection: a header of 16 bytes, then entries, each with its own header that gives its kind (PTX
 // or a cubin), its architecture, and its length.
 

@@ -8,9 +8,8 @@
 //   }
 //
 //   // scale.cc; in BUILD cuda_library(name = "scale_kernels", src = "scale.cuh"), which is in
-//   // @evenkeel//third_party/cuda:cuda_library.bzl, makes scale_kernels_image.h; in any workspace
-//     both headers are
-//   // included as evenkeel/<package>/...
+//   // @evenkeel//third_party/cuda:cuda_library.bzl, makes a header; in any workspace both headers
+//   // are included as evenkeel/<package>/...
 //   #include "evenkeel/.../scale.cuh"
 //   #include "evenkeel/.../scale_kernels_image.h"
 //   const auto kScale = MakeKernel<&ek_scale>("ek_scale", scale_kernels_image);

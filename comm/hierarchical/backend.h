@@ -5,7 +5,7 @@
 //   EK_RETURN_IF_ERROR(
 //       backend->Compose(map, {.inside = shm half, .between = tcp half, .all = tcp half}));
 //
-// How each collective goes is said in hierarchical_collectives.h. Messages go inside if both ends
+// collectives.h describes how each collective goes. Messages go inside if both ends
 // are on one host, else over `all`; where all ranks are on one host everything goes inside, and
 // where no host has two everything over `all`, untouched.
 //

@@ -3,7 +3,6 @@
 //
 //   NcclCollectives collectives(runtime, api, connection,
 //                               {.device = device, .rank = 0, .world_size = 2});
-//   // internal/nccl_plan.h says what
 //   EK_RETURN_IF_ERROR(collectives.Put(operation, is_alike, stream, kept));
 //
 // Threads:   thread-compatible.

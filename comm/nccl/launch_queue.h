@@ -1,5 +1,5 @@
-// Starts a device's operations in one order on every rank: the one that internal/launch_order.h
-// makes on rank 0.
+// Starts a device's operations in one order on every rank: the one that launch_order.h makes on
+// rank 0.
 //
 //   LaunchQueue queue(control, "nccl world");
 //   queue.Push(RequestOf(operation, rank, layout), [&](const LaunchQueue::Turn& turn) {

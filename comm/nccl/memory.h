@@ -6,8 +6,7 @@
 //   memory.LayoutOf(operation, plan)
 //
 // NCCL wants that either all ranks of an operation pass registered memory, at equal places in it,
-// or none: the layout of an operation's views says so, and ranks compare it
-// (internal/launch_order.h).
+// or none: the layout of an operation's views says so, and ranks compare it (launch_order.h).
 //
 // Threads:   thread-safe.
 // Ownership: buffers may outlive this, the connection and the group. What NCCL or the group's

@@ -2,8 +2,8 @@
 // without sending it.
 //
 //   server -> client   Challenge   its protocol, its job, a nonce
-//   client -> server   Hello       its rank, a nonce of its own, a proof over both nonces and all
-//   of it server -> client   Verdict     a proof over both nonces; or a refusal with a message
+//   client -> server   Hello       its rank, a nonce of its own, a proof over both nonces and this
+//   server -> client   Verdict     OK or a refusal with a message, a proof over all of the above
 //
 // Sides of another protocol version or another build are refused, with both sides' in the message.
 //

@@ -8,8 +8,7 @@
 // user, or is accessible to others, is refused.
 //
 // Errors: those of Store; PermissionDenied for a folder that is accessible to others, with the
-// command
-//         that fixes it.
+//         command that fixes it.
 
 #ifndef EVENKEEL_COMM_RENDEZVOUS_FILE_STORE_H_
 #define EVENKEEL_COMM_RENDEZVOUS_FILE_STORE_H_

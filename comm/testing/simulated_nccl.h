@@ -6,7 +6,7 @@
 //   NcclApi& mine = nccl.Library(rank);            // what the process of that rank has loaded
 //   nccl.SetState(1, {NcclCode::kRemoteError, "connection closed"});      // from now on, on rank 1
 //
-// Kernels go to the ranks' simulated streams and meet there (internal/simulated_nccl_meeting.h).
+// Kernels go to the ranks' simulated streams and meet there (simulated_nccl_meeting.h).
 // Communicators are non-blocking as NCCL's: connecting takes until all ranks have come, and a group
 // of calls is on the stream only once State() has said so. Ranks with different versions never
 // connect; two on one device get kInvalidUsage. A failed call of a group ends the whole group of

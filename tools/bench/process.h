@@ -1,7 +1,8 @@
 // Programs that run beside this one, whose output goes to a file.
 //
 //   EK_ASSIGN_OR_RETURN(const pid_t pid, Spawn({.command = {"mpirun", "-n", "2", path}}, log));
-//   EK_ASSIGN_OR_RETURN(const std::string said, RunToEnd({.command = {"mpicxx", "x.cc"}}, log));
+//   EK_ASSIGN_OR_RETURN(const std::string said,
+//                       RunToEnd({.command = {"mpicxx", "bench_step.cc"}}, log));
 //
 // Errors: Unavailable; of RunToEnd() also with what the program said if it did not end well.
 

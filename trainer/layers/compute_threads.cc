@@ -7,7 +7,7 @@
 
 #include "absl/strings/numbers.h"
 
-// oneDNN's threads are OpenMP's. Declared here because not every compiler brings omp.h.
+// oneDNN's threads are OpenMP's. Declared here because not every compiler brings <omp.h>.
 extern "C" {
 void omp_set_num_threads(int threads);
 int omp_get_max_threads();

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <unordered_set>
 #include <utility>
 
@@ -14,6 +15,7 @@
 #include "evenkeel/bucket/hooks/compressed_reduction.h"
 #include "evenkeel/bucket/hooks/power_sgd.h"
 #include "evenkeel/bucket/hooks/quantized_all_reduce.h"
+#include "evenkeel/comm/agree.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/memory.h"
 #include "evenkeel/join/join.h"
@@ -127,6 +129,7 @@ DataParallelBase::Replica::Replica(std::shared_ptr<Group::State> group,
   KeepHeap();
   AddParameters();
   AddBuffers();
+  AdoptStrides();
   std::vector<TensorView> buffer_views;
   for (const torch::Tensor& buffer : buffers) buffer_views.push_back(MemoryOf(buffer));
 
@@ -167,10 +170,12 @@ void DataParallelBase::Replica::AddParameters() {
   };
   for (const auto& item : module->named_parameters()) {
     const torch::Tensor& tensor = item.value();
+    const auto table = tables.find(tensor.unsafeGetTensorImpl());
+    if (table != tables.end() && !tensor.is_contiguous())  // Rows must be rows of memory.
+      tensor.set_data(tensor.detach().contiguous());
     const TensorView value = is_ignored(item.key())
                                  ? MemoryOf(tensor)
                                  : ViewOf(tensor, "parameter \"" + item.key() + "\"");
-    const auto table = tables.find(tensor.unsafeGetTensorImpl());
     const int index = table != tables.end() ? set.AddSparse(item.key(), value, table->second)
                                             : set.Add(item.key(), value, {}, tensor.sizes().vec());
     if (index < static_cast<int>(params.size())) {  // Another name.
@@ -199,6 +204,40 @@ void DataParallelBase::Replica::AddBuffers() {
     if (!item.value().defined()) continue;
     ViewOf(item.value(), "buffer \"" + item.key() + "\"");
     buffers.push_back(item.value());
+  }
+}
+
+// Elements are sent in the order of memory, so each tensor takes the strides that it has on rank 0.
+void DataParallelBase::Replica::AdoptStrides() {
+  const at::NoGradGuard no_grad;
+  std::vector<torch::Tensor> tensors = buffers;
+  for (int i = 0; i < set.size(); ++i)
+    if (!set.is_ignored(i)) tensors.push_back(params[i].tensor);
+  std::vector<int64_t> mine;  // By tensor: the number of dimensions, sizes, strides.
+  for (const torch::Tensor& tensor : tensors) {
+    mine.push_back(tensor.dim());
+    mine.insert(mine.end(), tensor.sizes().begin(), tensor.sizes().end());
+    mine.insert(mine.end(), tensor.strides().begin(), tensor.strides().end());
+  }
+  const std::string bytes(reinterpret_cast<const char*>(mine.data()),
+                          mine.size() * sizeof(int64_t));
+  const std::vector<std::string> all =
+      Value(AgreeOnEqual(*group->comm, "strides", absl::OkStatus(), bytes));
+  if (all.empty() || all[0].size() != bytes.size()) return;  // Creation names what differs.
+  std::vector<int64_t> first(mine.size());
+  std::memcpy(first.data(), all[0].data(), bytes.size());
+  auto at = first.begin();
+  for (const torch::Tensor& tensor : tensors) {
+    const int64_t dims = *at++;
+    if (!std::equal(tensor.sizes().begin(), tensor.sizes().end(), at, at + dims)) break;
+    const std::vector<int64_t> strides(at + dims, at + 2 * dims);
+    at += 2 * dims;
+    if (tensor.strides() == at::IntArrayRef(strides)) continue;
+    tensor.set_data(torch::empty_strided(tensor.sizes(), strides, tensor.options()).copy_(tensor));
+  }
+  for (int i = 0; i < set.size(); ++i) {
+    params[i].strides = params[i].tensor.strides().vec();
+    if (!set.is_ignored(i)) Check(set.Rebind(i, MemoryOf(params[i].tensor)));
   }
 }
 

@@ -47,6 +47,17 @@ ReduceOp OpOf(Reduce how) {
   Refuse("unknown reduction");
 }
 
+// Calls a collective with the elements in the order of their indices: strides may differ between
+// the ranks.
+template <class Collective>
+void InOrder(const torch::Tensor& tensor, const std::string& what, const Collective& collective) {
+  const at::NoGradGuard no_grad;
+  ViewOf(tensor, what);
+  const torch::Tensor ordered = tensor.contiguous();
+  Check(collective(MemoryOf(ordered)));
+  if (!ordered.is_same(tensor)) tensor.copy_(ordered);
+}
+
 Error ErrorOf(const absl::Status& status) {
   const std::optional<FailureInfo> info = FailureInfoOf(status);
   const std::string text = absl::StrCat("evenkeel: ", status.message());
@@ -119,16 +130,17 @@ int Group::size() const { return state_->comm->world_size(); }
 std::string Group::backend() const { return std::string(state_->comm->backend_name()); }
 
 void Group::all_reduce(const torch::Tensor& tensor, Reduce how) {
-  const TensorView view = ViewOf(tensor, "the tensor of all_reduce()");
   if (tensor.scalar_type() == torch::kBool) {  // Bytes, of which any but 0 is true.
     if (how == Reduce::kAverage) Refuse("all_reduce() got bools to average");
     if (how == Reduce::kSum) how = Reduce::kMax;
   }
-  Check(state_->comm->AllReduce(view, OpOf(how)));
+  InOrder(tensor, "the tensor of all_reduce()",
+          [&](TensorView view) { return state_->comm->AllReduce(view, OpOf(how)); });
 }
 
 void Group::broadcast(const torch::Tensor& tensor, int root) {
-  Check(state_->comm->Broadcast(ViewOf(tensor, "the tensor of broadcast()"), root));
+  InOrder(tensor, "the tensor of broadcast()",
+          [&](TensorView view) { return state_->comm->Broadcast(view, root); });
 }
 
 void Group::barrier() { Check(state_->comm->Barrier()); }

@@ -161,6 +161,7 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   void CheckLayouts() const;
   void AddParameters();
   void AddBuffers();
+  void AdoptStrides();
   void Attach(int param);
   void RemoveHooks(int param);
   bool HasChanged(int param) const;  // Its gradient, since the reduction.

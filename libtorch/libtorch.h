@@ -62,6 +62,8 @@
 //               flag takes effect in the next step, on all ranks in the same one. A tensor that is
 //               registered twice is one parameter. Their memory may be replaced (set_data), not
 //               their type, device, or strides. They must be on the CPU, dense, and not overlap.
+//               Where their strides, or those of buffers, differ from rank 0's when DataParallel is
+//               made, they get new memory with rank 0's.
 // Buffers:      those of rank 0 are broadcast at the beginning of each step; in a join() those of
 //               the highest rank with a batch. A join() ends with equal buffers on all ranks,
 //               however its loop ends: those of the highest of the ranks whose batches lasted
@@ -151,8 +153,9 @@ class Group {
   std::string backend() const;
   torch::Device device() const { return torch::kCPU; }
 
-  // Collectives, for metrics and the like; not inside of DataParallel::join(). In place. An average
-  // of integers is exact, rounded toward zero; the sum of bools is "or".
+  // Collectives, for metrics and the like; not inside of DataParallel::join(). In place; the ranks'
+  // strides may differ. An average of integers is exact, rounded toward zero; the sum of bools is
+  // "or".
   void all_reduce(const torch::Tensor& tensor, Reduce how = Reduce::kSum);
   void broadcast(const torch::Tensor& tensor, int root = 0);
   void barrier();

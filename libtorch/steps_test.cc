@@ -10,6 +10,8 @@
 #include <functional>
 #include <stdexcept>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "evenkeel/libtorch.h"
 #include "evenkeel/libtorch/internal.h"
@@ -781,10 +783,33 @@ TEST(StepsTest, TheSumOfBoolsIsOr) {
             AllPass(2));
 }
 
+TEST(StepsTest, AnAverageOfIntegersIsRoundedTowardZero) {
+  EXPECT_EQ(
+      RunRanks(
+          3,
+          [](Group& group) {
+            for (const auto dtype :
+                 {torch::kByte, torch::kChar, torch::kShort, torch::kInt, torch::kLong}) {
+              const bool is_signed = dtype != torch::kByte;
+              // The sums of the first do not fit into 8 bits.
+              Tensor numbers = torch::tensor({120, is_signed ? -2 : 2, 5}, dtype);
+              numbers[1] *= group.rank();
+              numbers[2] += group.rank() == 2;
+              group.all_reduce(numbers, Reduce::kAverage);
+              RequireSame(numbers, torch::tensor({120, is_signed ? -2 : 2, 5}, dtype), "the mean");
+            }
+            Tensor negative = torch::tensor({-group.rank() - (group.rank() > 0)});
+            group.all_reduce(negative, Reduce::kAverage);
+            RequireSame(negative, torch::tensor({-1}), "the mean of 0, -2 and -3");
+          }),
+      AllPass(3));
+}
+
 TEST(StepsTest, SparseEmbeddings) {
   EXPECT_EQ(RunRanks(2,
                      [](Group& group) {
                        torch::nn::Embedding net(torch::nn::EmbeddingOptions(6, 2).sparse(true));
+                       net->weight.set_data(torch::randn({2, 6}).t());  // Rows have gaps.
                        DataParallel ddp(group, net);
                        Optimizer optimizer(ddp, torch::optim::SGDOptions(1.0));
                        const Tensor before = net->weight.detach().clone();
@@ -846,6 +871,87 @@ TEST(StepsTest, ChannelsLast) {
                  Require(torch::allclose(got, copy->weight.grad()), "it is that of one process");
                }),
       AllPass(2));
+}
+
+void RequireNear(const std::vector<Tensor>& got, const std::vector<Tensor>& want,
+                 const std::string& what) {
+  for (size_t i = 0; i < want.size(); ++i) {
+    const double far = (got[i] - want[i]).abs().max().item<double>();
+    Require(far < 1e-12,
+            c10::str(what, ": parameter ", i, " is near ", want[i], ": it is ", got[i]));
+  }
+}
+
+// Elements are sent in the order of memory.
+TEST_P(Worlds, StridesAreThoseOfRank0) {
+  EXPECT_EQ(
+      RunRanks(GetParam(),
+               [](Group& group) {
+                 const auto convert = [](Tensor tensor) {
+                   tensor.set_data(tensor.contiguous(torch::MemoryFormat::ChannelsLast));
+                 };
+                 for (const int other : {0, group.size() - 1}) {  // The rank whose strides differ.
+                   torch::manual_seed(7 + group.rank());
+                   torch::nn::Conv2d net(torch::nn::Conv2dOptions(3, 4, 2));
+                   net->register_buffer("kernel", torch::randn({2, 3, 2, 2}));
+                   net->to(torch::kDouble);
+                   if (group.rank() == other) convert(net->weight);
+                   if (group.rank() == other) convert(net->buffers()[0]);
+                   Tensor weight = net->weight.detach().clone(), buffer = net->buffers()[0].clone();
+                   group.broadcast(weight);
+                   group.broadcast(buffer);
+                   DataParallel ddp(group, net);
+                   RequireSame(net->weight, weight, "the weight");
+                   RequireSame(net->buffers()[0], buffer, "the buffer");
+                   for (const Tensor& tensor : {net->weight, net->buffers()[0]})
+                     Require(
+                         tensor.is_contiguous(torch::MemoryFormat::ChannelsLast) == (other == 0),
+                         "the strides are those of rank 0");
+                   Optimizer optimizer(ddp, torch::optim::SGDOptions(0.1).momentum(0.9));
+                   torch::nn::Conv2d alone(torch::nn::Conv2dOptions(3, 4, 2));
+                   alone->weight.set_data(weight.clone());
+                   alone->bias.set_data(net->bias.detach().clone());
+                   torch::optim::SGD sgd(alone->parameters(),
+                                         torch::optim::SGDOptions(0.1).momentum(0.9));
+                   torch::manual_seed(5);
+                   const Tensor all = torch::randn({group.size(), 1, 3, 4, 4}, torch::kDouble);
+                   for (int step = 0; step < 2; ++step) {
+                     optimizer.zero_grad();
+                     ddp(all[group.rank()]).square().sum().backward();
+                     optimizer.step();
+                     sgd.zero_grad();
+                     for (int rank = 0; rank < group.size(); ++rank)
+                       (alone->forward(all[rank]).square().sum() / group.size()).backward();
+                     sgd.step();
+                   }
+                   RequireNear(net->parameters(), alone->parameters(), c10::str("rank ", other));
+                   RequireReplicas(group, *net);
+                 }
+               }),
+      AllPass(GetParam()));
+}
+
+TEST(StepsTest, CollectivesAreInTheOrderOfElementsWhateverTheStrides) {
+  EXPECT_EQ(RunRanks(3,
+                     [](Group& group) {
+                       const Tensor want = torch::arange(24, torch::kDouble).view({1, 2, 3, 4});
+                       for (const int other : {0, 1}) {
+                         const auto format = group.rank() == other
+                                                 ? torch::MemoryFormat::ChannelsLast
+                                                 : torch::MemoryFormat::Contiguous;
+                         Tensor sum = want.clone(format), sent = want.clone(format);
+                         const auto strides = sum.strides().vec();
+                         group.all_reduce(sum);
+                         RequireSame(sum, 3 * want, "the sum");
+                         Require(sum.strides() == at::IntArrayRef(strides), "strides stay");
+                         if (group.rank() != 1) sent.zero_();
+                         sent.requires_grad_();  // As a parameter.
+                         group.broadcast(sent, 1);
+                         RequireSame(sent, want, "what rank 1 has");
+                       }
+                       RequireError([&] { group.all_reduce(want.select(2, 1)); }, "has gaps");
+                     }),
+            AllPass(3));
 }
 
 TEST(StepsTest, MovedMemoryIsFollowedAndOtherTypesAreRefused) {

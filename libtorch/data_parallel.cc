@@ -82,6 +82,11 @@ std::unique_ptr<BucketReduction> ReductionFor(const DataParallelOptions& options
   Refuse("unknown compression");
 }
 
+// In place of a gradient of which each rank has a slice; not one that was set to zeros.
+bool IsPlaceholder(const torch::Tensor& grad) {
+  return grad.defined() && grad.is_meta() && grad._version() == 0;
+}
+
 // Gradients in buckets do not occupy the top of the heap, so glibc trims it after each step, and
 // the next step faults the pages in again (5 % of the step of a small GPT). Freeing one large block
 // raises the threshold for trimming (mallopt(3)).
@@ -291,10 +296,10 @@ void DataParallelBase::Replica::Begin() {
   if (IsIncomplete()) Finish();
   if (is_open) return;
   CheckLayouts();
-  DropLostGradients();
+  RefuseSlices(/*are_used_up=*/false);
   AttachAll();
   had_late_forward = false;
-  ForgetClearedGradients();
+  TakeGradients();
   for (int i = 0; i < set.size(); ++i) {
     Parameter& param = params[i];
     param.is_unreached = param.is_ready = param.is_lost = false;
@@ -334,26 +339,45 @@ void DataParallelBase::Replica::ShowGradient(int param) {
 }
 
 // A gradient of which each rank has a slice is a tensor without memory: whatever reads it fails.
-void DataParallelBase::Replica::DropLostGradients() {
+void DataParallelBase::Replica::RefuseSlices(bool are_used_up) const {
   for (int i = 0; i < set.size(); ++i) {
-    torch::Tensor& grad = params[i].tensor.mutable_grad();
-    if (!grad.defined() || !grad.is_meta()) continue;
-    if (grad._version() == 0)  // Else it has been set to zeros.
-      Refuse(absl::StrCat("the gradient of \"", NameOf(i),
-                          "\" is left from the last backward, and with Slices no rank has all of "
-                          "it: call step(), then zero_grad(), before the next forward"));
-    grad.reset();
+    if (params[i].is_lost == are_used_up || !IsPlaceholder(params[i].tensor.grad())) continue;
+    Refuse(absl::StrCat("the gradient of \"", NameOf(i), "\" is left from the last ",
+                        are_used_up ? "step" : "backward",
+                        ", and with Slices no rank has all of it: call ",
+                        are_used_up ? "zero_grad() after step(), before the next backward"
+                                    : "step() before the next forward"));
   }
 }
 
-void DataParallelBase::Replica::ForgetClearedGradients() {
+void DataParallelBase::Replica::TakeGradients() {
+  const at::NoGradGuard no_grad;
   for (int i = 0; i < set.size(); ++i) {
-    if (!params[i].tensor.grad().defined()) {
+    torch::Tensor& grad = params[i].tensor.mutable_grad();
+    if (grad.defined() && grad.is_meta() && !IsPlaceholder(grad))  // Set to zeros.
+      grad = torch::zeros_like(params[i].tensor);
+    if (!grad.defined()) {
       set.SetGradState(i, GradState::kNone);
+    } else if (!set.trainable(i) || !params[i].tensor.requires_grad() || IsPlaceholder(grad)) {
+      continue;
     } else if (set.row_size(i) > 0) {
       ReadSparseGradient(i);
+    } else if (!ShowsBucket(i)) {
+      MoveToBucket(i);
+      if (set.grad_state(i) == GradState::kNone) set.SetGradState(i, GradState::kLocal);
     }
   }
+}
+
+void DataParallelBase::Replica::MoveToBucket(int param) {
+  const torch::Tensor stored = params[param].tensor.grad();
+  ShowGradient(param);
+  params[param].view.copy_(stored);
+}
+
+void DataParallelBase::Replica::PrepareGradients() {
+  TakeGradients();
+  RefuseSlices(/*are_used_up=*/true);
 }
 
 // A sparse gradient has memory of its own on both sides.
@@ -368,11 +392,13 @@ void DataParallelBase::Replica::ReadSparseGradient(int param) {
                         ", but its module was created with sparse(true)"));
   const torch::Tensor given = grad.detach().coalesce();
   const torch::Tensor rows = given.indices().contiguous(), values = given.values().contiguous();
-  const GradState state = set.grad_state(param);
+  const bool is_reduced = set.grad_state(param) == GradState::kReduced;
   set.SetGradState(param, GradState::kNone);  // Else the rows would be added to those of before.
   Check(set.SetSparseGrad(param, {rows.data_ptr<int64_t>(), static_cast<size_t>(rows.numel())},
                           MemoryOf(values)));
-  set.SetGradState(param, rows.numel() == 0 ? GradState::kNone : state);
+  set.SetGradState(param, rows.numel() == 0 ? GradState::kNone
+                          : is_reduced      ? GradState::kReduced
+                                            : GradState::kLocal);
 }
 
 void DataParallelBase::Replica::BeforeGradient(int param) {
@@ -403,9 +429,7 @@ void DataParallelBase::Replica::OnGradient(int param) {
                         "; sparse gradients are supported for Embedding and EmbeddingBag with "
                         "sparse(true) only"));
   } else if (grad.data_ptr() != set[param].grad.data) {
-    const torch::Tensor computed = grad;
-    ShowGradient(param);
-    params[param].view.copy_(computed);
+    MoveToBucket(param);
   }
   set.SetGradState(param, GradState::kLocal);
   Check(core->GradientReady(param));
@@ -449,7 +473,11 @@ void DataParallelBase::Replica::BeforeBackward(int graph_task) {
                      " called backward again after an exception in this step's backward; let the "
                      "exception leave run() or join()"));
   }
-  if (!std::exchange(has_backward_, true)) MarkUnreached();
+  if (!has_backward_) {
+    PrepareGradients();
+    has_backward_ = true;
+    MarkUnreached();
+  }
   graph_tasks_.push_back(graph_task);
   torch::autograd::Engine::get_default_engine().queue_callback(
       [end = std::make_shared<BackwardEnd>(weak_from_this(), graph_task)] {
@@ -508,6 +536,7 @@ void DataParallelBase::Replica::FinishUnreached() {
         "step() was called after an exception in this step's backward; let the exception leave "
         "run() or join()");
   if (!is_accumulating) {
+    PrepareGradients();
     for (int i = 0; i < set.size(); ++i) {
       if (!set.trainable(i)) continue;
       if (set.grad_state(i) == GradState::kNone) {
@@ -570,7 +599,7 @@ void DataParallelBase::Replica::CheckGradients(const std::vector<int>& of_step,
   for (const int i : of_step) {
     const Parameter& param = params[i];
     const torch::Tensor& grad = param.tensor.grad();
-    const bool is_placeholder = grad.defined() && grad.is_meta() && grad._version() == 0;
+    const bool is_placeholder = IsPlaceholder(grad);
     if (param.is_lost && !is_placeholder)
       Refuse(absl::StrCat("the gradient of \"", NameOf(i),
                           "\" was cleared or replaced between backward and step(); with Slices "
@@ -605,21 +634,6 @@ void DataParallelBase::Replica::MarkUsedUp() {
   for (Parameter& param : params) param.is_lost = false;
 }
 
-void DataParallelBase::Replica::TakeGradients() {
-  const at::NoGradGuard no_grad;
-  for (int i = 0; i < set.size(); ++i) {
-    const torch::Tensor& grad = params[i].tensor.grad();
-    if (!set.trainable(i) || set.grad_state(i) != GradState::kReduced) continue;
-    if (!grad.defined()) {
-      set.SetGradState(i, GradState::kNone);
-    } else if (set.row_size(i) > 0) {
-      ReadSparseGradient(i);
-    } else if (!ShowsBucket(i)) {
-      params[i].view.copy_(grad);
-    }
-  }
-}
-
 void DataParallelBase::Replica::EndLoop() {
   if (IsIncomplete()) Finish();
   if (is_open)
@@ -628,7 +642,7 @@ void DataParallelBase::Replica::EndLoop() {
             ? "the loop of join() has ended, but its last backward has thrown"
             : "the loop of join() has ended after a forward whose backward was skipped: call the "
               "optimizer's step(), or call forward under NoGradGuard");
-  ForgetClearedGradients();
+  TakeGradients();
   for (int i = 0; i < set.size(); ++i) {
     params[i].had_gradient = false;
     // The plans of the other ranks move buckets, and freeze parameters.

@@ -76,7 +76,7 @@ std::string TextOf(const c10::Error& error) {
     if (text.find(sign) == std::string::npos) continue;
     text +=
         " (With the placement Slices, grad() has no values after backward: call "
-        "Optimizer::clip_grad_norm() instead of torch's, zero_grad() before the next forward, "
+        "Optimizer::clip_grad_norm() instead of torch's, zero_grad() before the next backward, "
         "and DataParallel before each backward.)";
     break;
   }

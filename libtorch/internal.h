@@ -127,7 +127,7 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   void CheckGradients(const std::vector<int>& of_step, bool may_clear) const;
   // Marks the slices of gradients as used up, by a step with Slices.
   void MarkUsedUp();
-  // Before an optimizer of evenkeel reads the gradients: the user may have changed them.
+  // Before gradients or their states are read: the user may have cleared, changed or replaced them.
   void TakeGradients();
   // Around the end of a loop, after which this rank follows the others.
   void EndLoop();
@@ -167,8 +167,10 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   bool HasChanged(int param) const;  // Its gradient, since the reduction.
   void ShowGradient(int param);      // grad() becomes the view of its bucket.
   bool ShowsBucket(int param) const;
-  void DropLostGradients();
-  void ForgetClearedGradients();
+  void MoveToBucket(int param);  // It was computed, or stored by the user, elsewhere.
+  void RefuseSlices(bool are_used_up) const;
+  // Before the open step's first gradient is computed, or in place of it.
+  void PrepareGradients();
   void ReadSparseGradient(int param);
   void BeforeBackward(int graph_task);
   void EndBackward(int graph_task, bool has_thrown);

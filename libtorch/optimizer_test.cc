@@ -94,8 +94,9 @@ void TrainUneven(Group& group, const Placement& placement, const Rule& rule, dou
   Optimizer optimizer(ddp, rule, {.placement = placement});
   const bool used_all = ddp.join([&] {
     for (int step = 0; step < StepsOf(group.rank()); ++step) {
+      const Tensor loss = LossOf(ddp(Batch(group.rank(), step)));
       optimizer.zero_grad();
-      LossOf(ddp(Batch(group.rank(), step))).backward();
+      loss.backward();
       if (clip > 0) optimizer.clip_grad_norm(clip);
       optimizer.step();
       if (clip > 0) Require(optimizer.last_norm() > 0, "the norm is known");
@@ -711,13 +712,19 @@ TEST(OptimizerTest, GradientsOfSlicesMustBeCleared) {
                                            {.placement = Slices{}});
                        LossOf(ddp(Batch(group.rank(), 0))).backward();
                        RequireError([&] { ddp(Batch(group.rank(), 0)); },
-                                    "call step(), then zero_grad(), before the next forward");
+                                    "call step() before the next forward");
                        optimizer.step();
                        RequireError([&] { optimizer.step(); }, "step() was called again");
                        RequireError([&] { optimizer.step(); }, "step() was called again");
                        optimizer.zero_grad();
                        optimizer.step();  // As torch's without gradients.
+                       LossOf(ddp(Batch(group.rank(), 0))).backward();
+                       optimizer.step();
                        const Tensor loss = LossOf(ddp(Batch(group.rank(), 0)));
+                       const std::string advice = "call zero_grad() after step()";
+                       RequireError([&] { loss.backward({}, /*retain_graph=*/true); }, advice);
+                       RequireError([&] { optimizer.step(); }, advice);  // Would use it again.
+                       optimizer.zero_grad();
                        loss.backward({}, /*retain_graph=*/true);
                        RequireError([&] { loss.backward(); }, "backward outside of a step");
                        optimizer.clip_grad_norm(0);

@@ -8,6 +8,8 @@
 #include <chrono>
 #include <cmath>
 #include <functional>
+#include <numeric>
+#include <optional>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -179,6 +181,209 @@ TEST(StepsTest, TheOptimizerEndsAStepWithoutBackward) {
                                      "the value");
                        }
                        RequireReplicas(group, *net);
+                     }),
+            AllPass(2));
+}
+
+// Where and how a program clears gradients.
+struct Clearing {
+  enum Where { kBeforeForward, kBeforeBackward, kAfterBackward } where;
+  enum How { kOptimizer, kLoop, kZeros } how;
+
+  template <class AnyOptimizer>
+  void Clear(torch::nn::Module& net, AnyOptimizer& optimizer) const {
+    if (how == kOptimizer) optimizer.zero_grad();
+    if (how == kZeros) net.zero_grad(/*set_to_none=*/false);
+    for (const Tensor& param : net.parameters())
+      if (how == kLoop) param.mutable_grad().reset();
+  }
+};
+
+struct ClearingRun {
+  Clearing clearing;
+  bool find_unused;
+  std::vector<int> ranks;  // Those whose batches this process has.
+  double weight;           // Of each of their losses.
+};
+
+torch::optim::SGDOptions ClearingRule() {
+  return torch::optim::SGDOptions(0.002).momentum(0.5).weight_decay(0.1);
+}
+
+Scales ClearingNet() {
+  Scales net;
+  net->to(torch::kDouble);
+  return net;
+}
+
+// A backward is skipped by all ranks, then by one; with `find_unused` others reach some parameters;
+// one parameter is frozen for a step; one step accumulates.
+template <class Model, class AnyOptimizer, class NoSync>
+void TrainClearing(const ClearingRun& run, Scales& net, Model& model, AnyOptimizer& optimizer,
+                   const NoSync& no_sync) {
+  const auto used = [&](int rank, int step) {
+    if (!run.find_unused || step == 0 || step == 7) return std::vector<int>{0, 1, 2};
+    if (step == 1 || step == 5) return std::vector<int>{0};
+    return step == 4 && rank > 0 ? std::vector<int>{2} : std::vector<int>{0, 1};
+  };
+  const auto clear = [&](Clearing::Where where) {
+    if (run.clearing.where == where) run.clearing.Clear(*net, optimizer);
+  };
+  const auto backward = [&](int step) {
+    std::vector<std::pair<int, Tensor>> losses;
+    for (const int rank : run.ranks) {
+      const Tensor input = torch::full({4}, 1 + 0.1 * rank + 0.3 * step, torch::kDouble);
+      losses.emplace_back(rank, model(input, used(rank, step)).square() * run.weight);
+    }
+    clear(Clearing::kBeforeBackward);
+    for (const auto& [rank, loss] : losses)
+      if (step != 2 && (step != 3 || rank != 1)) loss.backward();
+  };
+  for (int step = 0; step < 7; ++step) {
+    // With a gradient, zeros included, torch's optimizers would go on to change it.
+    if (run.clearing.where != Clearing::kAfterBackward && run.clearing.how != Clearing::kZeros)
+      net->scales[1].requires_grad_(step != 4);
+    clear(Clearing::kBeforeForward);
+    if (step == 5) {
+      [[maybe_unused]] const auto accumulating = no_sync();
+      backward(7);
+    }
+    backward(step);
+    if (step == 1 || step == 5) clear(Clearing::kAfterBackward);
+    optimizer.step();
+  }
+}
+
+void RequireNear(const std::vector<Tensor>& got, const std::vector<Tensor>& want,
+                 const std::string& what) {
+  for (size_t i = 0; i < want.size(); ++i) {
+    const double far = (got[i] - want[i]).abs().max().item<double>();
+    Require(far < 1e-12,
+            c10::str(what, ": parameter ", i, " is near ", want[i], ": it is ", got[i]));
+  }
+}
+
+void TestClearing(Group& group, const Clearing& clearing, bool find_unused,
+                  const std::optional<Placement>& placement) {
+  std::vector<int> ranks(group.size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  Scales alone = ClearingNet(), net = ClearingNet();
+  {
+    torch::optim::SGD sgd(alone->parameters(), ClearingRule());
+    const auto model = [&](const auto&... args) { return alone->forward(args...); };
+    TrainClearing({clearing, find_unused, ranks, 1.0 / group.size()}, alone, model, sgd,
+                  [] { return 0; });
+  }
+  DataParallel ddp(group, net, find_unused ? FindUnused() : kSmallBuckets);
+  const ClearingRun run{clearing, find_unused, {group.rank()}, 1.0};
+  const auto no_sync = [&] { return ddp.no_sync(); };
+  if (placement.has_value()) {
+    Optimizer optimizer(ddp, ClearingRule(), {.placement = *placement});
+    TrainClearing(run, net, ddp, optimizer, no_sync);
+  } else {
+    torch::optim::SGD sgd(net->parameters(), ClearingRule());
+    Joined optimizer(ddp, sgd);
+    TrainClearing(run, net, ddp, optimizer, no_sync);
+  }
+  RequireNear(net->parameters(), alone->parameters(),
+              c10::str("cleared at ", clearing.where, " by ", clearing.how, ", find_unused ",
+                       find_unused, ", optimizer ", placement ? placement->index() : 3));
+}
+
+TEST(StepsTest, GradientsMayBeClearedAnywhere) {
+  for (const int world : {1, 2, 3}) {
+    EXPECT_EQ(
+        RunRanks(
+            world,
+            [](Group& group) {
+              for (const auto where : {Clearing::kBeforeForward, Clearing::kBeforeBackward,
+                                       Clearing::kAfterBackward}) {
+                for (const auto how : {Clearing::kOptimizer, Clearing::kLoop, Clearing::kZeros}) {
+                  for (const bool find_unused : {false, true}) {
+                    const Clearing clearing{where, how};
+                    TestClearing(group, clearing, find_unused, std::nullopt);
+                    TestClearing(group, clearing, find_unused, Replicated{});
+                    TestClearing(group, clearing, find_unused, WholeTensors{});
+                    // See GradientsOfSlicesMustBeCleared.
+                    if (where != Clearing::kAfterBackward)
+                      TestClearing(group, clearing, find_unused, Slices{});
+                  }
+                }
+              }
+            }),
+        AllPass(world));
+  }
+}
+
+// A table whose gradients are sparse, and a parameter that each step uses.
+struct TableImpl : torch::nn::Module {
+  TableImpl()
+      : table(register_module(
+            "table", torch::nn::Embedding(torch::nn::EmbeddingOptions(5, 2).sparse(true)))) {
+    scale = register_parameter("scale", torch::ones({2}));
+    to(torch::kDouble);
+    const torch::NoGradGuard no_grad;
+    table->weight.fill_(0.5);
+  }
+  Tensor forward(int rank, int step) {
+    const Tensor row = step % 3 == 1 ? torch::ones({2}, torch::kDouble)
+                                     : table(torch::tensor({rank, (step + 1) % 5})).sum(0);
+    return (row * scale).square().sum();
+  }
+  torch::nn::Embedding table{nullptr};
+  Tensor scale;
+};
+TORCH_MODULE(Table);
+
+TEST(StepsTest, SparseGradientsMayBeClearedBeforeBackward) {
+  const auto train = [](Table& net, auto& optimizer, const auto& losses_of, bool to_none) {
+    for (int step = 0; step < 6; ++step) {
+      const std::vector<Tensor> losses = losses_of(step);
+      net->zero_grad(to_none);
+      if (step != 3)
+        for (const Tensor& loss : losses) loss.backward();
+      optimizer.step();
+    }
+  };
+  const auto test = [&](Group& group, bool to_none) {
+    const torch::optim::SGDOptions rule(0.1);
+    Table alone, net;
+    torch::optim::SGD sgd(alone->parameters(), rule);
+    const auto all = [&](int step) {
+      return std::vector<Tensor>{alone->forward(0, step) / 2, alone->forward(1, step) / 2};
+    };
+    train(alone, sgd, all, to_none);
+    DataParallel ddp(group, net, FindUnused());
+    Optimizer optimizer(ddp, rule);
+    const auto own = [&](int step) { return std::vector<Tensor>{ddp(group.rank(), step)}; };
+    train(net, optimizer, own, to_none);
+    RequireNear(net->parameters(), alone->parameters(), c10::str("to none: ", to_none));
+  };
+  EXPECT_EQ(RunRanks(2,
+                     [&](Group& group) {
+                       test(group, true);
+                       test(group, false);
+                     }),
+            AllPass(2));
+}
+
+TEST(StepsTest, AGradientThatIsReplacedBeforeBackwardCounts) {
+  EXPECT_EQ(RunRanks(2,
+                     [](Group& group) {
+                       Scales net;
+                       DataParallel ddp(group, net, FindUnused());
+                       Optimizer optimizer(ddp, torch::optim::SGDOptions(1.0));
+                       ddp(InputOf(group.rank())).backward();
+                       const Tensor loss = ddp(InputOf(group.rank()), std::vector<int>{0});
+                       for (const Tensor& scale : net->scales)
+                         scale.mutable_grad() = torch::full({4}, 0.25);
+                       net->scales[2].mutable_grad().reset();
+                       loss.backward();
+                       optimizer.step();
+                       const Tensor left = torch::full({4}, 0.75);
+                       RequireSame(net->scales[0], left - MeanInput(group), "a reached value");
+                       RequireSame(net->scales[1], left, "a value that backward misses");
+                       RequireSame(net->scales[2], torch::ones({4}), "a value without a gradient");
                      }),
             AllPass(2));
 }
@@ -871,15 +1076,6 @@ TEST(StepsTest, ChannelsLast) {
                  Require(torch::allclose(got, copy->weight.grad()), "it is that of one process");
                }),
       AllPass(2));
-}
-
-void RequireNear(const std::vector<Tensor>& got, const std::vector<Tensor>& want,
-                 const std::string& what) {
-  for (size_t i = 0; i < want.size(); ++i) {
-    const double far = (got[i] - want[i]).abs().max().item<double>();
-    Require(far < 1e-12,
-            c10::str(what, ": parameter ", i, " is near ", want[i], ": it is ", got[i]));
-  }
 }
 
 // Elements are sent in the order of memory.

@@ -19,6 +19,7 @@
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/memory.h"
 #include "evenkeel/join/join.h"
+#include "evenkeel/join/steps/step_control.h"
 #include "evenkeel/libtorch/internal.h"
 
 namespace evenkeel::libtorch {
@@ -378,6 +379,30 @@ void DataParallelBase::Replica::MoveToBucket(int param) {
 void DataParallelBase::Replica::PrepareGradients() {
   TakeGradients();
   RefuseSlices(/*are_used_up=*/true);
+  if (!has_followers) return;
+  const at::NoGradGuard no_grad;
+  std::vector<int> kept;
+  for (int i = 0; i < set.size(); ++i)
+    if (set.trainable(i) && set.grad_state(i) == GradState::kReduced) kept.push_back(i);
+  if (kept.empty()) return;
+  if (is_accumulating) {  // Later it cannot be told from what was added.
+    for (const int i : kept) {
+      const torch::Tensor& grad = params[i].tensor.grad();
+      if (set.row_size(i) > 0 || grad.any().item<bool>())
+        Refuse(absl::StrCat("the gradient of \"", NameOf(i),
+                            "\" is left from an earlier reduction; inside join() call zero_grad() "
+                            "before a backward under no_sync()"));
+    }
+    return;
+  }
+  const StepAnswer answer = Value(StepControl::Of(*group->comm).current()->Wait());
+  const bool divides_by_all =
+      core->join_config().divisor->by() == evenkeel::DivideBy::kInitialWorldSize;
+  if (answer.everyone_active() || !divides_by_all) return;
+  for (const int i : kept) {
+    params[i].tensor.mutable_grad().mul_(static_cast<double>(answer.world_size) / answer.active);
+    if (set.row_size(i) > 0) ReadSparseGradient(i);
+  }
 }
 
 // A sparse gradient has memory of its own on both sides.

@@ -169,7 +169,9 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   bool ShowsBucket(int param) const;
   void MoveToBucket(int param);  // It was computed, or stored by the user, elsewhere.
   void RefuseSlices(bool are_used_up) const;
-  // Before the open step's first gradient is computed, or in place of it.
+  // Before the open step's first gradient is computed, or in place of it. A gradient that was kept
+  // after its reduction is part of the next one, without the ranks that are exhausted then: it
+  // gets the weight that makes up for them.
   void PrepareGradients();
   void ReadSparseGradient(int param);
   void BeforeBackward(int graph_task);

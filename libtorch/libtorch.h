@@ -53,12 +53,13 @@
 // Gradients:    `grad()` of a parameter is a view of memory of this library, valid until the next
 //               forward or the end of DataParallel; clone() one that must live longer. It may be
 //               set to none or to zeros (zero_grad) before forward, between forward and backward,
-//               and after backward, on all ranks alike. Between backward and the optimizer's step
-//               it may be changed or replaced; but inside join() exhausted ranks would not apply
-//               the change, so step() throws if it finds one. With Slices no rank has a whole
-//               gradient after backward: `grad()` is a tensor on the device meta, so that any read
-//               throws; one step() uses it up, and it must be cleared between that and the next
-//               backward.
+//               and after backward, on all ranks alike; without that the next backward adds to it,
+//               and counts it once, but inside join() not under no_sync(). Between backward and
+//               the optimizer's step it may be changed or replaced; but inside join() exhausted
+//               ranks would not apply the change, so step() throws if it finds one. With Slices no
+//               rank has a whole gradient after backward: `grad()` is a tensor on the device meta,
+//               so that any read throws; one step() uses it up, and it must be cleared between
+//               that and the next backward.
 // Parameters:   all that `named_parameters()` lists, with requires_grad or without; setting the
 //               flag takes effect in the next step, on all ranks in the same one. A tensor that is
 //               registered twice is one parameter. Their memory may be replaced (set_data), not

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <functional>
+#include <numeric>
 #include <stdexcept>
 
 #include "evenkeel/bucket/hooks/power_sgd.h"
@@ -837,6 +839,132 @@ TEST(OptimizerTest, AGradientThatIsClearedInAJoinIsNotUsed) {
                        }),
               AllPass(2));
   }
+}
+
+// Two backwards, each with its own forward, without zero_grad() and no_sync(): the second adds to a
+// gradient that has been reduced.
+struct KeepingRun {
+  bool skips;                            // Rank 0 skips the second of them.
+  std::vector<int> ranks;                // Those whose batches this process has.
+  std::function<double(int)> weight_of;  // By step, of each of their losses.
+};
+
+template <class Net, class Model, class AnyOptimizer>
+void TrainKeeping(const KeepingRun& run, Net& net, Model& model, AnyOptimizer& optimizer) {
+  for (int step = 0; step < StepsOf(run.ranks[0]); ++step) {
+    for (const int rank : run.ranks) {
+      if (step >= StepsOf(rank)) continue;
+      const Tensor loss = LossOf(model(rank, step)) * run.weight_of(step);
+      if (!run.skips || step % 2 == 0 || rank != 0) loss.backward();
+    }
+    if (step % 2 == 0) continue;
+    optimizer.step();
+    net->zero_grad(/*set_to_none=*/step % 4 == 1);
+  }
+}
+
+// `new_net`: a module of doubles; `input_of`: its input, by rank and step.
+template <class NewNet, class InputOf, class NewOptimizer>
+void TestKeeping(Group& group, bool skips, DivideBy divide_by, const NewNet& new_net,
+                 const InputOf& input_of, const NewOptimizer& new_optimizer) {
+  auto alone = new_net(), net = new_net();
+  std::vector<int> ranks(group.size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  const auto weight_of = [&](int step) {
+    const auto has_batch = [&](int rank) { return step < StepsOf(rank); };
+    return 1.0 / (divide_by == DivideBy::kWorldSize
+                      ? group.size()
+                      : std::count_if(ranks.begin(), ranks.end(), has_batch));
+  };
+  auto model = [&](int rank, int step) { return alone->forward(input_of(rank, step)); };
+  DataParallel ddp(group, net, {.first_bucket_bytes = 64, .bucket_bytes = 128});
+  auto ddp_model = [&](int rank, int step) { return ddp(input_of(rank, step)); };
+  new_optimizer(ddp, alone->parameters(), net->parameters(), [&](auto& own, auto& optimizer) {
+    TrainKeeping({skips, ranks, weight_of}, alone, model, own);
+    ddp.join(
+        [&] {
+          const KeepingRun run{skips, {group.rank()}, [](int) { return 1.0; }};
+          TrainKeeping(run, net, ddp_model, optimizer);
+        },
+        {.divide_by = divide_by});
+  });
+  RequireReplicas(group, *net);
+  for (size_t i = 0; i < net->parameters().size(); ++i)
+    Require(torch::allclose(net->parameters()[i], alone->parameters()[i], 0, 1e-12),
+            c10::str("parameter ", i, " is near; skips ", skips, ", divides by ",
+                     static_cast<int>(divide_by)));
+}
+
+TEST(OptimizerTest, AGradientThatIsKeptCountsOnceInAJoin) {
+  const auto new_net = [] {
+    Sequential net = NewNet();
+    net->to(torch::kDouble);
+    return net;
+  };
+  const auto input_of = [](int rank, int step) { return Batch(rank, step).to(torch::kDouble); };
+  const auto rule = torch::optim::AdamWOptions(0.01).weight_decay(0.1);
+  const auto joined = [&](auto& ddp, auto alone, auto params, const auto& train) {
+    torch::optim::AdamW own(alone, rule), adamw(params, rule);
+    Joined optimizer(ddp, adamw);
+    train(own, optimizer);
+  };
+  const auto placed = [&](const Placement& placement) {
+    return [&rule, placement](auto& ddp, auto alone, auto, const auto& train) {
+      torch::optim::AdamW own(alone, rule);
+      Optimizer optimizer(ddp, rule, {.placement = placement});
+      train(own, optimizer);
+    };
+  };
+  const auto new_table = [] {
+    torch::manual_seed(4);
+    torch::nn::Embedding net(torch::nn::EmbeddingOptions(5, 2).sparse(true));
+    net->to(torch::kDouble);
+    return net;
+  };
+  const auto row_of = [](int rank, int step) { return torch::tensor({rank, step % 5}); };
+  const auto sgd = [](auto& ddp, auto alone, auto, const auto& train) {
+    torch::optim::SGD own(alone, 0.1);
+    Optimizer optimizer(ddp, torch::optim::SGDOptions(0.1));
+    train(own, optimizer);
+  };
+  EXPECT_EQ(RunRanks(3,
+                     [&](Group& group) {
+                       const auto test = [&](bool skips, DivideBy by, const auto& optimizer) {
+                         TestKeeping(group, skips, by, new_net, input_of, optimizer);
+                       };
+                       for (const bool skips : {false, true}) {
+                         test(skips, DivideBy::kWorldSize, joined);
+                         test(skips, DivideBy::kWorldSize, placed(Replicated{}));
+                         test(skips, DivideBy::kWorldSize, placed(WholeTensors{}));
+                         TestKeeping(group, skips, DivideBy::kWorldSize, new_table, row_of, sgd);
+                       }
+                       test(false, DivideBy::kActiveRanks, joined);
+                     }),
+            AllPass(3));
+}
+
+TEST(OptimizerTest, AGradientThatIsKeptIsNotAccumulatedInAJoin) {
+  EXPECT_EQ(RunRanks(2,
+                     [](Group& group) {
+                       Sequential net = NewNet();
+                       DataParallel ddp(group, net);
+                       Optimizer optimizer(ddp, torch::optim::SGDOptions(0.1));
+                       ddp.join([&] {
+                         const auto accumulate = [&] {
+                           const auto accumulating = ddp.no_sync();
+                           LossOf(ddp(Batch(group.rank(), 1))).backward();
+                         };
+                         LossOf(ddp(Batch(group.rank(), 0))).backward();
+                         optimizer.step();
+                         net->zero_grad(/*set_to_none=*/false);
+                         accumulate();  // Zeros add nothing.
+                         LossOf(ddp(Batch(group.rank(), 0))).backward();
+                         RequireError(accumulate, "is left from an earlier reduction");
+                         net->zero_grad();
+                         optimizer.step();
+                       });
+                     }),
+            AllPass(2));
 }
 
 // Each checks, clears and repeats the gradients of its own parameters.

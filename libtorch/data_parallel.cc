@@ -634,6 +634,7 @@ void DataParallelBase::Replica::CheckGradients(const std::vector<int>& of_step,
       Refuse(
           "step() was called again after one backward; with Slices the first step() has used the "
           "gradients up");
+    if (!may_clear && grad.defined()) CheckReduced(i);
     if (!has_followers || !set.trainable(i) || set.grad_state(i) != GradState::kReduced) continue;
     if (!grad.defined() ? !may_clear : HasChanged(i))
       Refuse(absl::StrCat("the gradient of \"", NameOf(i), "\" was ",
@@ -642,6 +643,21 @@ void DataParallelBase::Replica::CheckGradients(const std::vector<int>& of_step,
                           "do not do the same; to clip gradients call clip_grad_norm() of "
                           "ekt::Optimizer"));
   }
+}
+
+// An optimizer of torch uses each gradient that it finds.
+void DataParallelBase::Replica::CheckReduced(int param) const {
+  if (group->comm->world_size() == 1 || set.is_ignored(param)) return;
+  if (set.trainable(param) && set.grad_state(param) != GradState::kReduced)
+    Refuse(absl::StrCat("rank ", group->comm->rank(), ": parameter \"", NameOf(param),
+                        "\" holds this rank's own gradient, not reduced: the replicas would "
+                        "diverge; the last backward before step() must reduce, not accumulate "
+                        "(no_sync())"));
+  if (has_followers && !set.trainable(param))
+    Refuse(absl::StrCat("parameter \"", NameOf(param),
+                        "\" is frozen, but has a gradient, with which torch's optimizer goes on to "
+                        "change it; inside join() ranks without a batch cannot follow: set the "
+                        "gradient to none"));
 }
 
 // Returns whether a step would see another gradient than the reduced one.

@@ -173,6 +173,7 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   // after its reduction is part of the next one, without the ranks that are exhausted then: it
   // gets the weight that makes up for them.
   void PrepareGradients();
+  void CheckReduced(int param) const;
   void ReadSparseGradient(int param);
   void BeforeBackward(int graph_task);
   void EndBackward(int graph_task, bool has_thrown);

@@ -745,6 +745,81 @@ TEST(OptimizerTest, GradientsOfSlicesMustBeCleared) {
             AllPass(2));
 }
 
+TEST(OptimizerTest, AStepWithGradientsThatWereOnlyAccumulatedIsRefused) {
+  EXPECT_EQ(RunRanks(2,
+                     [](Group& group) {
+                       const auto test = [&](auto& ddp, auto& optimizer) {
+                         {
+                           const auto accumulating = ddp.no_sync();
+                           LossOf(ddp(Batch(group.rank(), 0))).backward();
+                         }
+                         RequireError([&] { optimizer.step(); }, "not accumulate");
+                         LossOf(ddp(Batch(group.rank(), 1))).backward();
+                         optimizer.step();
+                       };
+                       Sequential net = NewNet(), joined_net = NewNet();
+                       DataParallel ddp(group, net), joined_ddp(group, joined_net);
+                       Optimizer optimizer(ddp, torch::optim::SGDOptions(0.1));
+                       test(ddp, optimizer);
+                       torch::optim::SGD sgd(joined_net->parameters(), 0.1);
+                       Joined joined(joined_ddp, sgd);
+                       test(joined_ddp, joined);
+                       RequireReplicas(group, *joined_net);
+                       RequireClose(joined_net->parameters(), net->parameters());
+                     }),
+            AllPass(2));
+}
+
+// While it has a gradient of zeros, torch's optimizers go on to change it.
+TEST(OptimizerTest, AFrozenParameterStaysUnlessTheOptimizerIsTorchs) {
+  const auto train = [](Sequential& net, auto& model, auto& optimizer, int rank) {
+    LossOf(model(Batch(rank, 0))).backward();
+    optimizer.step();
+    const Tensor frozen = net->parameters()[2];
+    frozen.requires_grad_(false);
+    const Tensor before = frozen.clone();
+    for (int step = 1; step < 3; ++step) {
+      net->zero_grad(/*set_to_none=*/false);
+      LossOf(model(Batch(rank, step))).backward();
+      optimizer.step();
+    }
+    return torch::equal(frozen, before);
+  };
+  EXPECT_EQ(
+      RunRanks(2,
+               [&](Group& group) {
+                 const auto rule = torch::optim::AdamWOptions(0.01).weight_decay(0.1);
+                 for (const Placement& placement :
+                      {Placement(Replicated{}), Placement(WholeTensors{}), Placement(Slices{})}) {
+                   Sequential net = NewNet();
+                   DataParallel ddp(group, net);
+                   Optimizer optimizer(ddp, rule, {.placement = placement});
+                   Require(train(net, ddp, optimizer, group.rank()), "it stays");
+                   RequireReplicas(group, *net);
+                 }
+                 Sequential net = NewNet(), alone = NewNet();
+                 DataParallel ddp(group, net);
+                 torch::optim::AdamW adamw(net->parameters(), rule), own(alone->parameters(), rule);
+                 Joined joined(ddp, adamw);
+                 // Both ranks have the batches of one process.
+                 auto model = [&](const Tensor& input) { return alone->forward(input); };
+                 Require(!train(net, ddp, joined, 0) && !train(alone, model, own, 0), "it changes");
+                 RequireClose(net->parameters(), alone->parameters());
+                 RequireReplicas(group, *net);
+                 // Exhausted ranks do not know what has become of its gradient.
+                 ddp.join([&] {
+                   net->zero_grad(/*set_to_none=*/false);
+                   LossOf(ddp(Batch(group.rank(), 0))).backward();
+                   RequireError([&] { joined.step(); },
+                                "\"2.weight\" is frozen, but has a gradient");
+                   net->parameters()[2].mutable_grad().reset();
+                   joined.step();
+                 });
+                 RequireReplicas(group, *net);
+               }),
+      AllPass(2));
+}
+
 // Exhausted ranks would not clip theirs.
 TEST(OptimizerTest, ChangesOfGradientsInAJoinAreRefused) {
   for (const bool clips : {true, false}) {

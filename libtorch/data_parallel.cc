@@ -671,6 +671,18 @@ bool DataParallelBase::Replica::HasChanged(int param) const {
          std::pair(grad._version(), SampleOf(set[param].grad)) != *one.reduced;
 }
 
+std::string DataParallelBase::Replica::MissingText(const std::vector<int>& of_step) const {
+  int missing = 0;
+  uint64_t hash = 0;
+  for (const int i : of_step) {
+    if (params[i].tensor.grad().defined() || params[i].tensor.numel() == 0) continue;
+    ++missing;
+    hash = StableHash(hash, static_cast<uint64_t>(i));
+  }
+  return missing == 0 ? ""
+                      : absl::StrCat(", missing gradients=", missing, " (", absl::Hex(hash), ")");
+}
+
 void DataParallelBase::Replica::MarkUsedUp() {
   for (Parameter& param : params) param.is_lost = false;
 }

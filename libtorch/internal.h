@@ -125,6 +125,8 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   // Before an optimizer's step: throws if the user has changed the gradients of its parameters in a
   // way that not all ranks follow. `may_clear`: they follow a gradient that was set to none.
   void CheckGradients(const std::vector<int>& of_step, bool may_clear) const;
+  // Returns which of these have no gradient, for the comparison of the ranks' steps.
+  std::string MissingText(const std::vector<int>& of_step) const;
   // Marks the slices of gradients as used up, by a step with Slices.
   void MarkUsedUp();
   // Before gradients or their states are read: the user may have cleared, changed or replaced them.

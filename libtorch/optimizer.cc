@@ -199,11 +199,12 @@ struct Joined::State : Joinable {
     explicit Hook(State* owner) : owner(owner) {}
     absl::Status MainHook(const StepAnswer&) override {
       owner->replica->AdoptGradients();
+      const std::string settings = owner->Rates();
       owner->optimizer.step();
       owner->optimizer.zero_grad();
       for (const int param : IndicesOf(*owner->replica, owner->optimizer))
         owner->replica->set.SetGradState(param, GradState::kNone);
-      owner->CountStep(owner->Rates());
+      owner->CountStep(settings);
       return absl::OkStatus();
     }
     State* const owner;
@@ -233,7 +234,7 @@ struct Joined::State : Joinable {
     std::string text = "rates";
     for (const auto& group : optimizer.param_groups())
       absl::StrAppend(&text, " ", group.options().get_lr());
-    return text;
+    return absl::StrCat(text, replica->MissingText(IndicesOf(*replica, optimizer)));
   }
 
   const std::shared_ptr<Replica> replica;

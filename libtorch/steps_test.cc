@@ -315,6 +315,30 @@ TEST(StepsTest, GradientsMayBeClearedAnywhere) {
   }
 }
 
+TEST(StepsTest, AGradientThatOneRankClearsIsAnError) {
+  for (const bool is_joined : {false, true}) {
+    const Endings endings = RunRanks(2, [&](Group& group) {
+      Scales net;
+      DataParallel ddp(group, net, kSmallBuckets);
+      const auto train = [&](auto& optimizer) {
+        ddp(InputOf(group.rank())).backward();
+        if (group.rank() == 1) net->scales[2].mutable_grad().reset();
+        optimizer.step();
+        ddp(InputOf(group.rank())).backward();
+      };
+      if (!is_joined) {
+        Optimizer optimizer(ddp, torch::optim::SGDOptions(0.1));
+        return train(optimizer);
+      }
+      torch::optim::SGD sgd(net->parameters(), 0.1);
+      Joined optimizer(ddp, sgd);
+      train(optimizer);
+    });
+    for (const std::string& ending : endings)
+      EXPECT_THAT(ending, testing::HasSubstr("rank 1 has missing gradients=1 "));
+  }
+}
+
 // A table whose gradients are sparse, and a parameter that each step uses.
 struct TableImpl : torch::nn::Module {
   TableImpl()

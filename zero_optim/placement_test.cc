@@ -226,6 +226,24 @@ TEST(PlacementTest, RanksWithDifferentPlacementsAreTold) {
   });
 }
 
+// Such as one that the rank's program has cleared after the reduction.
+TEST(PlacementTest, AGradientThatOneRankLacksIsFound) {
+  std::vector<std::string> texts(3);
+  (void)RunTestRanks(3, [&](Communicator& comm) -> absl::Status {
+    Rank rank(comm);
+    EK_RETURN_IF_ERROR(rank.Create(Replicated{}));
+    EK_RETURN_IF_ERROR(rank.Reduce(0));
+    if (comm.rank() == 1) rank.model.params().SetGradState(2, GradState::kNone);
+    EK_RETURN_IF_ERROR(rank.optimizer->Step());
+    const absl::Status next = rank.Reduce(1);
+    texts[comm.rank()] = std::string(next.message());
+    return next;
+  });
+  EXPECT_THAT(texts, Each(testing::ContainsRegex(
+                         "optimizer#0: step 1 was taken with different settings: rank 1 has "
+                         "missing gradients=1 \\([0-9a-f]+\\); ranks 0,2 have none of these")));
+}
+
 TEST(PlacementTest, ARankWithAnotherPlacementDoesNotComeIntoAGroup) {
   for (const Placement& first : {Placement(Replicated{}), Placement(WholeTensors{})}) {
     std::vector<std::string> texts(2);

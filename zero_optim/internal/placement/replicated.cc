@@ -1,11 +1,15 @@
 #include "evenkeel/zero_optim/internal/placement/replicated.h"
 
+#include <cstddef>
+#include <cstdint>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/bucket/divergence.h"
 #include "evenkeel/bucket/replica_check.h"
+#include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/phase.h"
 #include "evenkeel/zero_optim/internal/gradient_measure.h"
@@ -14,6 +18,22 @@
 namespace evenkeel::internal {
 namespace {
 constexpr int kStepList = 0;  // In a device's tables.
+
+// Returns the settings of a step that the ranks compare. Replicas diverge if one of them lacks a
+// gradient that the others use.
+std::string SettingsOf(const ParameterGroups& groups, const StepMessage& step) {
+  std::string text = SettingsText(groups, step.rules, step.options);
+  uint64_t missing = 0, hash = 0;
+  for (size_t i = 0; i < step.sources.size(); ++i) {
+    if (step.sources[i] != GradientSource::kNone) continue;
+    ++missing;
+    hash = StableHash(hash, static_cast<uint64_t>(i));
+  }
+  if (missing > 0)
+    absl::StrAppend(&text, ", missing gradients=", missing, " (", absl::Hex(hash), ")");
+  return text;
+}
+
 }  // namespace
 
 std::vector<Fact> ReplicatedOptimizer::OtherSettings() const {
@@ -104,7 +124,7 @@ absl::Status ReplicatedOptimizer::Apply(const StepMessage& step) {
     if (step.sources[i] == GradientSource::kNone) continue;
     updater_.Update(i, ElementsOf(*params_, i), options.grad_scale);
   }
-  return EndStep(SettingsText(groups(), step.rules, step.options));
+  return EndStep(SettingsOf(groups(), step));
 }
 
 absl::Status ReplicatedOptimizer::EndStep(absl::string_view settings) {
@@ -140,7 +160,7 @@ absl::Status ReplicatedOptimizer::ApplyThere(const StepMessage& step) {
     EK_RETURN_IF_ERROR(updater_.UpdateThere(kStepList, step.options, is_measured, stream));
     if (is_measured) checks_.SetThere(&updater_.device());
   }
-  return EndStep(SettingsText(groups(), step.rules, step.options));
+  return EndStep(SettingsOf(groups(), step));
 }
 
 absl::Status ReplicatedOptimizer::TakeState(const OptimizerState& state) {

@@ -494,13 +494,15 @@ absl::Status DataParallel::EndJoin(bool is_last_joiner) {
   return join_config().has_optimizer ? CheckReplicas() : absl::OkStatus();
 }
 
-// Exhausted ranks took every step, so this finds nothing unless something is broken.
+// Exhausted ranks took every step, so that a difference comes from the program's code.
 absl::Status DataParallel::CheckReplicas() {
   EK_ASSIGN_OR_RETURN(const std::optional<Divergence> found,
                       FindDivergence(*params_, communicator()));
   if (!found.has_value()) return absl::OkStatus();
   return absl::InternalError(
-      absl::StrCat("after the loop the replicas differ: ", ToString(*found)));
+      absl::StrCat("after the loop the replicas differ: ", ToString(*found),
+                   ": exhausted ranks do not run code that changes parameters in the loop, unless "
+                   "it is passed to Optimizer::AfterUpdate() (after_step() in libtorch/)"));
 }
 
 // Another group -----------------------------------------------------------------------------------

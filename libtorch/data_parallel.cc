@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <string_view>
 #include <unordered_set>
 #include <utility>
 
@@ -107,6 +109,13 @@ uint64_t SampleOf(const TensorView& gradient) {
   for (int64_t i = 0; i < gradient.count; i += distance)
     hash = StableHash(hash, absl::string_view(data + i * size, size));
   return hash;
+}
+
+// For comparisons on this rank: five times as fast as StableHash().
+size_t HashOf(const torch::Tensor& tensor) {
+  const TensorView value = MemoryOf(tensor);
+  return std::hash<std::string_view>()(
+      {static_cast<const char*>(value.data), static_cast<size_t>(value.bytes())});
 }
 
 // The tables of modules whose gradients are sparse, and the elements of their rows.
@@ -683,6 +692,27 @@ std::string DataParallelBase::Replica::MissingText(const std::vector<int>& of_st
                       : absl::StrCat(", missing gradients=", missing, " (", absl::Hex(hash), ")");
 }
 
+void DataParallelBase::Replica::NoteValues() {
+  if (!has_followers) return;
+  const StepAnswer step = Value(StepControl::Of(*group->comm).current()->Wait());
+  for (int i = 0; i < set.size(); ++i) {
+    params[i].value_hash.reset();
+    if (!step.everyone_active() && !set.is_ignored(i))
+      params[i].value_hash = HashOf(params[i].tensor);
+  }
+}
+
+void DataParallelBase::Replica::CheckValues() const {
+  for (int i = 0; i < set.size() && has_followers; ++i) {
+    if (!params[i].value_hash.has_value() || params[i].value_hash == HashOf(params[i].tensor))
+      continue;
+    Refuse(absl::StrCat("rank ", group->comm->rank(), " changed parameter \"", NameOf(i),
+                        "\" after step() inside join(), where ranks without a batch do not do the "
+                        "same; pass such code to the optimizer's after_step(), which runs it on "
+                        "all ranks"));
+  }
+}
+
 void DataParallelBase::Replica::MarkUsedUp() {
   for (Parameter& param : params) param.is_lost = false;
 }
@@ -695,12 +725,19 @@ void DataParallelBase::Replica::EndLoop() {
             ? "the loop of join() has ended, but its last backward has thrown"
             : "the loop of join() has ended after a forward whose backward was skipped: call the "
               "optimizer's step(), or call forward under NoGradGuard");
+  CheckValues();
+  AfterLoop();
   TakeGradients();
   for (int i = 0; i < set.size(); ++i) {
     params[i].had_gradient = false;
     // The plans of the other ranks move buckets, and freeze parameters.
     if (!set.is_ignored(i)) params[i].tensor.mutable_grad().reset();
   }
+}
+
+void DataParallelBase::Replica::AfterLoop() {
+  for (const Enrolled& optimizer : optimizers)
+    if (optimizer.after_loop) optimizer.after_loop();
 }
 
 void DataParallelBase::Replica::AfterJoin() {
@@ -774,7 +811,10 @@ bool DataParallelBase::join(const std::function<void()>& loop, const JoinOptions
         "join() needs an Optimizer or a Joined of this DataParallel: ranks without a batch take "
         "the steps of the others");
   replica_->has_followers = replica_->group->comm->world_size() > 1 && !options.stop_early;
-  for (Replica::Parameter& param : replica_->params) param.reduced.reset();
+  for (Replica::Parameter& param : replica_->params) {
+    param.reduced.reset();
+    param.value_hash.reset();
+  }
   const absl::Cleanup after = [this] {
     replica_->has_followers = false;
     replica_->scope = nullptr;
@@ -786,6 +826,7 @@ bool DataParallelBase::join(const std::function<void()>& loop, const JoinOptions
       loop();
       replica_->EndLoop();
     } catch (const StatusError& error) {
+      if (absl::IsOutOfRange(error.status)) replica_->AfterLoop();  // All ranks stop early.
       return error.status;
     } catch (const c10::Error& error) {
       // The others need no backtrace of this rank.

@@ -104,6 +104,8 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
     bool is_lost = false;       // Each rank has a slice of its gradient, for the next step().
     // The version of its gradient and SampleOf() it after the reduction, if `has_followers`.
     std::optional<std::pair<int64_t, uint64_t>> reduced;
+    // A hash of its value after the last step that ranks without a batch took, too.
+    std::optional<size_t> value_hash;
     torch::Tensor sparse_grad;    // The one last stored in grad(),
     uint32_t sparse_version = 0;  // and its version at that time.
   };
@@ -127,12 +129,17 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   void CheckGradients(const std::vector<int>& of_step, bool may_clear) const;
   // Returns which of these have no gradient, for the comparison of the ranks' steps.
   std::string MissingText(const std::vector<int>& of_step) const;
+  // After an optimizer's step; and before the next one: throws if the user has changed a parameter
+  // that ranks without a batch have not changed.
+  void NoteValues();
+  void CheckValues() const;
   // Marks the slices of gradients as used up, by a step with Slices.
   void MarkUsedUp();
   // Before gradients or their states are read: the user may have cleared, changed or replaced them.
   void TakeGradients();
   // Around the end of a loop, after which this rank follows the others.
   void EndLoop();
+  void AfterLoop();  // Also one that all ranks have stopped.
   void AfterJoin();
 
   const std::shared_ptr<Group::State> group;
@@ -146,6 +153,7 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   // For join(), in the order of their creation.
   struct Enrolled {
     Joinable* joinable = nullptr;
+    std::function<void()> after_loop;  // The rates of torch's optimizer are the last ones.
     std::function<void()> after_join;
   };
   std::vector<Enrolled> optimizers;

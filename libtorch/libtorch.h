@@ -255,8 +255,10 @@ class DataParallelBase {
   // Calls `loop`, a training loop, on each rank. A rank whose loop has ended goes on to take part
   // in the steps of the others, and returns when all loops have ended, with equal parameters,
   // buffers and optimizer states. Each Optimizer and Joined of this object takes part; there must
-  // be one. No other DataParallel may train in the loop. Let schedulers change rates outside of it:
-  // an exhausted rank does not call them. Returns whether all batches were used.
+  // be one. No other DataParallel may train in the loop. An exhausted rank does not run the code
+  // that follows step() in the loop: pass what changes parameters, averages of them or a schedule
+  // by steps to the optimizer's after_step(). All ranks end with the rates of those whose batches
+  // lasted longest. Returns whether all batches were used.
   bool join(const std::function<void()>& loop, const JoinOptions& options = {});
 
   std::vector<torch::Tensor> parameters() const;  // Those that data parallelism trains.
@@ -414,8 +416,15 @@ class Optimizer : public torch::optim::Optimizer {
             const OptimizerOptions& options = {});
   ~Optimizer() override;
 
-  // Updates the parameters, on all ranks with a batch together.
+  // Updates the parameters, on all ranks with a batch together. A closure is called once, before
+  // that, with gradients enabled; returns its result.
   torch::Tensor step(LossClosure closure = nullptr) override;
+  // Adds a function that runs at the end of each step, under NoGradGuard: inside join() also on
+  // ranks without a batch, at the end of the steps that they take with the others. For averages of
+  // the weights, clamping, schedules by steps. It sees the whole parameters, with every placement,
+  // may change them and the rates, equally on all ranks, and must not communicate. Gradients are
+  // not available. The same functions on all ranks.
+  void after_step(std::function<void()> function);
 
   // For the next step(): scales the gradients of all ranks' parameters down to this joint norm.
   // torch::nn::utils::clip_grad_norm_() throws with Slices; inside join(), the next step() throws.
@@ -449,14 +458,22 @@ class Optimizer : public torch::optim::Optimizer {
 //   torch::optim::SGD sgd(net->parameters(), 0.1);
 //   ekt::Joined optimizer(ddp, sgd);
 //   ... optimizer.step(), in place of sgd.step()
+//
+// Its class, its groups of parameters and all settings must be equal on all ranks: at creation,
+// which compares them, and in each step. Ranks without a batch follow changes of the rate. The
+// options of a class of your own are compared if they have serialize(). LBFGS is refused: it calls
+// its closure several times in a step.
 class Joined {
  public:
+  // On all ranks together. Throws for a parameter that `ddp` does not reduce: one of another
+  // module, of a layer added after `ddp` was made, or of DataParallelOptions::ignored.
   Joined(DataParallelBase& ddp, torch::optim::Optimizer& optimizer);
   ~Joined();
   Joined(const Joined&) = delete;
   Joined& operator=(const Joined&) = delete;
 
-  torch::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr);
+  torch::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr);  // As Optimizer's.
+  void after_step(std::function<void()> function);                             // As Optimizer's.
   void zero_grad(bool set_to_none = true);
 
  private:

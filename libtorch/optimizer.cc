@@ -1,13 +1,25 @@
 #include "evenkeel/zero_optim/optimizer.h"
 
+#include <c10/util/Type.h>
+
 #include <algorithm>
+#include <charconv>
+#include <sstream>
+#include <typeinfo>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "evenkeel/comm/agree.h"
+#include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/status.h"
 #include "evenkeel/join/joinable.h"
 #include "evenkeel/join/phase.h"
+#include "evenkeel/join/steps/step_control.h"
 #include "evenkeel/libtorch/internal.h"
 #include "evenkeel/zero_optim/update_rule.h"
 
@@ -50,21 +62,38 @@ evenkeel::Placement CorePlacement(const Placement& placement) {
   return evenkeel::Replicated{};
 }
 
-// Returns the indices of those of the tensors that `replica` has.
-std::vector<int> IndicesOf(const Replica& replica, const std::vector<torch::Tensor>& tensors) {
-  std::vector<int> indices;
-  for (const torch::Tensor& tensor : tensors) {
-    const auto found = replica.index_of.find(tensor.unsafeGetTensorImpl());
-    if (found != replica.index_of.end()) indices.push_back(found->second);
-  }
-  return indices;
-}
+// The parameters of each group of an optimizer, by their index.
+using Groups = std::vector<std::vector<int>>;
 
-std::vector<int> IndicesOf(const Replica& replica, const torch::optim::Optimizer& optimizer) {
-  std::vector<torch::Tensor> tensors;
-  for (const auto& group : optimizer.param_groups())
-    tensors.insert(tensors.end(), group.params().begin(), group.params().end());
-  return IndicesOf(replica, tensors);
+// Returns an error for a parameter whose gradients are not reduced.
+absl::StatusOr<Groups> GroupsOf(const Replica& replica, const torch::optim::Optimizer& optimizer) {
+  Groups groups;
+  for (const auto& group : optimizer.param_groups()) {
+    const std::string place = absl::StrCat(" of parameter group ", groups.size());
+    std::vector<int>& indices = groups.emplace_back();
+    for (const torch::Tensor& tensor : group.params()) {
+      const auto found = replica.index_of.find(tensor.unsafeGetTensorImpl());
+      if (found == replica.index_of.end()) {
+        std::string name = absl::StrCat("tensor ", indices.size(), place, ", of sizes ",
+                                        c10::str(tensor.sizes()), ",");
+        for (const auto& item : replica.module->named_parameters())
+          if (item.value().is_same(tensor))
+            name = absl::StrCat("parameter \"", item.key(), "\"", place);
+        return absl::InvalidArgumentError(absl::StrCat(
+            name,
+            " is not a parameter that the DataParallel of this optimizer has, so its gradient is "
+            "not reduced: make the DataParallel of a module with all layers, and the optimizer of "
+            "its parameters()"));
+      }
+      if (replica.set.is_ignored(found->second))
+        return absl::InvalidArgumentError(
+            absl::StrCat("parameter \"", replica.NameOf(found->second), "\"", place,
+                         " is in DataParallelOptions::ignored, so its gradient is not reduced: "
+                         "train it with an optimizer of torch of its own"));
+      indices.push_back(found->second);
+    }
+  }
+  return groups;
 }
 
 void CheckUsable(const Replica& replica) {
@@ -80,15 +109,144 @@ torch::Tensor LossOf(const torch::optim::Optimizer::LossClosure& closure) {
 
 std::string GroupName(size_t index) { return absl::StrCat("group", index); }
 
+// Names and values, in a fixed order.
+using Settings = std::vector<std::pair<std::string, std::string>>;
+
+std::string Text(double value) {
+  char text[32];  // The shortest form that no other number has.
+  return std::string(text, std::to_chars(std::begin(text), std::end(text), value).ptr);
+}
+
+// Adds the settings if `options` has this type.
+template <class Options>
+bool AddSettings(const torch::optim::OptimizerOptions& options, Settings& settings) {
+  const auto* known = dynamic_cast<const Options*>(&options);
+  if (known == nullptr) return false;
+  const auto add = [&](const char* name, double value) {
+    settings.emplace_back(name, Text(value));
+  };
+  const auto add_flag = [&](const char* name, bool value) {
+    settings.emplace_back(name, value ? "true" : "false");
+  };
+  if constexpr (requires { known->weight_decay(); }) add("weight_decay", known->weight_decay());
+  if constexpr (requires { known->momentum(); }) add("momentum", known->momentum());
+  if constexpr (requires { known->dampening(); }) add("dampening", known->dampening());
+  if constexpr (requires { known->nesterov(); }) add_flag("nesterov", known->nesterov());
+  if constexpr (requires { known->betas(); }) {
+    add("betas[0]", std::get<0>(known->betas()));
+    add("betas[1]", std::get<1>(known->betas()));
+  }
+  if constexpr (requires { known->eps(); }) add("eps", known->eps());
+  if constexpr (requires { known->amsgrad(); }) add_flag("amsgrad", known->amsgrad());
+  if constexpr (requires { known->alpha(); }) add("alpha", known->alpha());
+  if constexpr (requires { known->centered(); }) add_flag("centered", known->centered());
+  if constexpr (requires { known->lr_decay(); }) {
+    add("lr_decay", known->lr_decay());
+    add("initial_accumulator_value", known->initial_accumulator_value());
+  }
+  return true;
+}
+
+Settings SettingsOf(const torch::optim::OptimizerOptions& options) {
+  using namespace torch::optim;
+  Settings settings = {{"lr", Text(options.get_lr())}};
+  if (AddSettings<SGDOptions>(options, settings) || AddSettings<AdamOptions>(options, settings) ||
+      AddSettings<AdamWOptions>(options, settings) ||
+      AddSettings<RMSpropOptions>(options, settings) ||
+      AddSettings<AdagradOptions>(options, settings))
+    return settings;
+  try {  // Those of a type of the program's.
+    torch::serialize::OutputArchive archive;
+    options.serialize(archive);
+    std::ostringstream bytes;
+    archive.save_to(bytes);
+    settings.emplace_back("hash of serialize()", absl::StrCat(StableHash(0, bytes.str())));
+  } catch (const c10::Error&) {  // It has no serialize().
+  }
+  return settings;
+}
+
+std::vector<Settings> SettingsOf(const torch::optim::Optimizer& optimizer) {
+  std::vector<Settings> settings;
+  for (const auto& group : optimizer.param_groups())
+    settings.push_back(SettingsOf(group.options()));
+  return settings;
+}
+
+std::vector<Fact> FactsOf(const Replica& replica, const torch::optim::Optimizer& optimizer,
+                          const Groups& groups, const std::vector<Settings>& settings) {
+  std::vector<Fact> facts = {
+      {"the class of the optimizer", c10::demangle(typeid(optimizer).name())},
+      {"the number of parameter groups", absl::StrCat(groups.size())}};
+  std::vector<std::string> group_of(replica.params.size(), "none");
+  for (size_t i = 0; i < groups.size(); ++i) {
+    for (const auto& [name, value] : settings[i])
+      facts.push_back({absl::StrCat("parameter group ", i), absl::StrCat(name, "=", value)});
+    for (const int param : groups[i]) group_of[param] = absl::StrCat(i);
+  }
+  for (size_t i = 0; i < group_of.size(); ++i)
+    facts.push_back(
+        {absl::StrCat("the parameter group of \"", replica.NameOf(static_cast<int>(i)), "\""),
+         group_of[i]});
+  return facts;
+}
+
 }  // namespace
 
 // ---- Optimizer ----
 
 struct Optimizer::State {
+  // Throws if the groups are not those of the creation.
+  void CheckGroups(const torch::optim::Optimizer& optimizer) const;
+  // Copies torch's rates to the core. Throws if other settings have changed.
+  void PassRates(const torch::optim::Optimizer& from) const;
+  // Copies rates to torch: on ranks that were exhausted they are those of the others.
+  void TakeRates(torch::optim::Optimizer& to) const;
+
   std::shared_ptr<Replica> replica;
+  Groups groups;
   std::unique_ptr<evenkeel::Optimizer> core;
   StepOptions next;
 };
+
+void Optimizer::State::CheckGroups(const torch::optim::Optimizer& optimizer) const {
+  if (optimizer.param_groups().size() != groups.size())
+    Refuse("a parameter group was added; pass all groups at creation");
+  const Groups now = Value(GroupsOf(*replica, optimizer));
+  if (now == groups) return;
+  for (size_t i = 0; i < now.size(); ++i) {
+    const auto require_in = [&](const auto& params, const auto& others, const char* change) {
+      for (const int param : params)
+        if (std::count(others.begin(), others.end(), param) == 0)
+          Refuse(absl::StrCat("parameter \"", replica->NameOf(param), "\" was ", change,
+                              " parameter group ", i,
+                              " after creation; pass all parameters at creation, and freeze those "
+                              "to be trained later with requires_grad_(false)"));
+    };
+    require_in(now[i], groups[i], "added to");
+    require_in(groups[i], now[i], "removed from");
+  }
+}
+
+void Optimizer::State::PassRates(const torch::optim::Optimizer& from) const {
+  for (int i = 0; i < core->groups().size(); ++i) {
+    UpdateRule rule = RuleOf(from.param_groups()[i].options());
+    const UpdateRule& own = core->groups()[i].rule;
+    if (rule == own) continue;
+    const double rate = LearningRate(rule);
+    SetLearningRate(rule, LearningRate(own));
+    if (!(rule == own))
+      Refuse(absl::StrCat("the settings of parameter group ", i, " have changed from ",
+                          ToString(own), " to ", ToString(rule),
+                          "; only the rate may change after creation"));
+    Check(core->SetLearningRate(GroupName(i), rate));
+  }
+}
+
+void Optimizer::State::TakeRates(torch::optim::Optimizer& to) const {
+  for (int i = 0; i < core->groups().size(); ++i)
+    to.param_groups()[i].options().set_lr(LearningRate(core->groups()[i].rule));
+}
 
 Optimizer::Optimizer(DataParallelBase& ddp, std::vector<torch::optim::OptimizerParamGroup> groups,
                      std::unique_ptr<torch::optim::OptimizerOptions> defaults,
@@ -97,26 +255,19 @@ Optimizer::Optimizer(DataParallelBase& ddp, std::vector<torch::optim::OptimizerP
       state_(std::make_shared<State>()),
       exceptions_at_creation_(std::uncaught_exceptions()) {
   state_->replica = ddp.replica();
+  state_->groups = Value(GroupsOf(*state_->replica, *this));
   std::vector<ParameterGroup> core_groups;
-  for (const auto& group : param_groups()) {
-    ParameterGroup& own = core_groups.emplace_back();
-    own.name = GroupName(core_groups.size() - 1);
-    own.rule = RuleOf(group.options());
-    own.params = IndicesOf(*state_->replica, group.params());
-    if (own.params.size() != group.params().size())
-      Refuse("a parameter group has a tensor that is not a parameter of the DataParallel's module");
-  }
+  for (size_t i = 0; i < state_->groups.size(); ++i)
+    core_groups.push_back({.name = GroupName(i),
+                           .params = state_->groups[i],
+                           .rule = RuleOf(param_groups()[i].options())});
   // Create() may move gradients to other buckets.
   const absl::Cleanup follow = [&] { state_->replica->FollowGradients(); };
   state_->core = Value(evenkeel::Optimizer::Create(
       *ddp.replica()->core, core_groups, {.placement = CorePlacement(options.placement)}));
-  // Copies the rates of a loop's last step to ranks that were exhausted.
-  const auto take_rates = [this] {
-    for (size_t i = 0; i < param_groups().size(); ++i)
-      param_groups()[i].options().set_lr(
-          LearningRate(state_->core->groups()[static_cast<int>(i)].rule));
-  };
-  ddp.replica()->optimizers.push_back({state_->core.get(), take_rates});
+  ddp.replica()->optimizers.push_back({.joinable = state_->core.get(),
+                                       .after_loop = [this] { state_->PassRates(*this); },
+                                       .after_join = [this] { state_->TakeRates(*this); }});
 }
 
 Optimizer::~Optimizer() {
@@ -129,23 +280,13 @@ torch::Tensor Optimizer::step(LossClosure closure) {
   const torch::Tensor loss = LossOf(closure);
   Replica& replica = *state_->replica;
   CheckUsable(replica);
-  if (static_cast<int>(param_groups().size()) != state_->core->groups().size())
-    Refuse("a parameter group was added; pass all groups at creation");
+  state_->CheckGroups(*this);
   replica.FinishUnreached();
-  replica.CheckGradients(IndicesOf(replica, *this), /*may_clear=*/true);
+  replica.CheckValues();
+  for (const std::vector<int>& group : state_->groups)
+    replica.CheckGradients(group, /*may_clear=*/true);
   replica.TakeGradients();
-  for (size_t i = 0; i < param_groups().size(); ++i) {
-    UpdateRule rule = RuleOf(param_groups()[i].options());
-    const UpdateRule& own = state_->core->groups()[static_cast<int>(i)].rule;
-    if (rule == own) continue;
-    const double rate = LearningRate(rule);
-    SetLearningRate(rule, LearningRate(own));
-    if (!(rule == own))
-      Refuse(absl::StrCat("the settings of parameter group ", i, " have changed from ",
-                          ToString(own), " to ", ToString(rule),
-                          "; only the rate may change after creation"));
-    Check(state_->core->SetLearningRate(GroupName(i), rate));
-  }
+  state_->PassRates(*this);
   const StepOptions options = std::exchange(state_->next, {});
   Check(state_->core->Step(options));
   if (std::holds_alternative<evenkeel::Slices>(state_->core->placement())) replica.MarkUsedUp();
@@ -153,7 +294,18 @@ torch::Tensor Optimizer::step(LossClosure closure) {
     for (const torch::Tensor& param : group.params())
       if (param.requires_grad()) torch::autograd::impl::bump_version(param);
   }
+  replica.NoteValues();
   return loss;
+}
+
+void Optimizer::after_step(std::function<void()> function) {
+  Check(state_->core->AfterUpdate([this, function = std::move(function)] {
+    const at::NoGradGuard no_grad;
+    state_->TakeRates(*this);
+    function();
+    state_->PassRates(*this);
+    return absl::OkStatus();
+  }));
 }
 
 void Optimizer::clip_grad_norm(double max_norm, double norm_type) {
@@ -187,25 +339,47 @@ int64_t Optimizer::state_bytes() const { return state_->core->state_bytes(); }
 // ---- Joined ----
 
 struct Joined::State : Joinable {
-  State(std::shared_ptr<Replica> replica, torch::optim::Optimizer& optimizer)
-      : Joinable(replica->group->comm.get(), "Joined"),
-        replica(std::move(replica)),
-        optimizer(optimizer) {
-    this->replica->optimizers.push_back({.joinable = this});
+  // Throws on all ranks unless they have the same optimizer, which can be used.
+  static std::shared_ptr<State> Create(const std::shared_ptr<Replica>& replica,
+                                       torch::optim::Optimizer& optimizer) {
+    absl::StatusOr<Groups> groups = GroupsOf(*replica, optimizer);
+    if (dynamic_cast<torch::optim::LBFGS*>(&optimizer) != nullptr)
+      groups = absl::InvalidArgumentError(
+          "LBFGS calls its closure several times in a step, which ranks without a batch cannot "
+          "repeat: outside of join() call its own step(), with a closure that returns the mean of "
+          "the ranks' losses (Group::all_reduce())");
+    const std::vector<Settings> settings = SettingsOf(optimizer);
+    Check(VerifySame(
+        *replica->group->comm, "Joined", groups.status(),
+        groups.ok() ? FactsOf(*replica, optimizer, *groups, settings) : std::vector<Fact>()));
+    return std::make_shared<State>(replica, optimizer, *std::move(groups), settings);
+  }
+  State(std::shared_ptr<Replica> of, torch::optim::Optimizer& optimizer, Groups groups,
+        std::vector<Settings> settings)
+      : Joinable(of->group->comm.get(), "Joined"),
+        replica(std::move(of)),
+        optimizer(optimizer),
+        groups_(std::move(groups)),
+        settings_(std::move(settings)) {
+    replica->optimizers.push_back({.joinable = this});
   }
   ~State() override { ReportUnwinding(); }
 
   struct Hook : JoinHook {
     explicit Hook(State* owner) : owner(owner) {}
-    absl::Status MainHook(const StepAnswer&) override {
+    absl::Status OnAction(const StepAnswer&, absl::string_view rates) override {
+      EK_ASSIGN_OR_RETURN(const Groups groups, GroupsOf(*owner->replica, owner->optimizer));
       owner->replica->AdoptGradients();
-      const std::string settings = owner->Rates();
+      EK_RETURN_IF_ERROR(owner->TakeRates(rates));
       owner->optimizer.step();
+      owner->EndStep(groups);
       owner->optimizer.zero_grad();
-      for (const int param : IndicesOf(*owner->replica, owner->optimizer))
-        owner->replica->set.SetGradState(param, GradState::kNone);
-      owner->CountStep(settings);
+      for (const std::vector<int>& group : groups)
+        for (const int param : group) owner->replica->set.SetGradState(param, GradState::kNone);
       return absl::OkStatus();
+    }
+    absl::Status PostHook(bool is_last_joiner) override {
+      return owner->TakeLastRates(is_last_joiner);
     }
     State* const owner;
   };
@@ -219,30 +393,106 @@ struct Joined::State : Joinable {
     const torch::Tensor loss = LossOf(closure);
     CheckUsable(*replica);
     replica->FinishUnreached();
-    replica->CheckGradients(IndicesOf(*replica, optimizer), /*may_clear=*/false);
-    Check(Notify().status());
+    replica->CheckValues();
+    const Groups groups = Value(GroupsOf(*replica, optimizer));
+    for (const std::vector<int>& group : groups)
+      replica->CheckGradients(group, /*may_clear=*/false);
+    const StepAnswer answer = Value(Value(Notify())->Wait());
+    if (!answer.everyone_active())
+      Check(StepControl::Of(communicator()).Announce(join_name(), Rates()));
     {
       const PhaseScope phase(communicator(), StepPhase::kOptimizer);
       optimizer.step();
     }
-    CountStep(Rates());
+    EndStep(groups);
+    replica->NoteValues();
     return loss;
   }
 
-  // Compared between the ranks, because exhausted ranks step, too.
+  void EndStep(const Groups& groups) {
+    CountStep(Changes(groups));
+    const at::NoGradGuard no_grad;
+    for (const auto& function : after_step) function();
+  }
+
+  // Returns the differences from what was compared at creation.
+  std::string Changes(const Groups& groups) const {
+    // Never empty: an empty text would not be compared.
+    std::vector<std::string> changes = {
+        absl::StrCat("functions after the step=", after_step.size())};
+    const std::vector<Settings> now = SettingsOf(optimizer);
+    for (size_t i = 0; i < now.size(); ++i) {
+      for (size_t k = 0; k < now[i].size(); ++k) {
+        if (i < settings_.size() && now[i][k] == settings_[i][k]) continue;
+        changes.push_back(absl::StrCat(now[i][k].first, " of group ", i, "=", now[i][k].second));
+      }
+    }
+    if (groups != groups_) {
+      uint64_t hash = groups.size();
+      for (const std::vector<int>& group : groups)
+        hash = StableHash(hash, absl::StrJoin(group, " "));
+      changes.push_back(absl::StrCat("hash of the parameter groups=", absl::Hex(hash)));
+    }
+    constexpr size_t kMost = 8;  // A part of the record that each step sends.
+    if (changes.size() > kMost) {
+      changes[kMost] = absl::StrCat("hash of all settings=",
+                                    absl::Hex(StableHash(0, absl::StrJoin(changes, ", "))));
+      changes.resize(kMost + 1);
+    }
+    std::vector<int> all;
+    for (const std::vector<int>& group : groups) all.insert(all.end(), group.begin(), group.end());
+    return absl::StrCat(absl::StrJoin(changes, ", "), replica->MissingText(all));
+  }
+
   std::string Rates() const {
-    std::string text = "rates";
+    std::vector<std::string> rates;
     for (const auto& group : optimizer.param_groups())
-      absl::StrAppend(&text, " ", group.options().get_lr());
-    return absl::StrCat(text, replica->MissingText(IndicesOf(*replica, optimizer)));
+      rates.push_back(Text(group.options().get_lr()));
+    return absl::StrJoin(rates, " ");
+  }
+  absl::Status TakeRates(absl::string_view text) {
+    const std::vector<absl::string_view> rates = absl::StrSplit(text, ' ');
+    auto& groups = optimizer.param_groups();
+    if (rates.size() != groups.size())
+      return absl::FailedPreconditionError(
+          absl::StrCat("rank ", communicator().rank(), " has ", groups.size(),
+                       " parameter groups, but the ranks with a batch have ", rates.size()));
+    for (size_t i = 0; i < groups.size(); ++i) {
+      double rate = 0;
+      if (!absl::SimpleAtod(rates[i], &rate))
+        return absl::InvalidArgumentError(absl::StrCat("\"", rates[i], "\" is not a rate"));
+      groups[i].options().set_lr(rate);
+    }
+    return absl::OkStatus();
+  }
+  // Takes the rates with which the ranks that had batches to the end have ended the loop.
+  absl::Status TakeLastRates(bool is_last_joiner) {
+    EK_ASSIGN_OR_RETURN(const std::vector<std::string> rates,
+                        AgreeOn(communicator(), absl::StrCat(join_name(), "/rates"),
+                                absl::OkStatus(), is_last_joiner ? Rates() : ""));
+    int source = -1;
+    for (int rank = 0; rank < static_cast<int>(rates.size()); ++rank) {
+      if (rates[rank].empty()) continue;
+      if (source >= 0 && rates[rank] != rates[source])
+        return absl::FailedPreconditionError(
+            absl::StrCat("the ranks ended the loop with different rates: rank ", source, " has ",
+                         rates[source], "; rank ", rank, " has ", rates[rank]));
+      source = rank;
+    }
+    return source < 0 ? absl::OkStatus() : TakeRates(rates[source]);
   }
 
   const std::shared_ptr<Replica> replica;
   torch::optim::Optimizer& optimizer;
+  std::vector<std::function<void()>> after_step;
+
+ private:
+  const Groups groups_;  // At creation, as the settings.
+  const std::vector<Settings> settings_;
 };
 
 Joined::Joined(DataParallelBase& ddp, torch::optim::Optimizer& optimizer)
-    : state_(std::make_shared<State>(ddp.replica(), optimizer)),
+    : state_(State::Create(ddp.replica(), optimizer)),
       exceptions_at_creation_(std::uncaught_exceptions()) {}
 
 Joined::~Joined() {
@@ -253,6 +503,9 @@ Joined::~Joined() {
 
 torch::Tensor Joined::step(torch::optim::Optimizer::LossClosure closure) {
   return state_->Step(closure);
+}
+void Joined::after_step(std::function<void()> function) {
+  state_->after_step.push_back(std::move(function));
 }
 void Joined::zero_grad(bool set_to_none) { state_->optimizer.zero_grad(set_to_none); }
 

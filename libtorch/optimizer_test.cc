@@ -52,10 +52,11 @@ std::vector<Tensor> TrainAlone(int world, const NewOptimizer& new_optimizer, dou
   return net->parameters();
 }
 
-void RequireClose(const std::vector<Tensor>& got, const std::vector<Tensor>& want) {
+void RequireClose(const std::vector<Tensor>& got, const std::vector<Tensor>& want,
+                  double most = 1e-6) {
   for (size_t i = 0; i < got.size(); ++i) {
     const double far = (got[i] - want[i]).abs().max().item<double>();
-    Require(far < 1e-6,
+    Require(far < most,
             "parameter " + std::to_string(i) + " is near: it is off by " + std::to_string(far));
   }
 }
@@ -572,6 +573,490 @@ TEST(OptimizerTest, JoinedTakesAnyOptimizerOfTorch) {
                        RequireClose(net->parameters(), want);
                      }),
             AllPass(3));
+}
+
+// ---- What a program does after step() ----
+
+constexpr double kExact = 1e-13;  // For float64.
+
+Sequential NewDoubleNet() {
+  Sequential net = NewNet();
+  net->to(torch::kDouble);
+  return net;
+}
+Tensor DoubleBatch(int rank, int step) { return Batch(rank, step).to(torch::kDouble); }
+
+// A schedule by steps, weights that are clamped, and their moving average.
+class PerStep {
+ public:
+  PerStep(torch::optim::Optimizer& optimizer, const Sequential& net)
+      : optimizer_(optimizer), schedule_(optimizer, 2, 0.7), net_(net) {
+    for (const Tensor& param : net_->parameters()) average.push_back(param.detach().clone());
+  }
+  void Run() {
+    schedule_.step();
+    for (size_t i = 0; i < average.size(); ++i) {
+      const Tensor param = net_->parameters()[i].data();
+      average[i].mul_(0.9).add_(param.clamp_(-0.3, 0.3), 0.1);
+    }
+  }
+  void Decay() { schedule_.step(); }
+  double rate() const { return optimizer_.param_groups()[0].options().get_lr(); }
+
+  std::vector<Tensor> average;
+
+ private:
+  torch::optim::Optimizer& optimizer_;
+  torch::optim::StepLR schedule_;
+  Sequential net_;
+};
+
+const auto kMomentum = torch::optim::SGDOptions(0.3).momentum(0.9);
+
+// Calls `body` with each optimizer: as one that steps, and as one that has rates.
+template <class Body>
+void ForEachOptimizer(Group& group, const Body& body) {
+  for (const Placement& placement :
+       {Placement(Replicated{}), Placement(WholeTensors{}), Placement(Slices{})}) {
+    Sequential net = NewDoubleNet();
+    DataParallel ddp(group, net, {.first_bucket_bytes = 64, .bucket_bytes = 128});
+    Optimizer optimizer(ddp, kMomentum, {.placement = placement});
+    body(net, ddp, optimizer, optimizer);
+  }
+  Sequential net = NewDoubleNet();
+  DataParallel ddp(group, net);
+  torch::optim::SGD sgd(net->parameters(), kMomentum);
+  Joined optimizer(ddp, sgd);
+  body(net, ddp, optimizer, sgd);
+}
+
+// Trains `epochs` in one process, with these batches of each rank.
+template <class AfterStep>
+void TrainDoublesAlone(const std::vector<int>& batches, int epochs, Sequential net,
+                       torch::optim::Optimizer& optimizer, const AfterStep& after_step) {
+  const int world = static_cast<int>(batches.size());
+  for (int i = 0; i < epochs * *std::max_element(batches.begin(), batches.end()); ++i) {
+    const int step = i % *std::max_element(batches.begin(), batches.end());
+    optimizer.zero_grad();
+    for (int rank = 0; rank < world; ++rank)
+      if (step < batches[rank]) (LossOf(net->forward(DoubleBatch(rank, step))) / world).backward();
+    optimizer.step();
+    after_step();
+  }
+}
+
+const std::vector<int> kLoops[] = {{4}, {4, 4}, {5, 2}, {2, 5}, {3, 0, 4}};
+
+TEST(OptimizerTest, FunctionsAfterAStepRunOnAllRanks) {
+  for (const std::vector<int>& batches : kLoops) {
+    const int world = static_cast<int>(batches.size());
+    const auto train = [&](Group& group) {
+      Sequential alone = NewDoubleNet();
+      torch::optim::SGD sgd(alone->parameters(), kMomentum);
+      PerStep want(sgd, alone);
+      TrainDoublesAlone(batches, 2, alone, sgd, [&] { want.Run(); });
+      ForEachOptimizer(group, [&](auto& net, auto& ddp, auto& optimizer, auto& of_torch) {
+        PerStep per_step(of_torch, net);
+        optimizer.after_step([&] { per_step.Run(); });
+        int calls = 0;
+        optimizer.after_step([&] { ++calls; });
+        for (int epoch = 0; epoch < 2; ++epoch) {
+          ddp.join([&] {
+            for (int step = 0; step < batches[group.rank()]; ++step) {
+              optimizer.zero_grad();
+              LossOf(ddp(DoubleBatch(group.rank(), step))).backward();
+              optimizer.step();
+            }
+          });
+        }
+        RequireReplicas(group, *net);
+        RequireClose(net->parameters(), alone->parameters(), kExact);
+        RequireClose(per_step.average, want.average, kExact);
+        Require(per_step.rate() == want.rate(), "the rate is that of one process");
+        Require(calls == 2 * *std::max_element(batches.begin(), batches.end()), "each step calls");
+      });
+    };
+    EXPECT_EQ(RunRanks(world, train), AllPass(world));
+  }
+}
+
+TEST(OptimizerTest, ARateThatFollowsTheLoopsLastStepIsThatOfAllRanks) {
+  for (const std::vector<int>& batches : kLoops) {
+    const int world = static_cast<int>(batches.size());
+    const bool is_even = std::count(batches.begin(), batches.end(), batches[0]) == world;
+    const auto train = [&](Group& group) {
+      Sequential alone = NewDoubleNet();
+      torch::optim::SGD sgd(alone->parameters(), kMomentum);
+      PerStep want(sgd, alone);
+      TrainDoublesAlone(batches, is_even ? 2 : 1, alone, sgd, [&] { want.Decay(); });
+      ForEachOptimizer(group, [&](auto& net, auto& ddp, auto& optimizer, auto& of_torch) {
+        PerStep per_step(of_torch, net);
+        for (int epoch = 0; epoch < (is_even ? 2 : 1); ++epoch) {
+          ddp.join([&] {
+            for (int step = 0; step < batches[group.rank()]; ++step) {
+              optimizer.zero_grad();
+              LossOf(ddp(DoubleBatch(group.rank(), step))).backward();
+              optimizer.step();
+              per_step.Decay();
+            }
+          });
+        }
+        RequireClose(net->parameters(), alone->parameters(), kExact);
+        Require(per_step.rate() == want.rate(), "the rate " + std::to_string(per_step.rate()) +
+                                                    " is " + std::to_string(want.rate()));
+      });
+    };
+    EXPECT_EQ(RunRanks(world, train), AllPass(world));
+  }
+}
+
+TEST(OptimizerTest, ARateThatFollowsTheLastStepBeforeAnEarlyStopStays) {
+  EXPECT_EQ(RunRanks(2,
+                     [](Group& group) {
+                       ForEachOptimizer(group, [&](auto&, auto& ddp, auto& optimizer, auto& rates) {
+                         PerStep per_step(rates, NewDoubleNet());
+                         ddp.join(
+                             [&] {
+                               for (int step = 0; step < 3 + 2 * group.rank(); ++step) {
+                                 optimizer.zero_grad();
+                                 LossOf(ddp(DoubleBatch(group.rank(), step))).backward();
+                                 optimizer.step();
+                                 per_step.Decay();
+                               }
+                             },
+                             {.stop_early = true});
+                         Require(per_step.rate() == 0.3 * 0.7, "the rate after three steps");
+                       });
+                     }),
+            AllPass(2));
+}
+
+// In steps that ranks without a batch take, too. With a split state such changes would be lost.
+TEST(OptimizerTest, ChangesAfterAStepThatNotAllRanksMakeAreRefused) {
+  for (const bool is_at_the_end : {false, true}) {
+    for (int kind = 0; kind < (is_at_the_end ? 1 : 4); ++kind) {
+      const Endings endings = RunRanks(3, [&](Group& group) {
+        int current = 0;
+        ForEachOptimizer(group, [&](auto& net, auto& ddp, auto& optimizer, auto&) {
+          if (current++ != kind) return;
+          ddp.join([&] {
+            const int last = group.rank() == 2 ? 2 : 5;
+            for (int step = 0; step < last; ++step) {
+              optimizer.zero_grad();
+              LossOf(ddp(DoubleBatch(group.rank(), step))).backward();
+              optimizer.step();
+              // The first change is made by all ranks.
+              if (step == 1 || step == (is_at_the_end ? 4 : 3))
+                net->parameters()[1].data().clamp_(-0.01, 0.01);
+            }
+          });
+        });
+      });
+      for (const std::string& ending : endings) {
+        EXPECT_THAT(ending, testing::ContainsRegex("rank [01] changed parameter \"0.bias\""));
+        EXPECT_THAT(ending, testing::HasSubstr("after_step()"));
+      }
+    }
+  }
+}
+
+TEST(OptimizerTest, RanksWithOtherFunctionsAfterAStepAreNamed) {
+  for (const int kind : {0, 3}) {
+    const Endings endings = RunRanks(2, [&](Group& group) {
+      int current = 0;
+      ForEachOptimizer(group, [&](auto&, auto& ddp, auto& optimizer, auto&) {
+        if (current++ != kind) return;
+        if (group.rank() == 1) optimizer.after_step([] {});
+        for (int step = 0; step < 2; ++step) {
+          optimizer.zero_grad();
+          LossOf(ddp(DoubleBatch(group.rank(), step))).backward();
+          optimizer.step();
+        }
+      });
+    });
+    for (const std::string& ending : endings)
+      EXPECT_THAT(ending, testing::HasSubstr("functions after the step=1"));
+  }
+}
+
+TEST(OptimizerTest, AnExceptionAfterAStepReachesAllRanks) {
+  for (const int thrower : {0, 1}) {  // Rank 1 has no batch then.
+    const Endings endings = RunRanks(2, [&](Group& group) {
+      Sequential net = NewDoubleNet();
+      DataParallel ddp(group, net);
+      Optimizer optimizer(ddp, kMomentum, {.placement = Slices{}});
+      int calls = 0;
+      optimizer.after_step([&] {
+        if (++calls == 3 && group.rank() == thrower) throw std::runtime_error("no disk");
+      });
+      ddp.join([&] {
+        for (int step = 0; step < 5 - 4 * group.rank(); ++step) {
+          optimizer.zero_grad();
+          LossOf(ddp(DoubleBatch(group.rank(), step))).backward();
+          optimizer.step();
+        }
+      });
+    });
+    for (const std::string& ending : endings) EXPECT_THAT(ending, testing::HasSubstr("no disk"));
+  }
+}
+
+// ---- Settings ----
+
+TEST(OptimizerTest, ParametersThatAreNotReducedAreRefused) {
+  EXPECT_EQ(
+      RunRanks(2,
+               [](Group& group) {
+                 Sequential net = NewNet(), other(Linear(3, 2));
+                 DataParallel ddp(group, net, {.ignored = {"2.bias"}});
+                 const auto refused = [&](std::vector<Tensor> params, const std::string& why) {
+                   torch::optim::SGD sgd(params, 0.1);
+                   RequireError([&] { Joined(ddp, sgd); }, why);
+                   RequireError(
+                       [&] {
+                         Optimizer(ddp, {torch::optim::OptimizerParamGroup(params)},
+                                   std::make_unique<torch::optim::SGDOptions>(0.1));
+                       },
+                       why);
+                 };
+                 std::vector<Tensor> two = ddp.parameters();
+                 two.push_back(other->parameters()[0]);
+                 refused(two, "tensor 3 of parameter group 0, of sizes [2, 3], is not a parameter");
+                 refused(net->parameters(),
+                         "\"2.bias\" of parameter group 0 is in DataParallelOptions::ignored");
+                 torch::optim::SGD sgd(ddp.parameters(), 0.1);
+                 Joined joined(ddp, sgd);
+                 Optimizer optimizer(ddp, torch::optim::SGDOptions(0.1));
+                 net->push_back(Linear(2, 2));  // After DataParallel was made.
+                 std::vector<Tensor> later = ddp.parameters();
+                 later.push_back(net->parameters()[4]);
+                 refused(later, "parameter \"3.weight\" of parameter group 0");
+                 // The same at a step.
+                 sgd.param_groups()[0].params().push_back(net->parameters()[4]);
+                 optimizer.param_groups()[0].params().push_back(net->parameters()[4]);
+                 LossOf(ddp(Batch(group.rank(), 0))).backward();
+                 RequireError([&] { joined.step(); }, "\"3.weight\"");
+                 RequireError([&] { optimizer.step(); }, "\"3.weight\"");
+                 // Only one rank has such a parameter.
+                 torch::optim::SGD sgd_1(group.rank() == 1 ? later : ddp.parameters(), 0.1);
+                 RequireError([&] { Joined(ddp, sgd_1); }, "rank 1: parameter \"3.weight\"");
+               }),
+      AllPass(2));
+}
+
+TEST(OptimizerTest, GroupsOfParametersStayAsTheyWereCreated) {
+  EXPECT_EQ(RunRanks(2,
+                     [](Group& group) {
+                       Sequential net = NewNet();
+                       DataParallel ddp(group, net);
+                       const std::vector<Tensor> all = ddp.parameters();
+                       Optimizer optimizer(ddp,
+                                           {torch::optim::OptimizerParamGroup({all[2], all[3]})},
+                                           std::make_unique<torch::optim::SGDOptions>(0.1));
+                       auto& params = optimizer.param_groups()[0].params();
+                       const auto step = [&] {
+                         optimizer.zero_grad();
+                         LossOf(ddp(Batch(group.rank(), 0))).backward();
+                         optimizer.step();
+                       };
+                       step();
+                       params.push_back(all[1]);
+                       RequireError(step, "parameter \"0.bias\" was added to parameter group 0");
+                       params.pop_back();
+                       params.pop_back();
+                       RequireError(step, "\"2.bias\" was removed from parameter group 0");
+                     }),
+            AllPass(2));
+}
+
+// An optimizer of a user's.
+struct OwnOptions : torch::optim::OptimizerCloneableOptions<OwnOptions> {
+  explicit OwnOptions(double rate = 0.1) : rate(rate) {}
+  double rate, decay = 0;
+  double get_lr() const override { return rate; }
+  void set_lr(double lr) override { rate = lr; }
+  void serialize(torch::serialize::OutputArchive& archive) const override {
+    archive.write("decay", c10::IValue(decay));
+  }
+};
+struct OwnOptimizer : torch::optim::Optimizer {
+  OwnOptimizer(std::vector<Tensor> params, const OwnOptions& options)
+      : Optimizer(std::move(params), std::make_unique<OwnOptions>(options)) {}
+  Tensor step(LossClosure = nullptr) override {
+    const torch::NoGradGuard no_grad;
+    for (auto& group : param_groups()) {
+      const auto& options = static_cast<OwnOptions&>(group.options());
+      for (Tensor& param : group.params())
+        if (param.grad().defined()) param.mul_(1 - options.decay).sub_(param.grad(), options.rate);
+    }
+    return {};
+  }
+};
+
+template <class TorchOptimizer, class Options>
+auto Creates(Options usual, Options other) {
+  return [=](const std::vector<Tensor>& params, bool differs) {
+    return std::make_unique<TorchOptimizer>(params, differs ? other : usual);
+  };
+}
+
+TEST(OptimizerTest, JoinedComparesTheOptimizersOfAllRanks) {
+  using namespace torch::optim;
+  OwnOptions decays;
+  decays.decay = 0.1;
+  struct OneDiffers {
+    std::string text;  // Of the error.
+    std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<Tensor>, bool)> create;
+  };
+  const std::vector<OneDiffers> all = {
+      {"torch::optim::Adam",
+       [](const auto& params, bool differs) -> std::unique_ptr<torch::optim::Optimizer> {
+         if (differs) return std::make_unique<Adam>(params, AdamOptions(0.1));
+         return std::make_unique<SGD>(params, SGDOptions(0.1));
+       }},
+      {"momentum=0.8", Creates<SGD>(SGDOptions(0.1).momentum(0.9), SGDOptions(0.1).momentum(0.8))},
+      {"nesterov=true",
+       Creates<SGD>(SGDOptions(0.1).momentum(0.9), SGDOptions(0.1).momentum(0.9).nesterov(true))},
+      {"betas[1]=0.99", Creates<AdamW>(AdamWOptions(0.1), AdamWOptions(0.1).betas({0.9, 0.99}))},
+      {"lr_decay=0.1", Creates<Adagrad>(AdagradOptions(0.1), AdagradOptions(0.1).lr_decay(0.1))},
+      {"alpha=0.5", Creates<RMSprop>(RMSpropOptions(0.1), RMSpropOptions(0.1).alpha(0.5))},
+      {"lr=0.1000000001", Creates<SGD>(SGDOptions(0.1), SGDOptions(0.1000000001))},
+      {"hash of serialize()=", Creates<OwnOptimizer>(OwnOptions(), decays)},
+      {"the parameter group of \"2.bias\": rank 0 has 0; rank 1 has none",
+       [](auto params, bool differs) {
+         if (differs) params.pop_back();
+         return std::make_unique<SGD>(params, SGDOptions(0.1));
+       }},
+      {"the number of parameter groups: rank 0 has 1; rank 1 has 2",
+       [](auto params, bool differs) {
+         std::vector<OptimizerParamGroup> groups = {OptimizerParamGroup(params)};
+         if (!differs) return std::make_unique<SGD>(groups, SGDOptions(0.1));
+         groups[0].params().pop_back();
+         groups.emplace_back(std::vector<Tensor>{params.back()});
+         return std::make_unique<SGD>(groups, SGDOptions(0.1));
+       }},
+  };
+  EXPECT_EQ(RunRanks(2,
+                     [&](Group& group) {
+                       Sequential net = NewNet();
+                       DataParallel ddp(group, net);
+                       const auto require_error = [&](const OneDiffers& one,
+                                                      const std::string& text) {
+                         const auto of_torch = one.create(net->parameters(), group.rank() == 1);
+                         RequireError([&] { Joined(ddp, *of_torch); }, text);
+                       };
+                       for (const OneDiffers& one : all) {
+                         require_error(one, one.text);
+                         require_error(one, "rank 1 has");
+                       }
+                       const auto own = all[7].create(net->parameters(), false);
+                       const Joined optimizer(ddp, *own);  // The group goes on.
+                     }),
+            AllPass(2));
+}
+
+TEST(OptimizerTest, JoinedComparesTheSettingsOfAllRanksInEachStep) {
+  using torch::optim::RMSpropOptions;
+  const auto set_alpha = [](torch::optim::OptimizerParamGroup& group, double alpha) {
+    static_cast<RMSpropOptions&>(group.options()).alpha(alpha);
+  };
+  using Change = std::function<void(std::vector<torch::optim::OptimizerParamGroup>&)>;
+  const std::pair<std::string, Change> all[] = {
+      {"alpha of group 3=0.5", [&](auto& groups) { set_alpha(groups[3], 0.5); }},
+      {"lr of group 0=0.1000000001",
+       [](auto& groups) { groups[0].options().set_lr(0.1000000001); }},
+      {"hash of the parameter groups=", [](auto& groups) { groups[1].params().pop_back(); }},
+      {"hash of all settings=",  // More than a record names.
+       [&](auto& groups) {
+         for (auto& group : groups) {
+           group.options().set_lr(0.2);
+           set_alpha(group, 0.5);
+         }
+       }},
+  };
+  for (const auto& [text, change] : all) {
+    SCOPED_TRACE(text);
+    const Endings endings = RunRanks(2, [&, &change = change](Group& group) {
+      Sequential net = NewNet();
+      DataParallel ddp(group, net);
+      std::vector<torch::optim::OptimizerParamGroup> groups;
+      for (const Tensor& param : net->parameters()) groups.emplace_back(std::vector<Tensor>{param});
+      torch::optim::RMSprop rmsprop(groups, RMSpropOptions(0.1));
+      Joined optimizer(ddp, rmsprop);
+      for (int step = 0; step < 3; ++step) {
+        optimizer.zero_grad();
+        LossOf(ddp(Batch(group.rank(), step))).backward();
+        if (step == 1 && group.rank() == 1) change(rmsprop.param_groups());
+        optimizer.step();
+      }
+    });
+    for (const std::string& ending : endings) {
+      EXPECT_THAT(ending, testing::HasSubstr(text));
+      EXPECT_THAT(ending, testing::HasSubstr("rank 1 has"));
+    }
+  }
+}
+
+// The closure runs once, before the update; ranks without a batch take part.
+TEST(OptimizerTest, AClosureRunsOnceBeforeTheStep) {
+  const std::vector<int> batches = {4, 2};
+  EXPECT_EQ(RunRanks(2,
+                     [&](Group& group) {
+                       Sequential alone = NewDoubleNet();
+                       torch::optim::SGD sgd(alone->parameters(), kMomentum);
+                       TrainDoublesAlone(batches, 1, alone, sgd, [] {});
+                       ForEachOptimizer(group, [&](auto& net, auto& ddp, auto& optimizer, auto&) {
+                         ddp.join([&] {
+                           for (int step = 0; step < batches[group.rank()]; ++step) {
+                             Tensor first;
+                             const Tensor loss = optimizer.step([&] {
+                               optimizer.zero_grad();
+                               first = LossOf(ddp(DoubleBatch(group.rank(), step)));
+                               first.backward();
+                               return first;
+                             });
+                             Require(loss.is_same(first), "it is the closure's loss");
+                           }
+                         });
+                         RequireClose(net->parameters(), alone->parameters(), kExact);
+                       });
+                     }),
+            AllPass(2));
+}
+
+TEST(OptimizerTest, LbfgsStepsByItselfAndNotInAJoin) {
+  EXPECT_EQ(RunRanks(2,
+                     [](Group& group) {
+                       const auto rule = torch::optim::LBFGSOptions(0.5).max_iter(8).line_search_fn(
+                           "strong_wolfe");
+                       Sequential net = NewDoubleNet(), alone = NewDoubleNet();
+                       DataParallel ddp(group, net);
+                       torch::optim::LBFGS lbfgs(net->parameters(), rule);
+                       torch::optim::LBFGS want(alone->parameters(), rule);
+                       RequireError([&] { Joined(ddp, lbfgs); },
+                                    "LBFGS calls its closure several times in a step");
+                       for (int step = 0; step < 3; ++step) {
+                         lbfgs.step([&] {
+                           lbfgs.zero_grad();
+                           const Tensor loss = LossOf(ddp(DoubleBatch(group.rank(), step)));
+                           loss.backward();
+                           const Tensor mean = loss.detach().clone();
+                           group.all_reduce(mean, Reduce::kAverage);
+                           return mean;
+                         });
+                         want.step([&] {
+                           want.zero_grad();
+                           Tensor loss = torch::zeros({}, torch::kDouble);
+                           for (int rank = 0; rank < 2; ++rank)
+                             loss = loss + LossOf(alone->forward(DoubleBatch(rank, step))) / 2;
+                           loss.backward();
+                           return loss;
+                         });
+                       }
+                       RequireReplicas(group, *net);
+                       RequireClose(net->parameters(), alone->parameters(), 1e-10);
+                     }),
+            AllPass(2));
 }
 
 TEST(OptimizerTest, AnOptimizerAfterABackwardMovesTheGradients) {

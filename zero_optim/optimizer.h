@@ -26,6 +26,9 @@
 // Join:          put it and the DataParallel into RunJoined()'s list. Exhausted ranks take every
 //                step, with the settings of the lowest active rank, so that weights, moments and
 //                step counts stay equal on all ranks.
+// Your own code: inside RunJoined() exhausted ranks do not run what follows Step() in the loop:
+// pass
+//                changes of the values, averages of them and schedules to AfterUpdate().
 // Replicas:      OptimizerOptions::check_replicas compares Replicated state at regular steps.
 //                The other placements have it once; DataParallelOptions::check_replicas compares
 //                the parameters of all of them (bucket/replica_check.h).
@@ -61,6 +64,7 @@
 #define EVENKEEL_ZERO_OPTIM_OPTIMIZER_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -174,6 +178,26 @@ class Optimizer : public Joinable {
 
   // Updates the parameters. A collective of all ranks with inputs, with equal options.
   virtual absl::Status Step(const StepOptions& options = {}) = 0;
+
+  // Adds a function that runs at the end of each Step(), skipped ones included, on all ranks: on
+  // exhausted ones at the end of the step that they shadow. For averages of the weights, clamping,
+  // pruning, schedules of the rate:
+  //
+  //   EK_RETURN_IF_ERROR(optimizer->AfterUpdate([&] {
+  //     for (float& weight : critic) weight = std::clamp(weight, -0.01f, 0.01f);
+  //     return absl::OkStatus();
+  //   }));
+  //
+  // Values:  with every placement those of all parameters, whole and equal on all ranks. It may
+  //          change them, equally on all ranks; those of 16 bits have no effect on the next step,
+  //          which rounds them from the master copy. Gradients and state are not available.
+  // Order:   the same functions on all ranks, which is compared; they run in the order of the calls
+  //          and must not communicate. On a device they put work on the parameters' stream. No rank
+  //          can leave then (JoinOptions::leave_after_shadow_steps).
+  // Cost:    with Slices{.overlap_forward = true}, Step() waits for the values.
+  // Errors:  Step(), or RunJoined() on an exhausted rank, returns that of `function`: the step has
+  //          been taken. Unimplemented with Replicated{.update_in_backward = true}.
+  virtual absl::Status AfterUpdate(std::function<absl::Status()> function) = 0;
 
   // Returns a norm of the gradients, and whether they are finite, before Step() in the same step.
   // Equal on all ranks; a collective of the ranks that call Step(). WholeTensors reduces the

@@ -1,5 +1,6 @@
 // The promises of an Optimizer with any placement, and the limits of each placement.
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -15,6 +16,7 @@
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/testing/tested_group.h"
+#include "evenkeel/join/join.h"
 #include "evenkeel/zero_optim/optimizer.h"
 #include "evenkeel/zero_optim/testing/test_model.h"
 #include "gmock/gmock.h"
@@ -23,6 +25,7 @@
 namespace evenkeel {
 namespace {
 
+using internal::PlainTraining;
 using internal::TestModel;
 using testing::Each;
 using testing::HasSubstr;
@@ -170,6 +173,95 @@ void ExpectLacks(const absl::Status& status, const std::string& placement,
   EXPECT_TRUE(absl::IsUnimplemented(status)) << status;
   EXPECT_THAT(std::string(status.message()),
               HasSubstr(absl::StrCat("the placement ", placement, " has no ", what)));
+}
+
+// What a program does after a step: it clamps the weights and adds them up.
+class ClampedSum {
+ public:
+  explicit ClampedSum(ParameterSet& params) : params_(params) {}
+  void Run() {
+    ++calls;
+    for (int i = 0; i < params_.size(); ++i) {
+      float* const values = static_cast<float*>(params_[i].value.data);
+      for (int64_t k = 0; k < params_[i].value.count; ++k)
+        sum += values[k] = std::clamp(values[k], -0.3f, 0.3f);
+    }
+  }
+  double rate() const { return 0.05 / (1 + calls); }
+
+  double sum = 0;
+  int calls = 0;
+
+ private:
+  ParameterSet& params_;
+};
+
+TEST(PlacementTest, FunctionsAfterTheUpdateRunOnAllRanksAsInOneProcess) {
+  for (const std::vector<int>& inputs :
+       std::vector<std::vector<int>>{{3}, {3, 3}, {1, 4}, {4, 0, 2}}) {
+    const int world_size = static_cast<int>(inputs.size());
+    RunGroup(world_size, [&](Communicator& comm) -> absl::Status {
+      TestModel plain_model(kSizes);
+      PlainTraining plain(&plain_model, kRule);
+      ClampedSum want(plain_model.params());
+      for (int step = 0; step < *std::max_element(inputs.begin(), inputs.end()); ++step) {
+        std::vector<int> active;
+        for (int rank = 0; rank < world_size; ++rank)
+          if (step < inputs[rank]) active.push_back(rank);
+        plain.Step(active, step, 1.0 / world_size);
+        want.Run();
+        EK_RETURN_IF_ERROR(plain.groups().SetLearningRate(want.rate()));
+      }
+      for (const Placement& placement : kPlacements) {
+        SCOPED_TRACE(absl::StrCat("placement ", placement.index()));
+        Rank rank(comm);
+        EK_RETURN_IF_ERROR(rank.Create(placement));
+        ClampedSum got(rank.model.params());
+        const absl::Status added = rank.optimizer->AfterUpdate([&] {
+          got.Run();
+          return rank.optimizer->SetLearningRate(got.rate());
+        });
+        if (!HasStep(placement)) {
+          ExpectLacks(added, "Replicated", "AfterUpdate() with update_in_backward");
+          continue;
+        }
+        EXPECT_FALSE(rank.optimizer->can_leave());
+        EK_RETURN_IF_ERROR(
+            RunJoined({rank.ddp.get(), rank.optimizer.get()}, {}, [&](JoinScope&) -> absl::Status {
+              for (int step = 0; step < inputs[comm.rank()]; ++step)
+                EK_RETURN_IF_ERROR(rank.Step(step));
+              return absl::OkStatus();
+            }));
+        EXPECT_TRUE(internal::IsSame(rank.model, plain_model)) << "rank " << comm.rank();
+        EXPECT_EQ(got.sum, want.sum);
+        EXPECT_EQ(got.calls, want.calls);
+        EXPECT_EQ(rank.optimizer->groups().rules(), plain.groups().rules());
+      }
+      return absl::OkStatus();
+    });
+  }
+}
+
+TEST(PlacementTest, AnErrorAfterTheUpdateIsReturnedAndOtherFunctionsAreNamed) {
+  std::vector<absl::Status> ends(2);
+  (void)RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
+    Rank rank(comm);
+    EK_RETURN_IF_ERROR(rank.Create(Slices{}));
+    int calls = 0;
+    EK_RETURN_IF_ERROR(rank.optimizer->AfterUpdate([&]() -> absl::Status {
+      return ++calls == 2 ? absl::DataLossError("no disk") : absl::OkStatus();
+    }));
+    EK_RETURN_IF_ERROR(rank.Step(0));
+    EXPECT_EQ(rank.Step(1), absl::DataLossError("no disk"));
+    EXPECT_EQ(rank.optimizer->steps_finished(), 2);
+    EK_RETURN_IF_ERROR(rank.Step(2));
+    if (comm.rank() == 1)
+      EK_RETURN_IF_ERROR(rank.optimizer->AfterUpdate([] { return absl::OkStatus(); }));
+    EK_RETURN_IF_ERROR(rank.Step(3));
+    return ends[comm.rank()] = rank.Step(4);
+  });
+  for (const absl::Status& end : ends)
+    EXPECT_THAT(std::string(end.message()), HasSubstr("rank 1 has functions after the step=2"));
 }
 
 TEST(PlacementTest, ARefusedCallNamesThePlacement) {

@@ -113,6 +113,25 @@ absl::Status PlacedOptimizer::CheckSame(const absl::Status& own, std::vector<Fac
                              std::move(facts));
 }
 
+// The end of a step -------------------------------------------------------------------------------
+
+absl::Status PlacedOptimizer::AfterUpdate(std::function<absl::Status()> function) {
+  const auto* const replicated = std::get_if<Replicated>(&placement());
+  if (replicated != nullptr && replicated->update_in_backward)
+    return Lacks("AfterUpdate() with update_in_backward");
+  after_update_.push_back(std::move(function));
+  return absl::OkStatus();
+}
+
+absl::Status PlacedOptimizer::EndUpdate(std::string settings) {
+  if (has_functions())
+    absl::StrAppend(&settings, settings.empty() ? "" : ", ",
+                    "functions after the step=", after_update_.size());
+  CountStep(settings);
+  for (const auto& function : after_update_) EK_RETURN_IF_ERROR(function());
+  return absl::OkStatus();
+}
+
 // Not supported by a placement --------------------------------------------------------------------
 
 absl::Status PlacedOptimizer::Lacks(absl::string_view what) const {

@@ -9,6 +9,7 @@
 #define EVENKEEL_ZERO_OPTIM_INTERNAL_PLACEMENT_PLACED_OPTIMIZER_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -43,6 +44,7 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   absl::Status Start(absl::Status own);
 
   // Optimizer.
+  absl::Status AfterUpdate(std::function<absl::Status()> function) override;
   absl::StatusOr<GradientCheck> CheckGradients(double norm) override;
   const std::optional<GradientCheck>& last_check() const override { return checks_.last(); }
   const std::optional<GradientCheck>& check_before() const override { return checks_.before(); }
@@ -91,6 +93,9 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   // this step.
   absl::Status AnnounceAfterStep(absl::string_view call, Action action, absl::string_view payload);
   absl::Status Announce(Action action, absl::string_view payload);
+  // The end of a step, with these settings, when all values are there.
+  absl::Status EndUpdate(std::string settings);
+  bool has_functions() const { return !after_update_.empty(); }
   bool is_split() const { return !std::holds_alternative<Replicated>(options_.placement); }
   ParameterGroups& settings() override { return updater_.groups(); }
 
@@ -165,6 +170,7 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   void FinishSave(absl::Duration timeout);
   void Unregister(Communicator* comm);
 
+  std::vector<std::function<absl::Status()>> after_update_;
   bool is_registered_ = false;
   std::string saving_;  // The folder of the last SaveAsync(); empty: FinishSave() has seen its end.
   CheckpointWriter writer_;

@@ -127,8 +127,8 @@ absl::Status ReplicatedOptimizer::Apply(const StepMessage& step) {
   return EndStep(SettingsOf(groups(), step));
 }
 
-absl::Status ReplicatedOptimizer::EndStep(absl::string_view settings) {
-  CountStep(settings);
+absl::Status ReplicatedOptimizer::EndStep(std::string settings) {
+  EK_RETURN_IF_ERROR(EndUpdate(std::move(settings)));
   if (!IsCheckDue(options_.check_replicas, communicator(), steps_finished()))
     return absl::OkStatus();
   const absl::StatusOr<std::vector<NamedView>> state = updater_.NamedState();

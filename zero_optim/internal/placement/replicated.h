@@ -31,7 +31,7 @@ class ReplicatedOptimizer : public PlacedOptimizer {
   absl::StatusOr<GradientCheck> CheckGradients(double norm) override;
   absl::StatusOr<std::unique_ptr<BucketReduction>> TakeReduction(ReductionOptions options) override;
   absl::StatusOr<StatePieces> Pieces() override;
-  bool can_leave() const override { return true; }
+  bool can_leave() const override { return !has_functions(); }  // A rank that has left runs none.
 
  private:
   class Reduction;
@@ -43,7 +43,7 @@ class ReplicatedOptimizer : public PlacedOptimizer {
   absl::StatusOr<StepMessage> PlanStep(const StepOptions& options) const;
   absl::Status Apply(const StepMessage& step);
   absl::Status ApplyThere(const StepMessage& step);  // On a device.
-  absl::Status EndStep(absl::string_view settings);  // Compares the state, if that is due.
+  absl::Status EndStep(std::string settings);        // Compares the state, if that is due.
   GradientCheck Measure(const StepMessage& step, double norm) const;
   std::vector<ParameterUpdater::Gradient> GradientsOf(const StepMessage& step) const;
 

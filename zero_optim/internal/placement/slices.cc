@@ -145,12 +145,13 @@ absl::Status SlicesOptimizer::Run(const StepMessage& step, bool has_inputs) {
   }
   if (!updates_in_backward()) EK_RETURN_IF_ERROR(UpdateAll(step.options));
   // A rank without inputs has no forward to overlap with.
-  if (!how_.overlap_forward || !has_inputs) EK_RETURN_IF_ERROR(WaitForGathers());
-  absl::MutexLock lock(&mutex_);
-  awaits_step_ = false;
-  reduced_.assign(reduced_.size(), false);
-  CountStep(SettingsText(groups_, step.rules, step.options));
-  return absl::OkStatus();
+  if (!how_.overlap_forward || !has_inputs || has_functions()) EK_RETURN_IF_ERROR(WaitForGathers());
+  {
+    absl::MutexLock lock(&mutex_);
+    awaits_step_ = false;
+    reduced_.assign(reduced_.size(), false);
+  }
+  return EndUpdate(SettingsText(groups_, step.rules, step.options));
 }
 
 absl::Status SlicesOptimizer::UpdateAll(const StepOptions& options) {

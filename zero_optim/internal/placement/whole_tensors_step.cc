@@ -235,8 +235,7 @@ absl::Status WholeTensorsOptimizer::Run(const StepOptions& options) {
     if (gradients_->chosen[i] != GradientSource::kNone) was_updated_[i] = 1;
   }
   gradients_.reset();
-  CountStep(SettingsText(groups(), groups().rules(), options));
-  return absl::OkStatus();
+  return EndUpdate(SettingsText(groups(), groups().rules(), options));
 }
 
 absl::StatusOr<StepOptions> WholeTensorsOptimizer::DecideHere(const StepOptions& options) {

@@ -59,7 +59,8 @@ TensorView MemoryOf(const torch::Tensor& tensor);
 struct Group::State {
   std::unique_ptr<Communicator> comm;
   std::vector<std::shared_ptr<void>> parked;
-  bool is_left = false;  // The Group is destroyed; Park() no longer defers.
+  std::vector<Joinable*> scalers;  // For join().
+  bool is_left = false;            // The Group is destroyed; Park() no longer defers.
   // Parked objects own this state: only this ends the cycle.
   void DropParked() {
     while (!parked.empty()) parked.pop_back();
@@ -101,7 +102,7 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
     bool had_gradient = false;  // Before the last reduction.
     bool is_unreached = false;  // Marked as unused in the open step.
     bool is_ready = false;      // Its gradient has arrived in the open step.
-    bool is_lost = false;       // Each rank has a slice of its gradient, for the next step().
+    bool is_lost = false;       // Only the next step() can read its gradient, or a slice of it.
     // The version of its gradient and SampleOf() it after the reduction, if `has_followers`.
     std::optional<std::pair<int64_t, uint64_t>> reduced;
     torch::Tensor sparse_grad;    // The one last stored in grad(),
@@ -125,8 +126,11 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   // Before an optimizer's step: throws if the user has changed the gradients of its parameters in a
   // way that not all ranks follow. `may_clear`: they follow a gradient that was set to none.
   void CheckGradients(const std::vector<int>& of_step, bool may_clear) const;
-  // Marks the slices of gradients as used up, by a step with Slices.
-  void MarkUsedUp();
+  // Before a step that multiplies the gradients: from here on any read of them fails.
+  void HideGradients(const std::vector<int>& of_step);
+  // After a step: gradients that could not be read are used up, or, if this rank has all of them,
+  // shown again, times `scale`.
+  void MarkUsedUp(const std::vector<int>& of_step, double scale);
   // Before an optimizer of evenkeel reads the gradients: the user may have changed them.
   void TakeGradients();
   // Around the end of a loop, after which this rank follows the others.

@@ -132,7 +132,8 @@ torch::Tensor Optimizer::step(LossClosure closure) {
   if (static_cast<int>(param_groups().size()) != state_->core->groups().size())
     Refuse("a parameter group was added; pass all groups at creation");
   replica.FinishUnreached();
-  replica.CheckGradients(IndicesOf(replica, *this), /*may_clear=*/true);
+  const std::vector<int> params = IndicesOf(replica, *this);
+  replica.CheckGradients(params, /*may_clear=*/true);
   replica.TakeGradients();
   for (size_t i = 0; i < param_groups().size(); ++i) {
     UpdateRule rule = RuleOf(param_groups()[i].options());
@@ -148,7 +149,7 @@ torch::Tensor Optimizer::step(LossClosure closure) {
   }
   const StepOptions options = std::exchange(state_->next, {});
   Check(state_->core->Step(options));
-  if (std::holds_alternative<evenkeel::Slices>(state_->core->placement())) replica.MarkUsedUp();
+  replica.MarkUsedUp(params, options.grad_scale);
   for (const auto& group : param_groups()) {
     for (const torch::Tensor& param : group.params())
       if (param.requires_grad()) torch::autograd::impl::bump_version(param);
@@ -163,6 +164,17 @@ void Optimizer::clip_grad_norm(double max_norm, double norm_type) {
 void Optimizer::unscale(double scale) {
   state_->next.grad_scale = scale;
   state_->next.skip_nonfinite = true;
+}
+
+void Optimizer::take_scaled_gradients(double scale) {
+  Replica& replica = *state_->replica;
+  CheckUsable(replica);
+  replica.FinishUnreached();
+  const std::vector<int> params = IndicesOf(replica, *this);
+  replica.CheckGradients(params, /*may_clear=*/true);
+  replica.TakeGradients();
+  replica.HideGradients(params);
+  unscale(scale);
 }
 
 double Optimizer::last_norm() const {
@@ -212,7 +224,7 @@ struct Joined::State : Joinable {
     return std::make_unique<Hook>(this);
   }
   JoinPhase join_phase() const override { return JoinPhase::kOptimizer; }
-  bool counts_steps() const override { return true; }
+  const void* trained_set() const override { return &replica->set; }
 
   torch::Tensor Step(const torch::optim::Optimizer::LossClosure& closure) {
     const torch::Tensor loss = LossOf(closure);

@@ -190,6 +190,7 @@ void DataParallel::PublishPlan() {
   trainability_.Adopt(plan.mask);
   note_ = FrozenNote(*params_, plan.mask);
   mask_hash_ = plan.mask.Hash();
+  if (options_.on_plan) options_.on_plan();
   absl::MutexLock lock(&mutex_);
   exported_ = plan.Serialize();
 }
@@ -199,6 +200,12 @@ absl::Status DataParallel::BeginStep(StepMode mode) {
     return reducer_->BeginStep(nullptr, mode, nullptr);  // Answers what is wrong.
   mode_ = mode;
   EK_RETURN_IF_ERROR(FollowMemory());
+  // A step that another object has begun has the parameters that were trained at that time.
+  if (StepControl& steps = StepControl::Of(communicator());
+      !steps.WillBegin(this, static_cast<int>(join_phase()))) {
+    EK_ASSIGN_OR_RETURN(const bool has_changed, trainability_.BeforeStep(steps.steps_begun()));
+    if (has_changed) steps.EndStep();
+  }
   EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, Notify());
   phases_ = &StepControl::Of(communicator()).phases();  // Ranks that leave change the group.
   phases_->Enter(StepPhase::kForward);
@@ -239,8 +246,10 @@ absl::Status DataParallel::FinishStep() {
 }
 
 absl::StatusOr<ParticipantState> DataParallel::PrepareStep() {
+  if (reducer_->in_step()) return CurrentState();  // Another object begins a step in this one's.
   const uint64_t generation = reducer_->generation();
   EK_RETURN_IF_ERROR(reducer_->RebuildNow());
+  if (options_.on_plan && reducer_->generation() != generation) options_.on_plan();
   EK_ASSIGN_OR_RETURN(const bool has_changed,
                       trainability_.BeforeStep(StepControl::Of(communicator()).steps_begun()));
   if (has_changed) EK_RETURN_IF_ERROR(reducer_->RefreshTrainable());
@@ -458,15 +467,28 @@ absl::Status DataParallel::EndJoin(bool is_last_joiner) {
   }
   // The ranks that were active to the end have what the others lack; the highest of them stands for
   // all.
-  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
-                      Exchange("join/", is_last_joiner ? "1" : "0"));
+  const TrainabilityOptions& flags = options_.trainability;
+  std::string mine = is_last_joiner ? "1" : "0";
+  for (int i = 0; i < params_->size(); ++i)
+    mine += (flags.reader ? flags.reader(i) : params_->trainable(i)) ? '1' : '0';
+  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts, Exchange("join/", mine));
   StateSource last{.root = -1, .contributors = 0, .contributes = is_last_joiner};
   for (size_t rank = 0; rank < parts.size(); ++rank) {
-    if (parts[rank] != "1") continue;
+    if (parts[rank].size() != mine.size() || parts[rank][0] != '1') continue;
     last.root = static_cast<int>(rank);
     ++last.contributors;
   }
   if (last.root < 0) return absl::InternalError("no rank was active to the end of the loop");
+  // What their loops froze after the last step, too.
+  for (int i = 0; shadowed_ && i < params_->size(); ++i) {
+    const bool is_trained = parts[last.root][1 + i] == '1';
+    if (params_->is_ignored(i)) continue;
+    if (flags.writer) {
+      flags.writer(i, is_trained);
+    } else if (!flags.reader) {
+      params_->SetTrainable(i, is_trained);
+    }
+  }
   if (syncs_buffers) {
     // If a rank is lost meanwhile, Recover() restores this rank's own buffers.
     KeptBuffers last_step = *kept_;

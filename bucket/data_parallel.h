@@ -117,6 +117,9 @@ struct DataParallelOptions {
       true;  // From rank 0: parameters, and buffers unless each rank keeps its own.
   TrainabilityOptions trainability;
   MemoryReaders memory;
+  // Called when a new plan has moved gradients to other memory: as a step begins, also one that
+  // another object of the group begins.
+  std::function<void()> on_plan;
   // Compares parameters, and buffers that a step makes equal, in BeginStep(), at regular steps.
   ReplicaCheckOptions check_replicas;
 };
@@ -189,6 +192,7 @@ class DataParallel : public Joinable, public GradientReducer, private StepPartic
 
   absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions& options) override;
   JoinPhase join_phase() const override { return JoinPhase::kGradients; }
+  const void* trained_set() const override { return params_; }
   bool can_leave() const override { return reducer_->can_leave(); }
 
  private:

@@ -314,11 +314,50 @@ TEST_P(TrainabilityTest, TheFlagsOfARankThatRanDryFollow) {
         if (step == 3) replica.flags() = {1, 0, 1, 0};
         EK_RETURN_IF_ERROR(replica.Step(step));
       }
+      if (is_last) replica.flags() = {1, 0, 0, 1};  // After its last step.
       return absl::OkStatus();
     }));
-    EXPECT_THAT(replica.flags(), ElementsAre(1, 0, 1, 0)) << "rank " << comm.rank();
+    EXPECT_THAT(replica.flags(), ElementsAre(1, 0, 0, 1)) << "rank " << comm.rank();
     EK_RETURN_IF_ERROR(replica.Step(9));
     replica.ExpectGradientsOf(9);
+    return absl::OkStatus();
+  });
+}
+
+TEST_P(TrainabilityTest, TheParameterSetOfARankThatRanDryFollows) {
+  RunWell([&](Communicator& comm) -> absl::Status {
+    ToyModel model(kSizes);
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}));
+    const bool is_last = comm.rank() == comm.world_size() - 1;
+    EK_RETURN_IF_ERROR(RunJoined({ddp.get()}, {}, [&](JoinScope&) -> absl::Status {
+      for (int step = 0; step < (is_last ? 3 : 1); ++step) {
+        EK_RETURN_IF_ERROR(ddp->BeginStep(StepMode::kAccumulate));
+        EK_RETURN_IF_ERROR(ddp->FinishStep());
+      }
+      if (is_last) model.params().SetTrainable(2, false);
+      return absl::OkStatus();
+    }));
+    for (int param = 0; param < model.params().size(); ++param)
+      EXPECT_EQ(model.params().trainable(param), param != 2) << "rank " << comm.rank();
+    return absl::OkStatus();
+  });
+}
+
+TEST_P(TrainabilityTest, AStepThatAnotherOneHasBegunTakesTheFlagsOfNow) {
+  RunWell([&](Communicator& comm) -> absl::Status {
+    Replica first(comm), second(comm);
+    EK_RETURN_IF_ERROR(first.Wrap());
+    EK_RETURN_IF_ERROR(second.Wrap());
+    for (int step = 0; step < 4; ++step) {
+      first.params().ClearGradients();
+      EK_RETURN_IF_ERROR(first.ddp().BeginStep());
+      second.flags()[1] = step % 2;
+      EK_RETURN_IF_ERROR(second.Step(step));
+      second.ExpectGradientsOf(step);
+      EK_RETURN_IF_ERROR(first.Backward(step));
+      EK_RETURN_IF_ERROR(first.ddp().FinishStep());
+      first.ExpectGradientsOf(step);
+    }
     return absl::OkStatus();
   });
 }

@@ -527,11 +527,10 @@ void Communicator::FailWithAll(const absl::Status& why) {
 }
 
 absl::Status Communicator::AsOthersSee(const absl::Status& why, absl::string_view did) const {
-  const std::string code = why.code() == absl::StatusCode::kUnknown
-                               ? ""
-                               : absl::StrCat(absl::StatusCodeToString(why.code()), ": ");
+  const std::string code = absl::StatusCodeToString(why.code());
   return WithFailureInfo(
-      absl::UnavailableError(absl::StrCat("rank ", rank_, " ", did, ": ", code, why.message())),
+      absl::UnavailableError(absl::StrCat("rank ", rank_, " ", did, ": ",
+                                          why.message().empty() ? code : why.message())),
       *FailureInfoOf(why));
 }
 

@@ -266,12 +266,15 @@ class JoinRun {
   // Nothing would make the ranks' weights equal for an optimizer that has left them as they are.
   absl::Status CheckThatOptimizersStepped() const {
     const auto counted = [this](size_t i) { return joinables_[i]->counted_ - counted_before_[i]; };
-    int64_t reductions = 0;
     for (size_t i = 0; i < joinables_.size(); ++i) {
-      if (joinables_[i]->join_phase() == JoinPhase::kGradients) reductions += counted(i);
-    }
-    for (size_t i = 0; i < joinables_.size() && reductions > 0; ++i) {
-      if (!joinables_[i]->counts_steps() || counted(i) > 0) continue;
+      const void* const set = joinables_[i]->trained_set();
+      int64_t reductions = 0;
+      for (size_t of = 0; of < joinables_.size(); ++of) {
+        if (joinables_[of]->join_phase() == JoinPhase::kGradients &&
+            joinables_[of]->trained_set() == set)
+          reductions += counted(of);
+      }
+      if (set == nullptr || reductions == 0 || counted(i) > 0) continue;
       return absl::FailedPreconditionError(
           absl::StrCat("rank ", rank(), ": gradients were reduced ", reductions,
                        " times in the loop, but ", joinables_[i]->join_name(),

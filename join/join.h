@@ -27,8 +27,8 @@
 //          step; the group remains usable.
 //          A Joinable that cannot take part reports its error before the loop begins, and the group
 //          remains usable. An error of the loop is returned unchanged and ends the group: the other
-//          ranks return it as "rank 1 failed in step 7 of its loop: INTERNAL: ...". So does an
-//          exception that leaves the loop: its text is sent to the other ranks, then it is
+//          ranks return it as "rank 1 failed in step 7 of its loop: ...", without its code. So does
+//          an exception that leaves the loop: its text is sent to the other ranks, then it is
 //          rethrown. Recover() (recovery.h) can continue after both.
 // After RunJoined() has returned, every Joinable is as it was before.
 

@@ -304,11 +304,9 @@ TEST_P(JoinTest, AFailingLoopIsToldToAllRanks) {
   EXPECT_EQ(results[world - 1], absl::DataLossError("the disk is on fire"));
   for (int r = 0; r < world - 1; ++r) {
     EXPECT_EQ(results[r].code(), absl::StatusCode::kUnavailable) << results[r];
-    EXPECT_THAT(
-        std::string(results[r].message()),
-        HasSubstr(absl::StrCat("rank ", world - 1,
-                               " failed in step 2 of its loop: DATA_LOSS: the disk is on ")))
-        << r;
+    EXPECT_EQ(
+        results[r].message(),
+        absl::StrCat("rank ", world - 1, " failed in step 2 of its loop: the disk is on fire"));
   }
   EXPECT_FALSE(status.ok());
 }
@@ -441,9 +439,9 @@ TEST(RunJoinedTest, AnOutOfRangeOfTheLoopsOwnIsAFailureLikeAnyOther) {
   EXPECT_EQ(results[1].code(), absl::StatusCode::kOutOfRange);
   EXPECT_EQ(results[0].code(), absl::StatusCode::kUnavailable) << results[0];
   // The harness ends the group with a failed rank's error, too, but does not name the step.
-  EXPECT_THAT(std::string(results[0].message()),
-              HasSubstr("rank 1 failed in step 1 of its loop: OUT_OF_RANGE: index 7 is beyond the "
-                        "end of the file"));
+  EXPECT_THAT(
+      std::string(results[0].message()),
+      HasSubstr("rank 1 failed in step 1 of its loop: index 7 is beyond the end of the file"));
 }
 
 TEST(RunJoinedTest, DifferentOptionsAreNamedOnAllRanks) {

@@ -71,7 +71,7 @@ absl::StatusOr<std::shared_ptr<StepTicket>> Joinable::Notify() {
     return absl::FailedPreconditionError(
         absl::StrCat(name_, " on rank ", comm_->rank(),
                      " is used inside a join but takes no part in it, so exhausted ranks could not "
-                     "shadow it: use it outside of the loop, or let it join, too"));
+                     "shadow it: use it outside of the loop, or pass it to the join, too"));
   }
   EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket,
                       steps.Enter(this, name_, static_cast<int>(join_phase())));

@@ -156,9 +156,10 @@ class Joinable {
 
   virtual absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions& options) = 0;
   virtual JoinPhase join_phase() const { return JoinPhase::kDefault; }
-  // True for an optimizer that calls CountStep() in each of its steps. If gradients are reduced in
-  // RunJoined(), it must step.
-  virtual bool counts_steps() const { return false; }
+  // Returns the ParameterSet that this object reduces, or updates; null: none. Such an optimizer
+  // calls CountStep() in each of its steps, and must step in a RunJoined() that reduces gradients
+  // of that set.
+  virtual const void* trained_set() const { return nullptr; }
 
   // Moves this object to another group: keeps memory, plan and name, drops a running step, and
   // makes the gradients' state kNone. For a group that has ended, also in the middle of backward,

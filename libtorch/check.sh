@@ -46,6 +46,10 @@ trains_cnn() { # program
   fashion && timeout 300 bazel-bin/tools/launch --nproc=2 -- "$1" --data="$work/fashion" | tee "$work/cnn" &&
     awk '/accuracy/ { good = $NF > 0.8 } END { exit !good }' "$work/cnn"
 }
+trains_dcgan() { # program
+  timeout 300 bazel-bin/tools/launch --nproc=3 -- "$1" --data="$work/fashion" --images=3000 | tee "$work/dcgan" &&
+    awk '/epoch/ { good = $NF < 0.15 } END { exit !good }' "$work/dcgan"
+}
 trains_gpt() { # ranks program
   timeout 300 bazel-bin/tools/launch --nproc="$1" -- "$2" --text=docs/internals.md --epochs=3 | tee "$work/gpt" &&
     awk '/loss/ { good = $4 + 0 < 3 } END { exit !good }' "$work/gpt"
@@ -59,6 +63,7 @@ builds_with_cmake() {
 }
 promise 'the examples are a CMake project over an installed evenkeel' builds_with_cmake
 promise 'the CNN learns Fashion-MNIST' trains_cnn "$work/build/cnn"
+promise 'the DCGAN learns from unequal parts of it' trains_dcgan "$work/build/dcgan"
 promise 'the GPT learns with 2 ranks' trains_gpt 2 "$work/build/gpt"
 promise 'and with 3' trains_gpt 3 "$work/build/gpt"
 

@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "evenkeel/bucket/hooks/compressed_reduction.h"
 #include "evenkeel/bucket/hooks/power_sgd.h"
 #include "evenkeel/bucket/hooks/quantized_all_reduce.h"
@@ -121,14 +122,14 @@ size_t HashOf(const torch::Tensor& tensor) {
 // The tables of modules whose gradients are sparse, and the elements of their rows.
 std::unordered_map<const void*, int64_t> SparseTables(const torch::nn::Module& root) {
   std::unordered_map<const void*, int64_t> tables;
-  for (const auto& module : root.modules(/*include_self=*/true)) {
-    if (const auto* embedding = module->as<torch::nn::Embedding>();
+  root.apply([&](const torch::nn::Module& module) {  // modules() refuses a root on the stack.
+    if (const auto* embedding = module.as<torch::nn::Embedding>();
         embedding != nullptr && embedding->options.sparse())
       tables[embedding->weight.unsafeGetTensorImpl()] = embedding->weight.size(1);
-    if (const auto* bag = module->as<torch::nn::EmbeddingBag>();
+    if (const auto* bag = module.as<torch::nn::EmbeddingBag>();
         bag != nullptr && bag->options.sparse())
       tables[bag->weight.unsafeGetTensorImpl()] = bag->weight.size(1);
-  }
+  });
   return tables;
 }
 
@@ -156,12 +157,20 @@ DataParallelBase::Replica::Replica(std::shared_ptr<Group::State> group,
   core_options.broadcast_initial_state = options.broadcast_parameters;
   core_options.buffers.every = options.broadcast_buffers ? 1 : 0;
   core_options.trainability = {
-      .reader = [this](int param) { return params[param].tensor.requires_grad(); },
+      .reader =
+          [this](int param) {
+            Parameter& one = params[param];
+            const bool is_trained = one.tensor.requires_grad();
+            if (!is_trained && ShowsBucket(param))  // A frozen parameter has no bucket.
+              one.tensor.mutable_grad() = one.view.clone();
+            return is_trained;
+          },
       .writer = [this](int param, bool trained) { params[param].tensor.requires_grad_(trained); },
       .warn_on_change = false,
       .wasted_after = 0};
   core_options.memory = {.value = [this](int param) { return MemoryOf(params[param].tensor); },
                          .buffer = [this](int buffer) { return MemoryOf(buffers[buffer]); }};
+  core_options.on_plan = [this] { FollowGradients(); };
   core = Value(evenkeel::DataParallel::Create(this->group->comm.get(), &set, buffer_views,
                                               core_options, ReductionFor(options, set)));
 }
@@ -170,7 +179,6 @@ DataParallelBase::Replica::~Replica() { Detach(); }
 
 void DataParallelBase::Replica::Detach() {
   if (std::exchange(is_detached, true)) return;
-  if (core != nullptr) FollowGradients();
   for (int i = 0; i < static_cast<int>(params.size()); ++i) {
     RemoveHooks(i);
     torch::Tensor& grad = params[i].tensor.mutable_grad();
@@ -313,15 +321,12 @@ void DataParallelBase::Replica::Begin() {
   for (int i = 0; i < set.size(); ++i) {
     Parameter& param = params[i];
     param.is_unreached = param.is_ready = param.is_lost = false;
-    if (!param.tensor.requires_grad() && ShowsBucket(i))
-      param.tensor.mutable_grad() = param.view.clone();  // A frozen parameter has no bucket.
   }
   is_accumulating = no_sync > 0;
   Check(core->BeginStep(is_accumulating ? StepMode::kAccumulate : StepMode::kSync));
   is_open = true;
   graph_tasks_.clear();
   has_backward_ = has_thrown_ = false;
-  FollowGradients();
 }
 
 bool DataParallelBase::Replica::ShowsBucket(int param) const {
@@ -352,11 +357,12 @@ void DataParallelBase::Replica::ShowGradient(int param) {
 void DataParallelBase::Replica::RefuseSlices(bool are_used_up) const {
   for (int i = 0; i < set.size(); ++i) {
     if (params[i].is_lost == are_used_up || !IsPlaceholder(params[i].tensor.grad())) continue;
-    Refuse(absl::StrCat("the gradient of \"", NameOf(i), "\" is left from the last ",
-                        are_used_up ? "step" : "backward",
-                        ", and with Slices no rank has all of it: call ",
-                        are_used_up ? "zero_grad() after step(), before the next backward"
-                                    : "step() before the next forward"));
+    Refuse(
+        absl::StrCat("the gradient of \"", NameOf(i), "\" is left from the last ",
+                     are_used_up ? "step" : "backward",
+                     ", and with Slices, or after unscale_() of GradScaler, no rank has it: call ",
+                     are_used_up ? "zero_grad() after step(), before the next backward"
+                                 : "step() before the next forward"));
   }
 }
 
@@ -636,15 +642,17 @@ void DataParallelBase::Replica::CheckGradients(const std::vector<int>& of_step,
     const bool is_placeholder = IsPlaceholder(grad);
     if (param.is_lost && !is_placeholder)
       Refuse(absl::StrCat("the gradient of \"", NameOf(i),
-                          "\" was cleared or replaced between backward and step(); with Slices "
-                          "that has no effect, because no rank has all of it: call zero_grad() "
-                          "after step()"));
+                          "\" was cleared or replaced between backward and step(); with Slices, "
+                          "and after unscale_() of GradScaler, that has no effect, because no rank "
+                          "has it: call zero_grad() after step()"));
     if (!param.is_lost && is_placeholder)
       Refuse(
           "step() was called again after one backward; with Slices the first step() has used the "
           "gradients up");
     if (!may_clear && grad.defined()) CheckReduced(i);
-    if (!has_followers || !set.trainable(i) || set.grad_state(i) != GradState::kReduced) continue;
+    if (!has_followers || param.is_lost || !set.trainable(i) ||
+        set.grad_state(i) != GradState::kReduced)
+      continue;
     if (!grad.defined() ? !may_clear : HasChanged(i))
       Refuse(absl::StrCat("the gradient of \"", NameOf(i), "\" was ",
                           grad.defined() ? "changed" : "cleared",
@@ -692,6 +700,25 @@ std::string DataParallelBase::Replica::MissingText(const std::vector<int>& of_st
                       : absl::StrCat(", missing gradients=", missing, " (", absl::Hex(hash), ")");
 }
 
+void DataParallelBase::Replica::HideGradients(const std::vector<int>& of_step) {
+  for (const int i : of_step) {
+    torch::Tensor& grad = params[i].tensor.mutable_grad();
+    if (!set.trainable(i) || !grad.defined() || params[i].is_lost) continue;
+    grad = torch::empty_like(params[i].tensor, torch::kMeta);
+    params[i].is_lost = true;
+  }
+}
+
+void DataParallelBase::Replica::MarkUsedUp(const std::vector<int>& of_step, double scale) {
+  const at::NoGradGuard no_grad;
+  for (const int i : of_step) {
+    if (!std::exchange(params[i].is_lost, false) || set.grad_state(i) != GradState::kReduced)
+      continue;
+    set.row_size(i) > 0 ? ShowSparseGradient(i) : ShowGradient(i);
+    params[i].tensor.mutable_grad().mul_(scale);
+  }
+}
+
 void DataParallelBase::Replica::NoteValues() {
   if (!has_followers) return;
   const StepAnswer step = Value(StepControl::Of(*group->comm).current()->Wait());
@@ -713,18 +740,15 @@ void DataParallelBase::Replica::CheckValues() const {
   }
 }
 
-void DataParallelBase::Replica::MarkUsedUp() {
-  for (Parameter& param : params) param.is_lost = false;
-}
-
 void DataParallelBase::Replica::EndLoop() {
   if (IsIncomplete()) Finish();
   if (is_open)
-    Refuse(
-        has_thrown_
-            ? "the loop of join() has ended, but its last backward has thrown"
-            : "the loop of join() has ended after a forward whose backward was skipped: call the "
-              "optimizer's step(), or call forward under NoGradGuard");
+    Refuse(has_thrown_ ? "the loop of join() has ended, but its last backward has thrown"
+                       : absl::StrCat(
+                             "the loop of join() has ended after a forward of ", core->join_name(),
+                             ", with \"", NameOf(0),
+                             "\", whose backward was skipped: call the optimizer's step(), or call "
+                             "forward under NoGradGuard"));
   CheckValues();
   AfterLoop();
   TakeGradients();
@@ -760,8 +784,9 @@ DataParallelBase::DataParallelBase(Group& group, std::shared_ptr<torch::nn::Modu
     : replica_(std::make_shared<Replica>(group.state(), std::move(module), options)),
       exceptions_at_creation_(std::uncaught_exceptions()) {
   replica_->AttachAll();  // A backward that does not come from its forward is refused.
-  for (const auto& layer : replica_->module->modules())
-    if (auto* norm = layer->as<SyncBatchNormImpl>()) norm->attach(replica_);
+  replica_->module->apply([this](torch::nn::Module& layer) {
+    if (auto* norm = layer.as<SyncBatchNormImpl>()) norm->attach(replica_);
+  });
 }
 
 DataParallelBase::~DataParallelBase() {
@@ -780,7 +805,9 @@ DataParallelBase::NoSync::~NoSync() { --ddp_.replica_->no_sync; }
 void DataParallelBase::begin() { replica_->Begin(); }
 
 bool DataParallelBase::begin_forward() {
-  if (!torch::GradMode::is_enabled()) return false;
+  const auto is_trained = [](const auto& param) { return param.tensor.requires_grad(); };
+  if (!torch::GradMode::is_enabled() || std::ranges::none_of(replica_->params, is_trained))
+    return false;
   if (!replica_->module->is_training()) {
     replica_->AttachAll();
     replica_->had_late_forward = true;
@@ -798,46 +825,7 @@ void DataParallelBase::note_outputs(const std::vector<torch::Tensor>& outputs) {
 }
 
 bool DataParallelBase::join(const std::function<void()>& loop, const JoinOptions& options) {
-  evenkeel::JoinOptions core_options;
-  core_options.throw_on_early_termination = options.stop_early;
-  core_options.divide_by = options.divide_by == DivideBy::kActiveRanks
-                               ? evenkeel::DivideBy::kActiveRanks
-                               : evenkeel::DivideBy::kInitialWorldSize;
-  std::vector<Joinable*> joinables = {replica_->core.get()};
-  for (const Replica::Enrolled& optimizer : replica_->optimizers)
-    joinables.push_back(optimizer.joinable);
-  if (joinables.size() == 1)
-    Refuse(
-        "join() needs an Optimizer or a Joined of this DataParallel: ranks without a batch take "
-        "the steps of the others");
-  replica_->has_followers = replica_->group->comm->world_size() > 1 && !options.stop_early;
-  for (Replica::Parameter& param : replica_->params) {
-    param.reduced.reset();
-    param.value_hash.reset();
-  }
-  const absl::Cleanup after = [this] {
-    replica_->has_followers = false;
-    replica_->scope = nullptr;
-    replica_->AfterJoin();
-  };
-  const absl::Status status = RunJoined(joinables, core_options, [&](JoinScope& scope) {
-    replica_->scope = &scope;
-    try {
-      loop();
-      replica_->EndLoop();
-    } catch (const StatusError& error) {
-      if (absl::IsOutOfRange(error.status)) replica_->AfterLoop();  // All ranks stop early.
-      return error.status;
-    } catch (const c10::Error& error) {
-      // The others need no backtrace of this rank.
-      replica_->group->comm->Abort(absl::AbortedError(TextOf(error)), "failed");
-      throw;
-    }
-    return absl::OkStatus();
-  });
-  if (options.stop_early && absl::IsOutOfRange(status)) return false;
-  Check(status);
-  return true;
+  return libtorch::join({this}, loop, options);
 }
 
 std::vector<torch::Tensor> DataParallelBase::parameters() const {
@@ -856,6 +844,68 @@ std::string DataParallelBase::describe_buckets() const {
     absl::StrAppend(&text, "\n");
   }
   return text;
+}
+
+bool join(const std::vector<DataParallelBase*>& models, const std::function<void()>& loop,
+          const JoinOptions& options) {
+  evenkeel::JoinOptions core_options;
+  core_options.throw_on_early_termination = options.stop_early;
+  core_options.divide_by = options.divide_by == DivideBy::kActiveRanks
+                               ? evenkeel::DivideBy::kActiveRanks
+                               : evenkeel::DivideBy::kInitialWorldSize;
+  if (models.empty()) Refuse("join() needs a DataParallel");
+  const std::shared_ptr<Group::State> group = models[0]->replica()->group;
+  std::vector<std::shared_ptr<DataParallelBase::Replica>> replicas;
+  std::vector<Joinable*> joinables(group->scalers.begin(), group->scalers.end());
+  for (const DataParallelBase* model : models) {
+    const auto& replica = replicas.emplace_back(model->replica());
+    joinables.push_back(replica->core.get());
+    for (const auto& optimizer : replica->optimizers) joinables.push_back(optimizer.joinable);
+    if (replica->optimizers.empty())
+      Refuse(absl::StrCat("join() needs an Optimizer or a Joined of ",
+                          models.size() == 1 ? "this DataParallel"
+                                             : absl::StrCat("each DataParallel, but that with \"",
+                                                            replica->NameOf(0), "\" has none"),
+                          ": ranks without a batch take the steps of the others"));
+    if (replica->scope != nullptr) Refuse("join() was called in the loop of a join()");
+  }
+  for (const auto& replica : replicas) {
+    replica->has_followers = group->comm->world_size() > 1 && !options.stop_early;
+    for (auto& param : replica->params) {
+      param.reduced.reset();
+      param.value_hash.reset();
+    }
+  }
+  const absl::Cleanup after = [&] {
+    for (const auto& replica : replicas) {
+      replica->has_followers = false;
+      replica->scope = nullptr;
+      replica->AfterJoin();
+    }
+  };
+  const absl::Status status = RunJoined(joinables, core_options, [&](JoinScope& scope) {
+    for (const auto& replica : replicas) replica->scope = &scope;
+    try {
+      loop();
+      for (const auto& replica : replicas) replica->EndLoop();
+    } catch (const StatusError& error) {
+      for (const auto& replica : replicas)  // All ranks stop early.
+        if (absl::IsOutOfRange(error.status)) replica->AfterLoop();
+      return error.status;
+    } catch (const Error& error) {
+      const absl::string_view text = absl::StripPrefix(error.what(), "evenkeel: ");
+      group->comm->Abort(absl::UnknownError(text), "failed");
+      throw;
+    } catch (const c10::Error& error) {
+      // The others need no backtrace of this rank.
+      group->comm->Abort(absl::UnknownError(TextOf(error)), "failed");
+      throw;
+    }
+    return absl::OkStatus();
+  });
+  if (options.stop_early && absl::IsOutOfRange(status)) return false;
+  Check(status);
+  return true;
 }
 
 }  // namespace evenkeel::libtorch

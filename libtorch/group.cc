@@ -75,9 +75,9 @@ std::string TextOf(const c10::Error& error) {
   for (const char* sign : {"Meta tensors", "meta tensors", "meta and cpu", "cpu and meta"}) {
     if (text.find(sign) == std::string::npos) continue;
     text +=
-        " (With the placement Slices, grad() has no values after backward: call "
-        "Optimizer::clip_grad_norm() instead of torch's, zero_grad() before the next backward, "
-        "and DataParallel before each backward.)";
+        " (With the placement Slices, grad() has no values after backward, and between unscale_() "
+        "and step() of GradScaler it has none: call Optimizer::clip_grad_norm() instead of "
+        "torch's, zero_grad() before the next backward, and DataParallel before each backward.)";
     break;
   }
   return text;
@@ -160,7 +160,7 @@ std::string Group::straggler_news() { return StragglerNews(*state_->comm); }
 std::string Group::straggler_table() { return StragglersOf(*state_->comm).Table(); }
 
 void Group::abort(const std::string& why) {
-  state_->comm->Abort(absl::AbortedError(why), "failed");
+  state_->comm->Abort(absl::UnknownError(why), "failed");
 }
 void Group::finalize() {
   state_->DropParked();

@@ -59,7 +59,8 @@ TensorView MemoryOf(const torch::Tensor& tensor);
 struct Group::State {
   std::unique_ptr<Communicator> comm;
   std::vector<std::shared_ptr<void>> parked;
-  bool is_left = false;  // The Group is destroyed; Park() no longer defers.
+  std::vector<Joinable*> scalers;  // For join().
+  bool is_left = false;            // The Group is destroyed; Park() no longer defers.
   // Parked objects own this state: only this ends the cycle.
   void DropParked() {
     while (!parked.empty()) parked.pop_back();
@@ -101,7 +102,7 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
     bool had_gradient = false;  // Before the last reduction.
     bool is_unreached = false;  // Marked as unused in the open step.
     bool is_ready = false;      // Its gradient has arrived in the open step.
-    bool is_lost = false;       // Each rank has a slice of its gradient, for the next step().
+    bool is_lost = false;       // Only the next step() can read its gradient, or a slice of it.
     // The version of its gradient and SampleOf() it after the reduction, if `has_followers`.
     std::optional<std::pair<int64_t, uint64_t>> reduced;
     // A hash of its value after the last step that ranks without a batch took, too.
@@ -133,8 +134,11 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   // that ranks without a batch have not changed.
   void NoteValues();
   void CheckValues() const;
-  // Marks the slices of gradients as used up, by a step with Slices.
-  void MarkUsedUp();
+  // Before a step that multiplies the gradients: from here on any read of them fails.
+  void HideGradients(const std::vector<int>& of_step);
+  // After a step: gradients that could not be read are used up, or, if this rank has all of them,
+  // shown again, times `scale`.
+  void MarkUsedUp(const std::vector<int>& of_step, double scale);
   // Before gradients or their states are read: the user may have cleared, changed or replaced them.
   void TakeGradients();
   // Around the end of a loop, after which this rank follows the others.

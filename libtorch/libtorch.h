@@ -46,9 +46,11 @@
 //   an exception in backward                                        leaves the step open; let it
 //                                                                   leave run() or join()
 //   begin()                                                         begins a step, for a custom
-//                                                                   order (GANs)
+//                                                                   order
+//   forward of a module of which no parameter requires a gradient   begins none
 //
-// In training call `ddp(x)`, never `net(x)`.
+// In training call `ddp(x)`, never `net(x)`; for other methods than forward() `ddp.call(...)`. Each
+// DataParallel has steps of its own; a backward may end those of several.
 //
 // Gradients:    `grad()` of a parameter is a view of memory of this library, valid until the next
 //               forward or the end of DataParallel; clone() one that must live longer. It may be
@@ -91,6 +93,7 @@
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -252,13 +255,7 @@ class DataParallelBase {
   // auto accumulating = ddp.no_sync();
   [[nodiscard]] NoSync no_sync() { return NoSync(*this); }
 
-  // Calls `loop`, a training loop, on each rank. A rank whose loop has ended goes on to take part
-  // in the steps of the others, and returns when all loops have ended, with equal parameters,
-  // buffers and optimizer states. Each Optimizer and Joined of this object takes part; there must
-  // be one. No other DataParallel may train in the loop. An exhausted rank does not run the code
-  // that follows step() in the loop: pass what changes parameters, averages of them or a schedule
-  // by steps to the optimizer's after_step(). All ranks end with the rates of those whose batches
-  // lasted longest. Returns whether all batches were used.
+  // join() of this model alone; see below.
   bool join(const std::function<void()>& loop, const JoinOptions& options = {});
 
   std::vector<torch::Tensor> parameters() const;  // Those that data parallelism trains.
@@ -278,11 +275,28 @@ class DataParallelBase {
   const int exceptions_at_creation_;
 };
 
+// Calls `loop`, a training loop of these models, on each rank. A rank whose loop has ended goes on
+// to take part in the steps of the others, and returns when all loops have ended, with equal
+// parameters, buffers and optimizer states. Each Optimizer and Joined of the models takes part;
+// each model must have one. No other DataParallel may train in the loop. An exhausted rank does not
+// run the code that follows step() in the loop: pass what changes parameters, averages of them or a
+// schedule by steps to the optimizer's after_step(). All ranks end with the rates of those whose
+// batches lasted longest. Returns whether all batches were used.
+//
+//   ekt::join({&generator, &discriminator}, [&] { ... });
+bool join(const std::vector<DataParallelBase*>& models, const std::function<void()>& loop,
+          const JoinOptions& options = {});
+
 namespace internal {
 
 template <class Net>
+concept IsModule = std::derived_from<Net, torch::nn::Module>;
+
+template <class Net>
 std::shared_ptr<torch::nn::Module> ModuleOf(const Net& net) {
-  if constexpr (requires { net.ptr(); }) {
+  if constexpr (std::is_pointer_v<Net>) {
+    return {std::shared_ptr<void>(), net};  // Not owned.
+  } else if constexpr (requires { net.ptr(); }) {
     return net.ptr();
   } else {
     return net;
@@ -311,17 +325,34 @@ void CollectTensors(const Value& value, std::vector<torch::Tensor>& tensors) {
 
 }  // namespace internal
 
-// `Net`: a module holder, or a shared_ptr to a module.
+// `Net`: a module holder, a shared_ptr to a module, or a module, which must outlive this object.
 template <class Net>
 class DataParallel : public DataParallelBase {
  public:
-  DataParallel(Group& group, Net net, const DataParallelOptions& options = {})
+  DataParallel(Group& group, Net net,
+               const DataParallelOptions& options = {}) requires(!internal::IsModule<Net>)
       : DataParallelBase(group, internal::ModuleOf(net), options), net_(std::move(net)) {}
+  DataParallel(Group& group, Net& net,
+               const DataParallelOptions& options = {}) requires internal::IsModule<Net>
+      : DataParallelBase(group, internal::ModuleOf(&net), options), net_(net) {}
 
   template <class... Args>
   auto operator()(Args&&... args) {
+    return call([&](Net& net) {
+      if constexpr (internal::IsModule<Net>) {
+        return net.forward(std::forward<Args>(args)...);
+      } else {
+        return net->forward(std::forward<Args>(args)...);
+      }
+    });
+  }
+  // Calls `forward` in place of the module's forward(), to train by other methods:
+  //
+  //   torch::Tensor code = ddp.call([&](Net& net) { return net->encode(input); });
+  template <class Forward>
+  auto call(const Forward& forward) {
     const bool wants_outputs = begin_forward();
-    auto outputs = net_->forward(std::forward<Args>(args)...);
+    auto outputs = forward(net_);
     if (wants_outputs) {
       std::vector<torch::Tensor> tensors;
       internal::CollectTensors(outputs, tensors);
@@ -333,7 +364,7 @@ class DataParallel : public DataParallelBase {
   const Net& module() const { return net_; }
 
  private:
-  Net net_;
+  std::conditional_t<internal::IsModule<Net>, Net&, Net> net_;
 };
 
 // ---- SyncBatchNorm ----
@@ -447,6 +478,10 @@ class Optimizer : public torch::optim::Optimizer {
   int64_t state_bytes() const;  // Of this rank.
 
  private:
+  friend class GradScaler;
+  // As unscale(), with the gradients of now; until step() any read of them throws.
+  void take_scaled_gradients(double scale);
+
   struct State;
   std::shared_ptr<State> state_;
   const int exceptions_at_creation_;
@@ -475,6 +510,68 @@ class Joined {
   torch::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr);  // As Optimizer's.
   void after_step(std::function<void()> function);                             // As Optimizer's.
   void zero_grad(bool set_to_none = true);
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+  const int exceptions_at_creation_;
+};
+
+// ---- GradScaler ----
+
+struct GradScalerOptions {
+  double init_scale = 65536;
+  double growth_factor = 2;
+  double backoff_factor = 0.5;
+  int64_t growth_interval = 2000;
+  bool enabled = true;  // False: losses are not scaled, and no step is skipped.
+};
+
+// To save and load.
+struct GradScalerState {
+  double scale = 1;
+  int64_t growth_tracker = 0;  // Steps since the last change.
+};
+
+// torch.amp.GradScaler, for float16 under autocast: scales losses, so that small gradients do not
+// vanish. If a gradient of any rank is not finite, all ranks skip the step and halve the scale. It
+// takes part in each join() of its group.
+//
+//   ekt::GradScaler scaler(group);
+//   ... scaler.scale(loss).backward();
+//       scaler.unscale_(optimizer);          // may be left out
+//       optimizer.clip_grad_norm(1.0);
+//       scaler.step(optimizer);
+//       scaler.update();                     // once, after the step() of each optimizer
+//
+// Between unscale_() and step(), grad() has no values, as with Slices: any read throws.
+class GradScaler {
+ public:
+  // On all ranks, with equal options.
+  explicit GradScaler(Group& group, const GradScalerOptions& options = {});
+  ~GradScaler();
+  GradScaler(const GradScaler&) = delete;
+  GradScaler& operator=(const GradScaler&) = delete;
+
+  torch::Tensor scale(const torch::Tensor& loss) const;
+  void unscale_(Optimizer& optimizer);
+  void step(Optimizer& optimizer);  // Optimizer::last_was_skipped() returns whether it did.
+  void update();
+  double get_scale() const;
+  bool is_enabled() const;
+
+  GradScalerState state() const;
+  // On all ranks, not inside join().
+  void load_state(const GradScalerState& state);
+
+  template <class Other>
+  void unscale_(Other&) {
+    static_assert(sizeof(Other) == 0, "GradScaler takes an ekt::Optimizer");
+  }
+  template <class Other>
+  void step(Other&) {
+    static_assert(sizeof(Other) == 0, "GradScaler takes an ekt::Optimizer");
+  }
 
  private:
   struct State;

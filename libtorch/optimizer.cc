@@ -65,6 +65,13 @@ evenkeel::Placement CorePlacement(const Placement& placement) {
 // The parameters of each group of an optimizer, by their index.
 using Groups = std::vector<std::vector<int>>;
 
+// Returns the parameters of all groups.
+std::vector<int> AllOf(const Groups& groups) {
+  std::vector<int> all;
+  for (const std::vector<int>& group : groups) all.insert(all.end(), group.begin(), group.end());
+  return all;
+}
+
 // Returns an error for a parameter whose gradients are not reduced.
 absl::StatusOr<Groups> GroupsOf(const Replica& replica, const torch::optim::Optimizer& optimizer) {
   Groups groups;
@@ -283,13 +290,13 @@ torch::Tensor Optimizer::step(LossClosure closure) {
   state_->CheckGroups(*this);
   replica.FinishUnreached();
   replica.CheckValues();
-  for (const std::vector<int>& group : state_->groups)
-    replica.CheckGradients(group, /*may_clear=*/true);
+  const std::vector<int> params = AllOf(state_->groups);
+  replica.CheckGradients(params, /*may_clear=*/true);
   replica.TakeGradients();
   state_->PassRates(*this);
   const StepOptions options = std::exchange(state_->next, {});
   Check(state_->core->Step(options));
-  if (std::holds_alternative<evenkeel::Slices>(state_->core->placement())) replica.MarkUsedUp();
+  replica.MarkUsedUp(params, options.grad_scale);
   for (const auto& group : param_groups()) {
     for (const torch::Tensor& param : group.params())
       if (param.requires_grad()) torch::autograd::impl::bump_version(param);
@@ -315,6 +322,17 @@ void Optimizer::clip_grad_norm(double max_norm, double norm_type) {
 void Optimizer::unscale(double scale) {
   state_->next.grad_scale = scale;
   state_->next.skip_nonfinite = true;
+}
+
+void Optimizer::take_scaled_gradients(double scale) {
+  Replica& replica = *state_->replica;
+  CheckUsable(replica);
+  replica.FinishUnreached();
+  const std::vector<int> params = AllOf(state_->groups);
+  replica.CheckGradients(params, /*may_clear=*/true);
+  replica.TakeGradients();
+  replica.HideGradients(params);
+  unscale(scale);
 }
 
 double Optimizer::last_norm() const {
@@ -387,7 +405,7 @@ struct Joined::State : Joinable {
     return std::make_unique<Hook>(this);
   }
   JoinPhase join_phase() const override { return JoinPhase::kOptimizer; }
-  bool counts_steps() const override { return true; }
+  const void* trained_set() const override { return &replica->set; }
 
   torch::Tensor Step(const torch::optim::Optimizer::LossClosure& closure) {
     const torch::Tensor loss = LossOf(closure);
@@ -439,9 +457,7 @@ struct Joined::State : Joinable {
                                     absl::Hex(StableHash(0, absl::StrJoin(changes, ", "))));
       changes.resize(kMost + 1);
     }
-    std::vector<int> all;
-    for (const std::vector<int>& group : groups) all.insert(all.end(), group.begin(), group.end());
-    return absl::StrCat(absl::StrJoin(changes, ", "), replica->MissingText(all));
+    return absl::StrCat(absl::StrJoin(changes, ", "), replica->MissingText(AllOf(groups)));
   }
 
   std::string Rates() const {

@@ -847,7 +847,42 @@ TEST(StepsTest, AReasonForLeavingAStepReachesThePeers) {
     if (!train()) throw std::runtime_error("my data file is broken");
   });
   EXPECT_EQ(endings[1], "exit 1: rank 1: my data file is broken\n");
-  EXPECT_THAT(endings[0], testing::HasSubstr("rank 1 failed: ABORTED: my data file is broken"));
+  EXPECT_THAT(endings[0], testing::HasSubstr("rank 1 failed: my data file is broken"));
+}
+
+TEST(StepsTest, TextsHaveNoNamesOfCodes) {
+  const std::function<void(Group&, DataParallel<Scales>&)> causes[] = {
+      [](Group& group, auto&) { group.abort("the cause"); },
+      [](Group&, auto&) { throw std::runtime_error("the cause"); },
+      [](Group&, auto& ddp) { ddp.join([] { throw std::runtime_error("the cause"); }); },
+      [](Group&, auto& ddp) { ddp.join([] { TORCH_CHECK(false, "the cause"); }); },
+      [](Group&, auto& ddp) { ddp.join([&] { Refuse("the cause"); }); },
+      // An error of the core.
+      [](Group&, auto& ddp) {
+        ddp.join([&] { Check(absl::FailedPreconditionError("the cause")); });
+      },
+      [](Group&, auto& ddp) { ddp.join([&] { ddp(torch::full({4}, INFINITY)).backward(); }); },
+  };
+  for (const auto& cause : causes) {
+    const Endings endings = RunRanks(2, [&](Group& group) {
+      Scales net;
+      DataParallelOptions options = kSmallBuckets;
+      options.check_finite = true;
+      DataParallel ddp(group, net, options);
+      Optimizer optimizer(ddp, torch::optim::SGDOptions(0.1));
+      if (group.rank() == 1) cause(group, ddp);
+      ddp.join([&] {
+        for (int step = 0; step < 100; ++step) ddp(InputOf(0)).backward();
+      });
+    });
+    EXPECT_THAT(endings[0], testing::AnyOf(testing::HasSubstr("the cause"),
+                                           testing::HasSubstr("gradient of parameter")));
+    for (const std::string& ending : endings) {
+      EXPECT_THAT(ending, testing::Not(testing::IsEmpty()));
+      EXPECT_THAT(ending, testing::Not(testing::ContainsRegex("[A-Z][A-Z_]+: ")));
+      EXPECT_THAT(ending, testing::Not(testing::HasSubstr("libtorch::Error")));
+    }
+  }
 }
 
 TEST(StepsTest, AKilledRankIsNamedWithinSeconds) {

@@ -148,6 +148,7 @@ constexpr std::pair<const char*, const char*> kLibtorchFiles[] = {
     {"libtorch/libtorch.h", "include/evenkeel/libtorch.h"},
     {"libtorch/internal.h", "include/evenkeel/libtorch/internal.h"},
     {"libtorch/data_parallel.cc", "data_parallel.cc"},
+    {"libtorch/grad_scaler.cc", "grad_scaler.cc"},
     {"libtorch/group.cc", "group.cc"},
     {"libtorch/optimizer.cc", "optimizer.cc"},
     {"libtorch/safetensors.cc", "safetensors.cc"},

@@ -294,7 +294,6 @@ class Optimizer : public Joinable {
   virtual void SetCheckpointHint(absl::string_view hint) = 0;
 
   JoinPhase join_phase() const override { return JoinPhase::kOptimizer; }
-  bool counts_steps() const override { return true; }
 
  protected:
   using Joinable::Joinable;

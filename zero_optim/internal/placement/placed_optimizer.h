@@ -71,6 +71,7 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
 
   // Joinable.
   absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions& options) override;
+  const void* trained_set() const override { return params_; }
 
  protected:
   // First byte of what the lowest active rank announces.

@@ -1,0 +1,95 @@
+#include <limits>
+#include <memory>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "evenkeel/libtorch/internal.h"
+#include "evenkeel/zero_optim/loss_scaler.h"
+
+namespace evenkeel::libtorch {
+namespace {
+
+LossScalerOptions CoreOptions(const GradScalerOptions& options) {
+  if (!options.enabled)  // The scale stays 1, and ranks that disagree about that are an error.
+    return {.initial_scale = 1, .growth_factor = 1};
+  return {.initial_scale = options.init_scale,
+          .growth_factor = options.growth_factor,
+          .backoff_factor = options.backoff_factor,
+          .growth_interval = options.growth_interval,
+          .least_scale = std::numeric_limits<float>::min(),
+          .largest_scale = 0x1p127};
+}
+
+}  // namespace
+
+struct GradScaler::State {
+  std::shared_ptr<Group::State> group;
+  std::unique_ptr<LossScaler> core;
+  bool is_enabled = true;
+  // Since the last update().
+  std::set<const Optimizer*> unscaled, stepped;
+  bool found_nonfinite = false;
+};
+
+GradScaler::GradScaler(Group& group, const GradScalerOptions& options)
+    : state_(std::make_shared<State>()), exceptions_at_creation_(std::uncaught_exceptions()) {
+  state_->group = group.state();
+  state_->is_enabled = options.enabled;
+  state_->core = Value(LossScaler::Create(state_->group->comm.get(), CoreOptions(options)));
+  state_->group->scalers.push_back(state_->core.get());
+}
+
+GradScaler::~GradScaler() {
+  const auto group = state_->group;
+  std::erase(group->scalers, state_->core.get());
+  Park(group, std::move(state_), exceptions_at_creation_);
+}
+
+// A factor of float32 keeps the product of a loss of 16 bits from overflowing.
+torch::Tensor GradScaler::scale(const torch::Tensor& loss) const {
+  return state_->is_enabled ? loss * torch::tensor(get_scale(), torch::kFloat) : loss;
+}
+
+void GradScaler::unscale_(Optimizer& optimizer) {
+  if (!state_->is_enabled) return;
+  if (!state_->unscaled.insert(&optimizer).second)
+    Refuse(absl::StrCat("unscale_() was called ",
+                        state_->stepped.contains(&optimizer) ? "after step()" : "twice",
+                        "; call update() once after the step() of each optimizer"));
+  optimizer.take_scaled_gradients(1 / get_scale());
+}
+
+void GradScaler::step(Optimizer& optimizer) {
+  if (!state_->is_enabled) {
+    optimizer.step();
+    return;
+  }
+  if (!state_->stepped.insert(&optimizer).second)
+    Refuse("step() of GradScaler was called twice: call update() after the step()");
+  if (!state_->unscaled.contains(&optimizer)) unscale_(optimizer);
+  optimizer.step();
+  state_->found_nonfinite |= optimizer.last_was_skipped();
+}
+
+void GradScaler::update() {
+  if (!state_->is_enabled) return;
+  if (state_->stepped.empty()) Refuse("update() of GradScaler was called without a step() before");
+  Check(state_->core->Update(std::exchange(state_->found_nonfinite, false)));
+  state_->unscaled.clear();
+  state_->stepped.clear();
+}
+
+double GradScaler::get_scale() const { return state_->core->scale(); }
+bool GradScaler::is_enabled() const { return state_->is_enabled; }
+
+GradScalerState GradScaler::state() const {
+  const LossScalerState& core = state_->core->state();
+  return {.scale = core.scale, .growth_tracker = core.good_steps};
+}
+
+void GradScaler::load_state(const GradScalerState& state) {
+  Check(state_->core->LoadState({.scale = state.scale, .good_steps = state.growth_tracker}));
+}
+
+}  // namespace evenkeel::libtorch

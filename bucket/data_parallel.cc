@@ -479,7 +479,7 @@ absl::Status DataParallel::EndJoin(bool is_last_joiner) {
     ++last.contributors;
   }
   if (last.root < 0) return absl::InternalError("no rank was active to the end of the loop");
-  // What their loops froze after the last step, too.
+  // The flags that their loops set after the last step count, too.
   for (int i = 0; shadowed_ && i < params_->size(); ++i) {
     const bool is_trained = parts[last.root][1 + i] == '1';
     if (params_->is_ignored(i)) continue;

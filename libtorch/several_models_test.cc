@@ -64,7 +64,7 @@ struct Calls {
   std::function<std::shared_ptr<void>()> no_sync = [] { return nullptr; };
 };
 
-// What follows computes gradients only; the loss of a rank counts by `share`.
+// The rest of the step computes gradients only; the loss of a rank counts by `share`.
 void DiscriminatorBackward(Order order, int rank, int step, double share, const Calls& calls,
                            Tensor& fakes) {
   const Tensor noise = RandomBatch(rank, step, 3), real = RandomBatch(rank, step, 4);

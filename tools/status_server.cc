@@ -126,7 +126,7 @@ struct StatusServer::State {
   std::string digest;  // Of the header that proves the token.
   std::function<absl::StatusOr<std::string>()> status;
   MHD_Daemon* daemon = nullptr;
-  // Of the server's thread.
+  // Used by the server's thread only.
   unsigned connections = 0;
   std::vector<MHD_Connection*> strangers;  // Without the token so far, by age.
 };

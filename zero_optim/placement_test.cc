@@ -175,7 +175,7 @@ void ExpectLacks(const absl::Status& status, const std::string& placement,
               HasSubstr(absl::StrCat("the placement ", placement, " has no ", what)));
 }
 
-// What a program does after a step: it clamps the weights and adds them up.
+// A program's code after a step: it clamps the weights and adds them up.
 class ClampedSum {
  public:
   explicit ClampedSum(ParameterSet& params) : params_(params) {}

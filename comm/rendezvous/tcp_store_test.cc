@@ -1137,7 +1137,7 @@ TEST(HandshakeTest, AStoreThatDoesNotKnowTheSecretIsFoundOut) {
   EXPECT_GE(SteadyNow() - start, absl::Seconds(5));  // The store may come.
 }
 
-// Whoever comes first may listen on a port that is known.
+// Any user of the host may listen on a known port before the store does.
 TEST(HandshakeTest, ARefusalWithoutProofDoesNotKeepARankFromItsStore) {
   const internal::Verdict refusal{.status = absl::InvalidArgumentError("go away"),
                                   .host = "rank 0",

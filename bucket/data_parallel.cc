@@ -406,7 +406,7 @@ void DataParallel::SetOptimizerState(std::vector<TensorView> state) {
 // Join --------------------------------------------------------------------------------------------
 
 absl::StatusOr<std::unique_ptr<JoinHook>> DataParallel::MakeJoinHook(const JoinOptions&) {
-  if (has_optimizer_state_ && join_config().has_optimizer)
+  if (!optimizer_state_.empty() && join_config().has_optimizer)
     return absl::FailedPreconditionError(absl::StrCat(
         join_name(),
         ": SetOptimizerState() names the state of an optimizer outside of RunJoined()'s list, but "

@@ -164,8 +164,8 @@ class DataParallel : public Joinable, public GradientReducer, private StepPartic
   // Records that a buffer, with its contents, has moved to `to`; see ParameterSet::Rebind().
   absl::Status RebindBuffer(int buffer, TensorView to);
   // Names the state of your own optimizer that is not in RunJoined()'s list; it is made equal after
-  // an uneven loop. Empty for an optimizer without state. RunJoined() refuses it together with an
-  // optimizer in its list. Without this call the next RunJoined()
+  // an uneven loop. Empty for an optimizer without state. RunJoined() refuses another one together
+  // with an optimizer in its list. Without this call the next RunJoined()
   // refuses to start after an uneven one. After that error, call it on all ranks: the next
   // RunJoined() makes the state equal when it starts.
   void SetOptimizerState(std::vector<TensorView> state);

@@ -112,13 +112,6 @@ uint64_t SampleOf(const TensorView& gradient) {
   return hash;
 }
 
-// For comparisons on this rank: five times as fast as StableHash().
-size_t HashOf(const torch::Tensor& tensor) {
-  const TensorView value = MemoryOf(tensor);
-  return std::hash<std::string_view>()(
-      {static_cast<const char*>(value.data), static_cast<size_t>(value.bytes())});
-}
-
 // The tables of modules whose gradients are sparse, and the elements of their rows.
 std::unordered_map<const void*, int64_t> SparseTables(const torch::nn::Module& root) {
   std::unordered_map<const void*, int64_t> tables;
@@ -134,6 +127,13 @@ std::unordered_map<const void*, int64_t> SparseTables(const torch::nn::Module& r
 }
 
 }  // namespace
+
+// For comparisons on this rank: five times as fast as StableHash().
+size_t HashOf(const torch::Tensor& tensor) {
+  const TensorView value = MemoryOf(tensor);
+  return std::hash<std::string_view>()(
+      {static_cast<const char*>(value.data), static_cast<size_t>(value.bytes())});
+}
 
 // ---- Making ----
 
@@ -337,8 +337,12 @@ bool DataParallelBase::Replica::ShowsBucket(int param) const {
 void DataParallelBase::Replica::FollowGradients() {
   for (int i = 0; i < set.size(); ++i) {
     if (!ShowsBucket(i) || params[i].view.data_ptr() == set[i].grad.data) continue;
-    params[i].tensor.mutable_grad().reset();
-    if (set.grad_state(i) != GradState::kNone) ShowGradient(i);
+    Parameter& one = params[i];
+    const bool is_as_reduced = one.reduced.has_value() && one.reduced->first == one.view._version();
+    one.tensor.mutable_grad().reset();
+    if (set.grad_state(i) == GradState::kNone) continue;
+    ShowGradient(i);
+    if (is_as_reduced) one.reduced->first = one.view._version();
   }
 }
 
@@ -719,6 +723,15 @@ void DataParallelBase::Replica::MarkUsedUp(const std::vector<int>& of_step, doub
   }
 }
 
+// All models of the loop: functions after the step of one may change another.
+void DataParallelBase::Replica::NoteValuesOfAll() {
+  for (Replica* const replica : group->joined) replica->NoteValues();
+}
+
+void DataParallelBase::Replica::CheckValuesOfAll() const {
+  for (const Replica* const replica : group->joined) replica->CheckValues();
+}
+
 void DataParallelBase::Replica::NoteValues() {
   if (!has_followers) return;
   const StepAnswer step = Value(StepControl::Of(*group->comm).current()->Wait());
@@ -870,6 +883,7 @@ bool join(const std::vector<DataParallelBase*>& models, const std::function<void
     if (replica->scope != nullptr) Refuse("join() was called in the loop of a join()");
   }
   for (const auto& replica : replicas) {
+    group->joined.push_back(replica.get());
     replica->has_followers = group->comm->world_size() > 1 && !options.stop_early;
     for (auto& param : replica->params) {
       param.reduced.reset();
@@ -877,6 +891,7 @@ bool join(const std::vector<DataParallelBase*>& models, const std::function<void
     }
   }
   const absl::Cleanup after = [&] {
+    group->joined.clear();
     for (const auto& replica : replicas) {
       replica->has_followers = false;
       replica->scope = nullptr;

@@ -53,11 +53,12 @@ torch::Tensor GradScaler::scale(const torch::Tensor& loss) const {
 
 void GradScaler::unscale_(Optimizer& optimizer) {
   if (!state_->is_enabled) return;
-  if (!state_->unscaled.insert(&optimizer).second)
+  if (state_->unscaled.contains(&optimizer))
     Refuse(absl::StrCat("unscale_() was called ",
                         state_->stepped.contains(&optimizer) ? "after step()" : "twice",
                         "; call update() once after the step() of each optimizer"));
-  optimizer.take_scaled_gradients(1 / get_scale());
+  optimizer.take_scaled_gradients(1 / static_cast<double>(static_cast<float>(get_scale())));
+  state_->unscaled.insert(&optimizer);
 }
 
 void GradScaler::step(Optimizer& optimizer) {
@@ -65,9 +66,10 @@ void GradScaler::step(Optimizer& optimizer) {
     optimizer.step();
     return;
   }
-  if (!state_->stepped.insert(&optimizer).second)
+  if (state_->stepped.contains(&optimizer))
     Refuse("step() of GradScaler was called twice: call update() after the step()");
   if (!state_->unscaled.contains(&optimizer)) unscale_(optimizer);
+  state_->stepped.insert(&optimizer);
   optimizer.step();
   state_->found_nonfinite |= optimizer.last_was_skipped();
 }

@@ -55,12 +55,15 @@ torch::ScalarType ScalarTypeOf(DType dtype);
 TensorView ViewOf(const torch::Tensor& tensor, const std::string& what);
 // The same without a check: null data if there can be no view.
 TensorView MemoryOf(const torch::Tensor& tensor);
+// Returns a hash of a dense tensor's elements in the order of memory.
+size_t HashOf(const torch::Tensor& tensor);
 
 struct Group::State {
   std::unique_ptr<Communicator> comm;
   std::vector<std::shared_ptr<void>> parked;
-  std::vector<Joinable*> scalers;  // For join().
-  bool is_left = false;            // The Group is destroyed; Park() no longer defers.
+  std::vector<Joinable*> scalers;                  // For join().
+  std::vector<DataParallelBase::Replica*> joined;  // The models of the join() that runs.
+  bool is_left = false;  // The Group is destroyed; Park() no longer defers.
   // Parked objects own this state: only this ends the cycle.
   void DropParked() {
     while (!parked.empty()) parked.pop_back();
@@ -132,8 +135,8 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   std::string MissingText(const std::vector<int>& of_step) const;
   // After an optimizer's step; and before the next one: throws if the user has changed a parameter
   // that ranks without a batch have not changed.
-  void NoteValues();
-  void CheckValues() const;
+  void NoteValuesOfAll();
+  void CheckValuesOfAll() const;
   // Before a step that multiplies the gradients: from here on any read of them fails.
   void HideGradients(const std::vector<int>& of_step);
   // After a step: gradients that could not be read are used up, or, if this rank has all of them,
@@ -143,7 +146,7 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   void TakeGradients();
   // Around the end of a loop, after which this rank follows the others.
   void EndLoop();
-  void AfterLoop();  // Also one that all ranks have stopped.
+  void AfterLoop();  // Called after an early stop, too.
   void AfterJoin();
 
   const std::shared_ptr<Group::State> group;
@@ -179,7 +182,9 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   void Attach(int param);
   void RemoveHooks(int param);
   bool HasChanged(int param) const;  // Its gradient, since the reduction.
-  void ShowGradient(int param);      // grad() becomes the view of its bucket.
+  void NoteValues();
+  void CheckValues() const;
+  void ShowGradient(int param);  // grad() becomes the view of its bucket.
   bool ShowsBucket(int param) const;
   void MoveToBucket(int param);  // It was computed, or stored by the user, elsewhere.
   void RefuseSlices(bool are_used_up) const;

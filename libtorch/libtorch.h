@@ -71,7 +71,7 @@
 // Buffers:      those of rank 0 are broadcast at the beginning of each step; in a join() those of
 //               the highest rank with a batch. A join() ends with equal buffers on all ranks,
 //               however its loop ends: those of the highest of the ranks whose batches lasted
-//               longest.
+//               longest. A forward that begins no step leaves each rank its own.
 // Ownership:    a Group must outlive the objects made with it. DataParallel shares its module.
 // Threads:      one thread trains. backward() may be called from it only.
 // Errors:       ekt::Error. If its `kind` is empty, the call was invalid and the group continues; a
@@ -453,8 +453,9 @@ class Optimizer : public torch::optim::Optimizer {
   // Adds a function that runs at the end of each step, under NoGradGuard: inside join() also on
   // ranks without a batch, at the end of the steps that they take with the others. For averages of
   // the weights, clamping, schedules by steps. It sees the whole parameters, with every placement,
-  // may change them and the rates, equally on all ranks, and must not communicate. Gradients are
-  // not available. The same functions on all ranks.
+  // may change them and the rates, equally on all ranks, and must not communicate. Those of 16 bits
+  // may not be changed: the next step rounds them from the master copy. Gradients are not
+  // available. The same functions on all ranks.
   void after_step(std::function<void()> function);
 
   // For the next step(): scales the gradients of all ranks' parameters down to this joint norm.

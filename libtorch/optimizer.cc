@@ -209,6 +209,8 @@ struct Optimizer::State {
   void PassRates(const torch::optim::Optimizer& from) const;
   // Copies rates to torch: on ranks that were exhausted they are those of the others.
   void TakeRates(torch::optim::Optimizer& to) const;
+  // By parameter, of those that each step rounds from a master copy.
+  std::vector<std::pair<int, size_t>> HashesOfRounded() const;
 
   std::shared_ptr<Replica> replica;
   Groups groups;
@@ -233,6 +235,15 @@ void Optimizer::State::CheckGroups(const torch::optim::Optimizer& optimizer) con
     require_in(now[i], groups[i], "added to");
     require_in(groups[i], now[i], "removed from");
   }
+}
+
+std::vector<std::pair<int, size_t>> Optimizer::State::HashesOfRounded() const {
+  std::vector<std::pair<int, size_t>> hashes;
+  for (const int i : AllOf(groups)) {
+    const torch::Tensor& tensor = replica->params[i].tensor;
+    if (tensor.element_size() == 2) hashes.emplace_back(i, HashOf(tensor));
+  }
+  return hashes;
 }
 
 void Optimizer::State::PassRates(const torch::optim::Optimizer& from) const {
@@ -289,19 +300,24 @@ torch::Tensor Optimizer::step(LossClosure closure) {
   CheckUsable(replica);
   state_->CheckGroups(*this);
   replica.FinishUnreached();
-  replica.CheckValues();
+  replica.CheckValuesOfAll();
   const std::vector<int> params = AllOf(state_->groups);
   replica.CheckGradients(params, /*may_clear=*/true);
   replica.TakeGradients();
   state_->PassRates(*this);
   const StepOptions options = std::exchange(state_->next, {});
-  Check(state_->core->Step(options));
-  replica.MarkUsedUp(params, options.grad_scale);
+  {
+    const int64_t before = state_->core->steps_finished();
+    const absl::Cleanup mark = [&] {  // Also if a function after the step throws.
+      if (state_->core->steps_finished() > before) replica.MarkUsedUp(params, options.grad_scale);
+    };
+    Check(state_->core->Step(options));
+  }
   for (const auto& group : param_groups()) {
     for (const torch::Tensor& param : group.params())
       if (param.requires_grad()) torch::autograd::impl::bump_version(param);
   }
-  replica.NoteValues();
+  replica.NoteValuesOfAll();
   return loss;
 }
 
@@ -309,7 +325,15 @@ void Optimizer::after_step(std::function<void()> function) {
   Check(state_->core->AfterUpdate([this, function = std::move(function)] {
     const at::NoGradGuard no_grad;
     state_->TakeRates(*this);
+    const auto before = state_->HashesOfRounded();
     function();
+    const auto after = state_->HashesOfRounded();
+    for (size_t i = 0; i < before.size(); ++i)
+      if (before[i] != after[i])
+        Refuse(absl::StrCat("a function of after_step() changed parameter \"",
+                            state_->replica->NameOf(before[i].first),
+                            "\" of 16 bits, but the next step rounds it from its float32 master "
+                            "copy: keep it in float32, under autocast"));
     state_->PassRates(*this);
     return absl::OkStatus();
   }));
@@ -411,7 +435,7 @@ struct Joined::State : Joinable {
     const torch::Tensor loss = LossOf(closure);
     CheckUsable(*replica);
     replica->FinishUnreached();
-    replica->CheckValues();
+    replica->CheckValuesOfAll();
     const Groups groups = Value(GroupsOf(*replica, optimizer));
     for (const std::vector<int>& group : groups)
       replica->CheckGradients(group, /*may_clear=*/false);
@@ -423,14 +447,14 @@ struct Joined::State : Joinable {
       optimizer.step();
     }
     EndStep(groups);
-    replica->NoteValues();
+    replica->NoteValuesOfAll();
     return loss;
   }
 
   void EndStep(const Groups& groups) {
     CountStep(Changes(groups));
     const at::NoGradGuard no_grad;
-    for (const auto& function : after_step) function();
+    for (size_t i = 0; i < after_step.size(); ++i) after_step[i]();  // One may add another.
   }
 
   // Returns the differences from what was compared at creation.

@@ -1024,6 +1024,32 @@ TEST(OptimizerTest, AClosureRunsOnceBeforeTheStep) {
             AllPass(2));
 }
 
+// The next step would round them from master copies without the change.
+TEST(OptimizerTest, AFunctionAfterAStepThatChangesParametersOf16BitsIsRefused) {
+  EXPECT_EQ(RunRanks(1,
+                     [](Group& group) {
+                       Sequential net = NewNet();
+                       net->to(torch::kBFloat16);
+                       DataParallel ddp(group, net);
+                       Optimizer optimizer(ddp, kMomentum);
+                       bool clamps = false;
+                       optimizer.after_step([&] {
+                         if (clamps) net->parameters()[0].clamp_(-0.01, 0.01);
+                       });
+                       const auto step = [&] {
+                         optimizer.zero_grad();
+                         ddp(torch::ones({2, net->parameters()[0].size(1)}, torch::kBFloat16))
+                             .sum()
+                             .backward();
+                         optimizer.step();
+                       };
+                       step();
+                       clamps = true;
+                       RequireError(step, "changed parameter \"0.weight\" of 16 bits");
+                     }),
+            AllPass(1));
+}
+
 TEST(OptimizerTest, LbfgsStepsByItselfAndNotInAJoin) {
   EXPECT_EQ(RunRanks(2,
                      [](Group& group) {
@@ -1291,7 +1317,7 @@ TEST(OptimizerTest, AFrozenParameterStaysUnlessTheOptimizerIsTorchs) {
                  Require(!train(net, ddp, joined, 0) && !train(alone, model, own, 0), "it changes");
                  RequireClose(net->parameters(), alone->parameters());
                  RequireReplicas(group, *net);
-                 // Exhausted ranks do not know what has become of its gradient.
+                 // Exhausted ranks do not receive its gradient.
                  ddp.join([&] {
                    net->zero_grad(/*set_to_none=*/false);
                    LossOf(ddp(Batch(group.rank(), 0))).backward();

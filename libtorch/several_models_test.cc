@@ -296,6 +296,31 @@ TEST(SeveralModelsTest, GradientsFollowStepsOfOtherModels) {
       AllPass(2));
 }
 
+TEST(SeveralModelsTest, AFunctionAfterAStepMayChangeAnotherModel) {
+  EXPECT_EQ(RunRanks(2,
+                     [](Group& group) {
+                       Models models;
+                       DataParallel g(group, models.generator), d(group, models.discriminator);
+                       Optimizer g_optimizer(g, kSgd), d_optimizer(d, kSgd);
+                       g_optimizer.after_step([&] {
+                         for (Tensor& param : models.discriminator->parameters())
+                           param.clamp_(-0.1, 0.1);
+                       });
+                       join({&g, &d}, [&] {
+                         for (int step = 0; step < 1 + 2 * group.rank(); ++step) {
+                           g_optimizer.zero_grad();
+                           d_optimizer.zero_grad();
+                           LossOf(d(g(RandomBatch(group.rank(), step, 3))), 1).backward();
+                           d_optimizer.step();
+                           g_optimizer.step();
+                         }
+                       });
+                       RequireReplicas(group, *models.generator);
+                       RequireReplicas(group, *models.discriminator);
+                     }),
+            AllPass(2));
+}
+
 TEST(SeveralModelsTest, WhatAJoinLacksIsNamed) {
   EXPECT_EQ(RunRanks(1,
                      [](Group& group) {

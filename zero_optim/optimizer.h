@@ -26,9 +26,8 @@
 // Join:          put it and the DataParallel into RunJoined()'s list. Exhausted ranks take every
 //                step, with the settings of the lowest active rank, so that weights, moments and
 //                step counts stay equal on all ranks.
-// Your own code: inside RunJoined() exhausted ranks do not run what follows Step() in the loop:
-// pass
-//                changes of the values, averages of them and schedules to AfterUpdate().
+// Your own code: inside RunJoined() exhausted ranks do not run the code that follows Step() in the
+//                loop: pass changes of the values, averages and schedules to AfterUpdate().
 // Replicas:      OptimizerOptions::check_replicas compares Replicated state at regular steps.
 //                The other placements have it once; DataParallelOptions::check_replicas compares
 //                the parameters of all of them (bucket/replica_check.h).

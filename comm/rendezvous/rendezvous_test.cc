@@ -200,7 +200,7 @@ TEST(RendezvousTest, WhoComesIsToldAllWhoAreMissing) {
   Variables variables = JobVariables(5);
   variables["EVENKEEL_STORE"] = variables["TMPDIR"] + "/store";
   for (const absl::Status& told : RunRanks(variables, {{0}, {1}, {3}}, kShort)) {
-    EXPECT_THAT(Text(told), AllOf(HasSubstr("DEADLINE_EXCEEDED"), HasSubstr("for ranks 2,4")));
+    EXPECT_THAT(Text(told), HasSubstr("for ranks 2,4"));
   }
 }
 

@@ -128,7 +128,8 @@ absl::Status PlacedOptimizer::EndUpdate(std::string settings) {
     absl::StrAppend(&settings, settings.empty() ? "" : ", ",
                     "functions after the step=", after_update_.size());
   CountStep(settings);
-  for (const auto& function : after_update_) EK_RETURN_IF_ERROR(function());
+  for (size_t i = 0; i < after_update_.size(); ++i)  // A function may add another one.
+    EK_RETURN_IF_ERROR(after_update_[i]());
   return absl::OkStatus();
 }
 

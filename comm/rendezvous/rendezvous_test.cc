@@ -200,7 +200,7 @@ TEST(RendezvousTest, WhoComesIsToldAllWhoAreMissing) {
   Variables variables = JobVariables(5);
   variables["EVENKEEL_STORE"] = variables["TMPDIR"] + "/store";
   for (const absl::Status& told : RunRanks(variables, {{0}, {1}, {3}}, kShort)) {
-    EXPECT_THAT(Text(told), HasSubstr("for ranks 2,4"));
+    EXPECT_THAT(Text(told), AllOf(HasSubstr("kind=deadline"), HasSubstr("for ranks 2,4")));
   }
 }
 
@@ -256,7 +256,8 @@ void ExpectLogged(const Absence& absence) {
     EXPECT_FALSE(refused.ok());
   for (std::thread& thread : threads) thread.join();
   for (const int rank : {0, 1}) {
-    EXPECT_THAT(Text(ended[rank]), HasSubstr("for rank 2 to join"));
+    EXPECT_THAT(Text(ended[rank]),
+                AllOf(HasSubstr("kind=deadline"), HasSubstr("for rank 2 to join")));
     ASSERT_EQ(warned[rank].size(), 1);
     const auto& [at, text] = warned[rank].front();
     EXPECT_EQ(text,
@@ -298,7 +299,7 @@ TEST(RendezvousTest, ASecondProcessOfARankIsRefused) {
   EXPECT_THAT(Text(told[is_first ? 2 : 1]), AnyOf(HasSubstr("two processes claim to be rank 1"),
                                                   HasSubstr("rank 1 of the group world has left")));
   for (const absl::Status& status : {told[0], told[is_first ? 1 : 2]}) {
-    EXPECT_THAT(Text(status), HasSubstr("for rank 2 to join"));
+    EXPECT_THAT(Text(status), AllOf(HasSubstr("kind=deadline"), HasSubstr("for rank 2 to join")));
   }
 }
 

@@ -868,6 +868,7 @@ bool join(const std::vector<DataParallelBase*>& models, const std::function<void
                                : evenkeel::DivideBy::kInitialWorldSize;
   if (models.empty()) Refuse("join() needs a DataParallel");
   const std::shared_ptr<Group::State> group = models[0]->replica()->group;
+  if (!group->joined.empty()) Refuse("join() was called in the loop of a join()");
   std::vector<std::shared_ptr<DataParallelBase::Replica>> replicas;
   std::vector<Joinable*> joinables(group->scalers.begin(), group->scalers.end());
   for (const DataParallelBase* model : models) {
@@ -880,7 +881,6 @@ bool join(const std::vector<DataParallelBase*>& models, const std::function<void
                                              : absl::StrCat("each DataParallel, but that with \"",
                                                             replica->NameOf(0), "\" has none"),
                           ": ranks without a batch take the steps of the others"));
-    if (replica->scope != nullptr) Refuse("join() was called in the loop of a join()");
   }
   for (const auto& replica : replicas) {
     group->joined.push_back(replica.get());

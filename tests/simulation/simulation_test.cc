@@ -48,15 +48,25 @@ bool HasFewSeeds() { return std::getenv("EVENKEEL_TEST_FEW_SEEDS") != nullptr; }
 
 std::string Seeds(int all) { return absl::StrCat(HasFewSeeds() ? all / 10 : all); }
 
-TEST(SimulationTest, EverySeedEndsAsItMust) {
-  Output output = Simulate({absl::StrCat("--seeds=", Seeds(2000)), "--most_failures=3"});
-  EXPECT_EQ(output.exit_code, 0) << output.text();
-  EXPECT_THAT(output.text(), HasSubstr(absl::StrCat(Seeds(2000), " seeds: 0 failed")));
-  output = Simulate({"--first=2000", absl::StrCat("--seeds=", Seeds(1000)),
-                     "--backends=shm,hierarchical", "--most_failures=3"});
+// 1,000 seeds and the backends to choose from; parts of similar length, for the shards.
+struct Part {
+  int first;
+  std::string backends;
+};
+
+class SimulationPartTest : public testing::TestWithParam<Part> {};
+
+TEST_P(SimulationPartTest, EverySeedEndsAsItMust) {
+  const Output output =
+      Simulate({absl::StrCat("--first=", GetParam().first), absl::StrCat("--seeds=", Seeds(1000)),
+                absl::StrCat("--backends=", GetParam().backends), "--most_failures=3"});
   EXPECT_EQ(output.exit_code, 0) << output.text();
   EXPECT_THAT(output.text(), HasSubstr(absl::StrCat(Seeds(1000), " seeds: 0 failed")));
 }
+
+INSTANTIATE_TEST_SUITE_P(All, SimulationPartTest,
+                         testing::Values(Part{0, "tcp"}, Part{1000, "tcp"},
+                                         Part{2000, "shm,hierarchical"}));
 
 TEST(SimulationTest, TrainingsGoOnAfterLosses) {
   const Output output = Simulate({absl::StrCat("--seeds=", Seeds(400)), "--play=elastic",

@@ -120,7 +120,7 @@ TEST(CreateCommunicatorTest, RanksMeetAtTheFirstPortThatIsFree) {
 
 TEST(CreateCommunicatorTest, SeveralHostsCannotMeetAtALoopbackAddress) {
   Variables variables = JobVariables();
-  variables.insert({{"EVENKEEL_SECRET", "s"},
+  variables.insert({{"EVENKEEL_SECRET", "the secret of this test"},
                     {"MASTER_ADDR", "127.0.1.1"},
                     {"MASTER_PORT", absl::StrCat(FreePort())}});
   variables["LOCAL_WORLD_SIZE"] = "1";

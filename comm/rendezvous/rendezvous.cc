@@ -1,5 +1,6 @@
 #include "evenkeel/comm/rendezvous/rendezvous.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -19,6 +20,7 @@
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/per_process.h"
 #include "evenkeel/comm/base/read_file.h"
+#include "evenkeel/comm/base/warn.h"
 #include "evenkeel/comm/net/hmac.h"
 #include "evenkeel/comm/net/socket.h"
 #include "evenkeel/comm/rendezvous/tcp_store_server.h"
@@ -28,6 +30,7 @@ namespace evenkeel {
 namespace {
 
 constexpr size_t kSecretBytes = 32, kIdBytes = 16;
+constexpr size_t kShortestSecret = 16;  // Of those that people choose.
 constexpr char kGaveUpKey[] = "gave up";
 constexpr absl::Duration kLook = absl::Seconds(1);
 
@@ -37,25 +40,40 @@ absl::StatusOr<std::shared_ptr<FileStore>> OpenFolder(const std::string& folder,
   return FileStore::Open(folder);
 }
 
+// Who can try a short one on a challenge that was recorded finds it.
+absl::StatusOr<std::string> LongEnough(std::string secret, absl::string_view source) {
+  if (secret.size() >= kShortestSecret) return secret;
+  return absl::InvalidArgumentError(absl::StrCat("the secret in ", source, " has ", secret.size(),
+                                                 " bytes, so others could guess it: give at ",
+                                                 "least ", kShortestSecret,
+                                                 ", such as the output of `openssl rand -hex 32`"));
+}
+
+absl::StatusOr<std::string> ReadSecret(const Environment& environment) {
+  const std::string& path = environment.secret_file;
+  EK_ASSIGN_OR_RETURN(std::string secret, internal::ReadFile(path, internal::Links::kFollow));
+  absl::StripAsciiWhitespace(&secret);
+  struct stat info;
+  if (environment.rank == 0 && stat(path.c_str(), &info) == 0 &&
+      (info.st_mode & (S_IRGRP | S_IROTH)) != 0) {
+    internal::Warn(nullptr, absl::StrCat("other users can read the job's secret in ", path,
+                                         " and join the job: chmod 600 ", path));
+  }
+  return LongEnough(std::move(secret), absl::StrCat("EVENKEEL_SECRET_FILE=", path));
+}
+
 // Without one, makes it in the store that is shared, or, for an observer, returns NotFound.
 absl::StatusOr<std::string> SecretOf(const Environment& environment, Store* shared,
                                      bool may_make = true) {
-  if (!environment.secret.empty()) return environment.secret;
-  if (environment.secret_file.empty()) {
-    if (!may_make) {
-      if (shared != nullptr && shared->Check(kSecretKey).value_or(false))
-        return shared->Get(kSecretKey, absl::ZeroDuration());
-      return absl::NotFoundError("the job has no secret yet, or has ended");
-    }
-    EK_ASSIGN_OR_RETURN(const std::string fresh, internal::RandomBytes(kSecretBytes));
-    return shared->GetOrSet(kSecretKey, absl::BytesToHexString(fresh));
+  if (!environment.secret.empty()) return LongEnough(environment.secret, "EVENKEEL_SECRET");
+  if (!environment.secret_file.empty()) return ReadSecret(environment);
+  if (!may_make) {
+    if (shared != nullptr && shared->Check(kSecretKey).value_or(false))
+      return shared->Get(kSecretKey, absl::ZeroDuration());
+    return absl::NotFoundError("the job has no secret yet, or has ended");
   }
-  EK_ASSIGN_OR_RETURN(std::string secret,
-                      internal::ReadFile(environment.secret_file, internal::Links::kFollow));
-  absl::StripAsciiWhitespace(&secret);
-  if (!secret.empty()) return secret;
-  return absl::InvalidArgumentError(
-      absl::StrCat("EVENKEEL_SECRET_FILE=", environment.secret_file, " is empty"));
+  EK_ASSIGN_OR_RETURN(const std::string fresh, internal::RandomBytes(kSecretBytes));
+  return shared->GetOrSet(kSecretKey, absl::BytesToHexString(fresh));
 }
 
 void RemoveFolder(FileStore& store) {

@@ -8,8 +8,10 @@
 #include <netinet/in.h>
 #include <stdlib.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
@@ -168,7 +170,7 @@ TEST(RendezvousTest, RanksOfSeveralHostsMeetBesideTorchrunsAgent) {
   ASSERT_NE(other, nullptr);
   Variables variables = TorchrunVariables(3, host, agent->port());
   variables["LOCAL_WORLD_SIZE"] = "1";
-  variables["EVENKEEL_SECRET"] = "known to all";
+  variables["EVENKEEL_SECRET"] = "a secret that is known to all";
   EXPECT_THAT(RunRanks(variables, {{0}, {1}, {2}}), Each(absl::OkStatus()));
 }
 
@@ -219,7 +221,7 @@ TEST(RendezvousTest, WithoutTheHostRankZeroIsMissing) {
   }
   variables.insert({{"EVENKEEL_STORE", absl::StrCat("127.0.0.1:", FreePort())},
                     {"EVENKEEL_STORE_HOSTED", "1"},
-                    {"EVENKEEL_SECRET", "s"}});
+                    {"EVENKEEL_SECRET", "the secret of this test"}});
   EXPECT_THAT(Text(RunRanks(variables, {{1}}, absl::Milliseconds(300))[0]),
               Not(HasSubstr("rank 0, which")));
 }
@@ -236,7 +238,7 @@ void ExpectLogged(const Absence& absence) {
   SCOPED_TRACE(absence.what);
   Variables variables = JobVariables(3);
   variables["EVENKEEL_STORE"] = variables["TMPDIR"] + "/store";
-  variables["EVENKEEL_SECRET"] = "known to all";
+  variables["EVENKEEL_SECRET"] = "a secret that is known to all";
   const absl::Time start = absl::Now();
   std::vector<std::pair<absl::Time, std::string>> warned[2];
   absl::Status ended[2];
@@ -273,7 +275,8 @@ TEST(RendezvousTest, WhoWaitsForFiveSecondsLogsForWhom) {
   for (const Absence& absence :
        {Absence{"missing, shm", "shm", {}}, Absence{"missing, tcp", "tcp", {}},
         Absence{"missing, hierarchical", "auto", {}},
-        Absence{"another secret", "auto", {{2, {{"EVENKEEL_SECRET", "another"}}}}},
+        Absence{
+            "another secret", "auto", {{2, {{"EVENKEEL_SECRET", "the secret of another job"}}}}},
         Absence{"another world size",
                 "auto",
                 {{2, {{"WORLD_SIZE", "4"}, {"LOCAL_WORLD_SIZE", "4"}}}}}}) {
@@ -334,6 +337,41 @@ TEST(RendezvousTest, AFolderOfADeadJobIsTakenOver) {
   ASSERT_TRUE((*folder)->Set(kAddressKey, absl::StrCat("127.0.0.1:", FreePort())).ok());
   ASSERT_TRUE((*folder)->Set("secret", "of the dead").ok());
   EXPECT_THAT(RunRanks(variables, {{0}, {1}}), Each(absl::OkStatus()));
+}
+
+TEST(RendezvousTest, AShortSecretIsRefused) {
+  Variables variables = JobVariables(2);
+  variables["EVENKEEL_SECRET"] = "fifteen letters";
+  EXPECT_THAT(Text(RunRanks(variables, {{0}})[0]),
+              HasSubstr("the secret in EVENKEEL_SECRET has 15 bytes, so others could guess it: "
+                        "give at least 16, such as the output of `openssl rand -hex 32`"));
+  variables.erase("EVENKEEL_SECRET");
+  const std::string path = variables["TMPDIR"] + "/secret";
+  variables["EVENKEEL_SECRET_FILE"] = path;
+  for (const auto& [text, size] :
+       {std::pair("", 0), std::pair(" \n", 0), std::pair("fifteen letters\n", 15)}) {
+    std::ofstream(path) << text;
+    EXPECT_THAT(Text(RunRanks(variables, {{0}})[0]),
+                HasSubstr(absl::StrCat("the secret in EVENKEEL_SECRET_FILE=", path, " has ", size,
+                                       " bytes, ")));
+  }
+}
+
+TEST(RendezvousTest, ASecretThatOtherUsersCanReadIsReportedOnce) {
+  Variables variables = JobVariables(2);
+  const std::string path = variables["TMPDIR"] + "/secret";
+  variables["EVENKEEL_SECRET_FILE"] = path;
+  variables["EVENKEEL_STORE"] = variables["TMPDIR"] + "/store";
+  std::ofstream(path) << "the secret of this test\n";
+  for (const auto& [mode, text] :
+       {std::pair(0600, std::string()),
+        std::pair(0640, absl::StrCat("evenkeel: other users can read the job's secret in ", path,
+                                     " and join the job: chmod 600 ", path, "\n"))}) {
+    ASSERT_EQ(chmod(path.c_str(), mode), 0);
+    testing::internal::CaptureStderr();
+    EXPECT_THAT(RunRanks(variables, {{0}, {1}}), Each(absl::OkStatus()));
+    EXPECT_EQ(testing::internal::GetCapturedStderr(), text);
+  }
 }
 
 TEST(RendezvousTest, WrongWorldSizesAreRefused) {

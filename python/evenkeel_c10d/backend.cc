@@ -68,7 +68,7 @@ std::vector<abi::Buffer> SplitRows(const char* operation, const char* what,
   std::vector<abi::Buffer> buffers;
   int64_t begin = 0;
   for (const int64_t part : parts) {
-    TORCH_CHECK(part >= 0 && begin + part <= rows, "evenkeel: ", operation,
+    TORCH_CHECK(part >= 0 && part <= rows - begin, "evenkeel: ", operation,
                 " got parts of the sizes ", parts, " for the ", rows, " rows of the ", what, ".");
     buffers.push_back(PartOf(buffer, per_element, begin * per_row, part * per_row));
     begin += part;
@@ -249,9 +249,13 @@ at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
   TORCH_CHECK(options.device().is_cpu(), "evenkeel: allocate_tensor() gives memory of the CPU and ",
               "was asked for ", options.device(), ".");
   CheckUsable("allocate_tensor()");
-  const int64_t bytes = size * static_cast<int64_t>(options.dtype().itemsize());
-  std::shared_ptr<void> memory = group_->Allocate(bytes);
-  TORCH_CHECK(memory != nullptr, "evenkeel: there is no memory for ", bytes, " bytes.");
+  const int64_t element = static_cast<int64_t>(options.dtype().itemsize());
+  TORCH_CHECK(size >= 0, "evenkeel: allocate_tensor() was asked for ", size, " elements.");
+  std::shared_ptr<void> memory;
+  if (size <= std::numeric_limits<int64_t>::max() / element)
+    memory = group_->Allocate(size * element);
+  TORCH_CHECK(memory != nullptr, "evenkeel: there is no memory for ", size, " elements of ",
+              element, " bytes.");
   void* data = memory.get();
   return at::from_blob(
       data, {size}, [memory = std::move(memory)](void*) mutable { memory.reset(); }, options);

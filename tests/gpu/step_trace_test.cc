@@ -44,7 +44,7 @@ absl::StatusOr<Training> StartTraining(const DevicePlace& place) {
   Training training;
   Environment environment;
   environment.store_folder = testing::TempDir();
-  environment.secret = "of this test";
+  environment.secret = "the secret of this test";
   EK_ASSIGN_OR_RETURN(training.comm, CreateCommunicator(environment, {.backend = "nccl"}));
   const CnnOptions options{.image = kImage, .widths = {4, 6}, .seed = 5};
   EK_ASSIGN_OR_RETURN(training.host, MakeCnn(options));

@@ -146,7 +146,8 @@ TEST(ProcessesTest, RunAndLeaveCleanly) {
 // Rank 1's last words, and that rank 0 could only say that it did not come.
 std::string RefusalOfRankOne(const Variables& of_rank_one) {
   std::string refusal;
-  auto programs = Start(2, -1, "1.5", {{0, {{"EVENKEEL_SECRET", "right"}}}, {1, of_rank_one}});
+  auto programs =
+      Start(2, -1, "1.5", {{0, {{"EVENKEEL_SECRET", "the right secret"}}}, {1, of_rank_one}});
   for (int rank : {0, 1}) {
     const Ended ended = programs[rank]->Wait();
     EXPECT_FALSE(ended.timed_out);
@@ -162,13 +163,14 @@ std::string RefusalOfRankOne(const Variables& of_rank_one) {
 }
 
 TEST(ProcessesTest, AWrongSecretIsRefused) {
-  EXPECT_THAT(RefusalOfRankOne({{"EVENKEEL_SECRET", "wrong"}}),
+  EXPECT_THAT(RefusalOfRankOne({{"EVENKEEL_SECRET", "the wrong secret"}}),
               AllOf(HasSubstr("PERMISSION_DENIED"), HasSubstr("the secrets differ")));
 }
 
 TEST(ProcessesTest, AWrongWorldSizeIsRefused) {
-  EXPECT_THAT(RefusalOfRankOne(
-                  {{"EVENKEEL_SECRET", "right"}, {"WORLD_SIZE", "3"}, {"LOCAL_WORLD_SIZE", "3"}}),
+  EXPECT_THAT(RefusalOfRankOne({{"EVENKEEL_SECRET", "the right secret"},
+                                {"WORLD_SIZE", "3"},
+                                {"LOCAL_WORLD_SIZE", "3"}}),
               AllOf(HasSubstr("INVALID_ARGUMENT"), HasSubstr("has 3 ranks, but the job has 2")));
 }
 

@@ -523,7 +523,7 @@ TEST(ContinueWithoutALauncherTest, NobodyGoesOnWithoutTheStore) {
                                                  {"LOCAL_RANK", absl::StrCat(rank)},
                                                  {"LOCAL_WORLD_SIZE", "3"},
                                                  {"EVENKEEL_STORE", folder},
-                                                 {"EVENKEEL_SECRET", "of this test"}}};
+                                                 {"EVENKEEL_SECRET", "the secret of this test"}}};
     ranks.push_back(std::make_unique<Program>(
         std::vector<std::string>{kTrain, "--model=mlp", "--hidden=8", "--batch_size=4", "--nozero",
                                  "--on_failure=continue", "--data=" + WriteSmallData("data", kData),

@@ -46,7 +46,7 @@ Variables RankVariables(int rank, int ranks) {
           {"WORLD_SIZE", absl::StrCat(ranks)},
           {"LOCAL_RANK", absl::StrCat(rank)},
           {"LOCAL_WORLD_SIZE", absl::StrCat(ranks)},
-          {"EVENKEEL_SECRET", "of this test"}};
+          {"EVENKEEL_SECRET", "the secret of this test"}};
 }
 
 // Two ranks with these flags and, each, its variables and the common ones.

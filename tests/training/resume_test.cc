@@ -413,7 +413,7 @@ TEST(ResumeTest, ASignalEndsARankThatStillWaitsForOthers) {
                          {"LOCAL_RANK", "0"},
                          {"LOCAL_WORLD_SIZE", "2"},
                          {"EVENKEEL_STORE", store},
-                         {"EVENKEEL_SECRET", "of this test"}}});
+                         {"EVENKEEL_SECRET", "the secret of this test"}}});
     ASSERT_TRUE(WaitFor(store + "/v.address"));  // Its store's, for the other ranks.
     ASSERT_EQ(kill(program.pid(), SIGINT), 0);
     const Ended ended = program.Wait();

@@ -218,11 +218,13 @@ class Job {
     if (output_ != nullptr) output_->OnCheckpoint(ended);
     // If the run ends with the error, its end reports it.
     if (ended.status.ok() || !goes_on || run_.communicator().rank() != 0) return;
-    absl::FPrintF(
-        streams_.log, "train: the checkpoint of step %d failed: %s; training continues; %s\n",
-        ended.step, ended.status.message(),
-        ended.newest < 0 ? "there is no complete checkpoint"
-                         : absl::StrCat("the newest complete checkpoint is step ", ended.newest));
+    absl::FPrintF(streams_.log,
+                  "train: the checkpoint of step %d failed: %s; training continues; %s\n",
+                  ended.step, ended.status.message(),
+                  !ended.newest.ok() ? ended.newest.status().message()
+                  : *ended.newest < 0
+                      ? "there is no complete checkpoint"
+                      : absl::StrCat("the newest complete checkpoint is step ", *ended.newest));
     std::fflush(streams_.log);
   }
 

@@ -46,6 +46,19 @@ absl::Status StatusOf(const std::error_code& error, absl::string_view action,
   return absl::ErrnoToStatus(error.value(), absl::StrCat(action, " ", path));
 }
 
+// Makes the folder, and those above it. A crash of the host loses none of them; on a disk that
+// cannot promise that, what is published reports it.
+absl::Status MakeFolder(const fs::path& path) {
+  std::error_code error;
+  if (fs::is_directory(path, error)) return absl::OkStatus();
+  const fs::path above = path.has_parent_path() ? path.parent_path() : ".";
+  if (above != path) EK_RETURN_IF_ERROR(MakeFolder(above));
+  fs::create_directory(path, error);
+  EK_RETURN_IF_ERROR(StatusOf(error, "cannot make the folder", path));
+  FlushFolder(above).IgnoreError();
+  return absl::OkStatus();
+}
+
 absl::Status Remove(const std::string& path) {
   std::error_code error;
   fs::remove_all(path, error);
@@ -109,9 +122,7 @@ std::string CheckpointPath(const std::string& folder, int64_t step) {
 
 absl::StatusOr<std::unique_ptr<CheckpointFolder>> CheckpointFolder::Open(
     const std::string& path, const CheckpointFolderOptions& options) {
-  std::error_code error;
-  fs::create_directories(path, error);
-  EK_RETURN_IF_ERROR(StatusOf(error, "cannot make the folder", path));
+  EK_RETURN_IF_ERROR(MakeFolder(path));
   std::string job = options.job.empty() ? NewName() : options.job;
   EK_ASSIGN_OR_RETURN(auto lock, LockFolder(path, job, options.patience));
   std::unique_ptr<CheckpointFolder> folder(
@@ -150,9 +161,8 @@ absl::StatusOr<std::string> CheckpointFolder::Publish(int keep) {
   EK_RETURN_IF_ERROR(FlushFolder(saving_));
   EK_RETURN_IF_ERROR(Rename(saving_, path));
   // From here on the checkpoint is complete: another error does not change that, and what Prune()
-  // leaves is tried again next time.
-  FlushFolder(path_).IgnoreError();
-  Prune(keep).IgnoreError();
+  // leaves is tried again next time. While the new one may not be on the disk, older ones stay.
+  if (FlushFolder(path_).ok()) Prune(keep).IgnoreError();
   return path;
 }
 

@@ -1,6 +1,8 @@
 #include "evenkeel/trainer/checkpoint/checkpoint_folder.h"
 
+#include <errno.h>
 #include <signal.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,6 +20,25 @@
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+
+namespace evenkeel {
+namespace {
+
+std::vector<std::string> flushed;  // Folders and files, in their order.
+std::string unflushable;           // Flushing this folder fails.
+
+}  // namespace
+}  // namespace evenkeel
+
+// Replaces the C library's.
+extern "C" int fsync(int file) {
+  const std::string path =
+      std::filesystem::read_symlink(absl::StrCat("/proc/self/fd/", file)).string();
+  evenkeel::flushed.push_back(path);
+  if (path != evenkeel::unflushable) return static_cast<int>(syscall(SYS_fsync, file));
+  errno = EIO;
+  return -1;
+}
 
 namespace evenkeel {
 namespace {
@@ -85,6 +106,28 @@ TEST(CheckpointFolderTest, IsPublishedEvenIfAnOlderOneCannotBeRemoved) {
   std::filesystem::remove_all(obstacle);
   Save(**folder, 7, 1);
   EXPECT_THAT(StepsIn(path), ElementsAre(7));
+}
+
+// If the host crashes now, the new one may be gone.
+TEST(CheckpointFolderTest, OlderOnesStayWhileTheNewOneMayNotBeOnTheDisk) {
+  const std::string path = Folder("unflushed");
+  auto folder = CheckpointFolder::Open(path);
+  ASSERT_TRUE(folder.ok()) << folder.status();
+  Save(**folder, 5, 1);
+  unflushable = std::filesystem::canonical(path);
+  Save(**folder, 6, 1);
+  unflushable.clear();
+  EXPECT_THAT(StepsIn(path), ElementsAre(5, 6));
+  Save(**folder, 7, 1);
+  EXPECT_THAT(StepsIn(path), ElementsAre(7));
+}
+
+TEST(CheckpointFolderTest, ItsFolderAndThoseAboveAreOnTheDiskOnceItIsOpen) {
+  const std::string above = Folder("new");
+  flushed.clear();
+  ASSERT_TRUE(CheckpointFolder::Open(above + "/one/two/").ok());
+  const std::string parent = std::filesystem::canonical(above + "/..");
+  EXPECT_THAT(flushed, testing::IsSupersetOf({parent, parent + "/new", parent + "/new/one"}));
 }
 
 TEST(CheckpointFolderTest, OneThatIsSetAsideIsKeptAndNotFound) {

@@ -31,7 +31,7 @@ absl::Status IsAnothers(const std::string& path) {
 }
 
 absl::StatusOr<UniqueFd> Open(const std::string& path) {
-  UniqueFd file(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+  UniqueFd file(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
   if (!file) return ErrnoStatus("cannot open", path);
   return file;
 }

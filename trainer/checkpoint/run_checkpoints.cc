@@ -102,9 +102,9 @@ absl::Status CheckSums(const std::string& path, const FileSums& written) {
 }
 
 // Returns the step of the newest checkpoint; -1: none.
-int64_t NewestIn(const std::string& folder) {
-  const auto found = FindCheckpoints(folder);
-  return found.ok() && !found->empty() ? found->back().step : -1;
+absl::StatusOr<int64_t> NewestIn(const std::string& folder) {
+  EK_ASSIGN_OR_RETURN(const std::vector<FoundCheckpoint> found, FindCheckpoints(folder));
+  return found.empty() ? -1 : found.back().step;
 }
 
 // Checks that the file is the one that the checkpoint recorded.
@@ -386,7 +386,7 @@ void RunCheckpoints::Start(Communicator& comm, RunToSave run) {
     if (rank == 0 && folder_ != nullptr) folder_->Discard();
     ended.newest = NewestIn(options_.folder);
     // Rank 0 has published it, and was lost before the other ranks got its result.
-    if (rank != 0 && ended.newest == ended.step) ended.status = absl::OkStatus();
+    if (rank != 0 && ended.newest.value_or(-1) == ended.step) ended.status = absl::OkStatus();
   };
   writer_.Start(comm, run.model->parameters(),
                 {.name = std::move(run.optimizer_name),

@@ -80,9 +80,10 @@ struct RunToSave {
 // A checkpoint whose writing has ended.
 struct EndedCheckpoint {
   int64_t step = 0;
-  absl::Status status;       // OK: it is complete.
-  std::string path;          // The folder of the complete one.
-  int64_t newest = -1;       // After an error: the newest complete one; -1: none.
+  absl::Status status;  // OK: it is complete.
+  std::string path;     // The folder of the complete one.
+  // After an error: the newest complete one; -1: none; or why the folder cannot be read.
+  absl::StatusOr<int64_t> newest = -1;
   int64_t copied_bytes = 0;  // The bytes that this rank copied.
   absl::Duration stall;      // The time for which this rank's step waited.
   absl::Duration took;       // The time until its writing had ended.

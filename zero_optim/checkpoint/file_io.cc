@@ -65,9 +65,14 @@ absl::Status CheckTarget(const std::string& path) {
 File OpenTemporary(const std::string& path) {
   // Not mkstemp, which would give the file to its owner alone, whatever the umask says.
   static std::atomic<int> number = 0;
-  const std::string temporary = absl::StrCat(path, ".", getpid(), "-", ++number, ".tmp");
-  const int descriptor = open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  return File(descriptor, descriptor < 0 ? "" : temporary);
+  // O_EXCL: in a folder where others may write, the name could be a link of theirs. A process with
+  // the same id may have left files.
+  for (int tries = 0;; ++tries) {
+    const std::string temporary = absl::StrCat(path, ".", getpid(), "-", ++number, ".tmp");
+    const int descriptor = open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (descriptor >= 0) return File(descriptor, temporary);
+    if (errno != EEXIST || tries == 100) return File(descriptor, "");
+  }
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 
 namespace evenkeel {
@@ -77,6 +78,18 @@ TEST_F(FileIoTest, AFailedWriteLeavesEverythingAsItWas) {
   EXPECT_EQ(missing.code(), absl::StatusCode::kNotFound);
   EXPECT_TRUE(absl::StrContains(missing.message(), "no/such/folder")) << missing;
   EXPECT_EQ(WriteFileAtomically("/dev/null", "new").code(), absl::StatusCode::kInvalidArgument);
+}
+
+// Somebody else who may write to the folder guesses the next names.
+TEST_F(FileIoTest, ALinkInTheWayIsNotFollowed) {
+  Put("victim", "mine");
+  for (int i = 0; i < 50; ++i) {
+    std::filesystem::create_symlink(Path("victim"),
+                                    Path(absl::StrCat("f.", getpid(), "-", i, ".tmp")));
+  }
+  ASSERT_TRUE(WriteFileAtomically(Path("f"), "new").ok());
+  EXPECT_EQ(*ReadFile(Path("f")), "new");
+  EXPECT_EQ(*ReadFile(Path("victim")), "mine");
 }
 
 TEST_F(FileIoTest, SaysWhatIsWrongWithAPath) {

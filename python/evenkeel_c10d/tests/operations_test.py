@@ -494,6 +494,17 @@ def works(rank, world):
     memory += 1
     dist.all_reduce(memory)
     assert memory.tolist() == [world] * 100
+    for size in (2**61, 2**62, -1):  # 2**62 floats are 2**64 bytes.
+        try:
+            backend.allocate_tensor(size, dtype=torch.float32, device=torch.device("cpu"))
+            raise AssertionError(size)
+        except RuntimeError as error:
+            assert f"{size} elements" in str(error), error
+    try:
+        dist.all_to_all_single(torch.ones(world), torch.ones(world), [1] * world, [1, 2**63 - 1] + [1] * (world - 2))
+        raise AssertionError("rows that do not exist")
+    except RuntimeError as error:
+        assert "got parts of the sizes [1, 9223372036854775807" in str(error), error
     assert backend.options._timeout.total_seconds() > 0 and backend.name() == "evenkeel"
 
 

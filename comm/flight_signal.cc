@@ -48,7 +48,13 @@ class Dumper {
     action.sa_flags = SA_RESTART;
     sigemptyset(&action.sa_mask);
     folders_[signal] = std::move(folder);
-    if (sigaction(signal, &action, nullptr) == 0) return absl::OkStatus();
+    if (sigaction(signal, &action, nullptr) == 0) {
+      sigset_t signals;
+      sigemptyset(&signals);
+      sigaddset(&signals, signal);
+      pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+      return absl::OkStatus();
+    }
     folders_.erase(signal);
     return absl::InvalidArgumentError(
         absl::StrCat("DumpFlightOnSignal: signal ", signal, " cannot be caught"));

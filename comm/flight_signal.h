@@ -7,9 +7,10 @@
 // The job continues. The signal's handler only wakes a thread, which does the work; if it fails, it
 // logs the error to stderr.
 //
-// The signal may interrupt any thread. Generated kernels, such as oneDNN's matrix products, may
-// keep data below their stack pointer, where the handler's frame would lie: block the signal in
-// threads that compute, after this call. The thread that does the work then receives it.
+// Call it before the program starts threads: it blocks the signal in the calling thread, and so in
+// those that this one starts, and a thread of its own receives it. Generated kernels, such as
+// oneDNN's matrix products, may keep data below their stack pointer, where the frame of a handler
+// in a thread that computes would lie.
 //
 // Threads: thread-safe. The last call for a signal counts; other signals of the process are not
 //          changed.

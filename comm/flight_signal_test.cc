@@ -36,7 +36,7 @@ TEST(DumpFlightOnSignalTest, WritesTheRecordOfEachGroupAndGoesOn) {
     const std::string folder = absl::StrCat(testing::TempDir(), "/round", round);
     ASSERT_EQ(mkdir(folder.c_str(), 0755), 0);
     ASSERT_TRUE(DumpFlightOnSignal(SIGUSR1, folder).ok());
-    raise(SIGUSR1);
+    kill(getpid(), SIGUSR1);
     for (int rank = 0; rank < 2; ++rank) {
       const auto json =
           nlohmann::json::parse(Await(absl::StrCat(folder, "/world.rank", rank, ".json")));

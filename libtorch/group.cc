@@ -1,4 +1,7 @@
+#include <signal.h>
+
 #include <cstdio>
+#include <cstdlib>
 #include <optional>
 #include <utility>
 
@@ -10,6 +13,7 @@
 #include "evenkeel/comm/environment.h"
 #include "evenkeel/comm/factory.h"
 #include "evenkeel/comm/failure_info.h"
+#include "evenkeel/comm/flight_signal.h"
 #include "evenkeel/join/steps/step_control.h"
 #include "evenkeel/join/straggler.h"
 #include "evenkeel/libtorch/internal.h"
@@ -167,6 +171,21 @@ void Group::finalize() {
   Check(state_->comm->Finalize());
 }
 
+namespace {
+
+// `launch --flight` asks a job for its flight records by this signal, which ends other programs.
+void DumpFlightIfAsked() {
+  const char* const folder = std::getenv("EVENKEEL_FLIGHT");
+  struct sigaction action;
+  if (folder == nullptr || *folder == 0 || sigaction(SIGUSR1, nullptr, &action) != 0 ||
+      action.sa_handler != SIG_DFL) {
+    return;
+  }
+  Check(DumpFlightOnSignal(SIGUSR1, folder));
+}
+
+}  // namespace
+
 int run(const std::function<void(Group&)>& body, const GroupOptions& options) {
   std::string rank;
   const auto failed = [&rank](const char* what) {
@@ -175,6 +194,7 @@ int run(const std::function<void(Group&)>& body, const GroupOptions& options) {
     return 1;
   };
   try {
+    DumpFlightIfAsked();
     Group group(options);
     rank = absl::StrCat("rank ", group.rank(), ": ");
     try {

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <filesystem>
 #include <functional>
 #include <numeric>
 #include <optional>
@@ -15,6 +16,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "evenkeel/libtorch.h"
 #include "evenkeel/libtorch/internal.h"
 #include "evenkeel/libtorch/testing/ranks.h"
@@ -827,6 +831,27 @@ TEST(StepsTest, AThrownExceptionReachesThePeersWithItsText) {
   EXPECT_EQ(endings[1], "exit 1: rank 1: bad record 17\n");
   EXPECT_THAT(endings[0], testing::HasSubstr("bad record 17"));
   EXPECT_THAT(endings[0], testing::HasSubstr("rank 1"));
+}
+
+TEST(StepsTest, ASignalWritesFlightRecordsAndTheJobGoesOn) {
+  const std::string folder = testing::TempDir() + "/flight";
+  std::filesystem::create_directory(folder);
+  ASSERT_EQ(setenv("EVENKEEL_FLIGHT", folder.c_str(), 1), 0);
+  const Endings endings = RunRanks(2, [&](Group& group) {
+    torch::Tensor value = torch::ones(3);
+    group.all_reduce(value, Reduce::kSum);
+    Require(kill(getpid(), SIGUSR1) == 0, "the signal");
+    const std::string path = absl::StrCat(folder, "/world.rank", group.rank(), ".json");
+    const absl::Time deadline = absl::Now() + absl::Seconds(30);
+    while (!std::filesystem::exists(path)) {
+      Require(absl::Now() < deadline, path);
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+    group.all_reduce(value, Reduce::kSum);
+    Require(value[0].item<float>() == 4, "the sum");
+  });
+  unsetenv("EVENKEEL_FLIGHT");
+  EXPECT_EQ(endings, AllPass(2));
 }
 
 // Without an exception in flight, the DataParallel is destroyed inside a step before there is a

@@ -125,14 +125,8 @@ absl::Status RunDry(const TrainOptions& options, const Environment& environment)
 
 // With --flight, SIGUSR1 writes flight records of a run that hangs, too.
 absl::Status DumpFlightIfAsked(const TrainOptions& options) {
-  if (options.flags.flight.empty()) return absl::OkStatus();
-  EK_RETURN_IF_ERROR(DumpFlightOnSignal(SIGUSR1, options.flags.flight));
-  // The dumping thread takes the signal, no computing one (stop_signals.cc has the reason).
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGUSR1);
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  return absl::OkStatus();
+  return options.flags.flight.empty() ? absl::OkStatus()
+                                      : DumpFlightOnSignal(SIGUSR1, options.flags.flight);
 }
 
 CommunicatorOptions GroupOptions(const TrainOptions& options) {

@@ -11,8 +11,8 @@ namespace evenkeel {
 enum class LostShard : uint8_t {
   kRefuse,  // An error on all ranks that names the checkpoint to resume from.
   kFresh,   // Each parameter of which an element's state is lost begins again, as one that is
-           // trained for the first time: with Slices every parameter of which the lost rank had a
-           // part.
+            // trained for the first time: with Slices every parameter of which the lost rank had a
+            // part.
 };
 
 }  // namespace evenkeel

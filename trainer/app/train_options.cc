@@ -362,7 +362,7 @@ absl::Status CheckGoingOn(const TrainFlags& flags) {
     return InvalidArgument(
         "--on_failure=continue cannot continue with --zero (the default), since the part of the "
         "optimizer's state on the lost rank is lost; choose --nozero, or --lost_shard=fresh to "
-        "reinitialize that part");
+        "reinitialize that of each parameter of which a part is lost");
   }
   return absl::OkStatus();
 }

@@ -122,9 +122,10 @@ auto StridedProducts<Operand>::PlanFor(const StridedShape& shape, bool has_bias)
   attribute.set_post_ops(ops);
   auto plan = std::make_unique<Plan>(Plan{.shape = shape, .result = kResult, .has_bias = has_bias});
   try {
-    const dnnl::matmul::desc product = has_bias ? dnnl::matmul::desc(left, right, bias, output)
-                                                : dnnl::matmul::desc(left, right, output);
-    const dnnl::matmul::primitive_desc desc(product, SharedScratch::In(attribute), dnn_.engine);
+    const dnnl::primitive_attr in = SharedScratch::In(attribute);
+    const dnnl::matmul::primitive_desc desc =
+        has_bias ? ForwardPlan<dnnl::matmul>(dnn_, in, left, right, bias, output)
+                 : ForwardPlan<dnnl::matmul>(dnn_, in, left, right, output);
     scratch_.Grow(dnn_, desc);
     plan->primitive = dnnl::matmul(desc);
     plan->left = dnn_.Wrap(left, nullptr);

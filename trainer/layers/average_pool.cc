@@ -8,7 +8,7 @@ using Dims = dnnl::memory::dims;
 using Tag = dnnl::memory::format_tag;
 
 Desc MeansDesc(const Desc& source, Tag tag) {
-  return Desc({source.dims()[0], source.dims()[1], 1, 1}, dnnl::memory::data_type::f32, tag);
+  return Desc({DimsOf(source)[0], DimsOf(source)[1], 1, 1}, dnnl::memory::data_type::f32, tag);
 }
 
 }  // namespace
@@ -17,21 +17,19 @@ AveragePool::AveragePool(const OneDnn& dnn, const Desc& source_desc, Mode mode)
     : dnn_(dnn), plain_desc_(MeansDesc(source_desc, Tag::nchw)) {
   const bool training = mode == Mode::kTraining;
   const auto algorithm = dnnl::algorithm::pooling_avg_exclude_padding;
-  const Dims window = {source_desc.dims()[2], source_desc.dims()[3]};
+  const Dims window = {DimsOf(source_desc)[2], DimsOf(source_desc)[3]};
   const Dims none = {0, 0};
   const Desc means = MeansDesc(source_desc, Tag::any);
-  const dnnl::pooling_forward::primitive_desc plan(
-      {training ? dnnl::prop_kind::forward_training : dnnl::prop_kind::forward_inference, algorithm,
-       source_desc, means, window, window, none, none},
-      dnn.engine);
-  forward_ = dnnl::pooling_forward(plan);
+  const auto plan = ForwardPlan<PoolingForward>(
+      dnn, {}, training ? dnnl::prop_kind::forward_training : dnnl::prop_kind::forward_inference,
+      algorithm, source_desc, means, window, window, none, none, none);
+  forward_ = PoolingForward(plan);
   output_ = dnn.Allocate(plan.dst_desc());
   means_out_ = LayoutAdapter(dnn, plan.dst_desc(), plain_desc_);
   if (!training) return;
 
-  const dnnl::pooling_backward::primitive_desc backward_plan(
-      {algorithm, source_desc, plan.dst_desc(), window, window, none, none}, dnn.engine, plan);
-  backward_ = dnnl::pooling_backward(backward_plan);
+  backward_ = PoolingBackward(BackwardPlan<PoolingBackward>(
+      dnn, plan, algorithm, source_desc, plan.dst_desc(), window, window, none, none, none));
   diff_in_ = LayoutAdapter(dnn, plain_desc_, plan.dst_desc());
   diff_source_ = dnn.Allocate(source_desc);
 }

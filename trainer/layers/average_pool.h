@@ -27,12 +27,12 @@ class AveragePool {
   const OneDnn& dnn_;
   const dnnl::memory::desc plain_desc_;
 
-  dnnl::pooling_forward forward_;
+  PoolingForward forward_;
   dnnl::memory output_;
   LayoutAdapter means_out_;
   dnnl::memory means_;  // Keeps the result of Forward alive.
 
-  dnnl::pooling_backward backward_;
+  PoolingBackward backward_;
   LayoutAdapter diff_in_;
   dnnl::memory diff_source_;
 };

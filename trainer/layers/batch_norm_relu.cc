@@ -35,12 +35,12 @@ BatchNormRelu::BatchNormRelu(const OneDnn& dnn, const Desc& source_desc, Mode mo
                              BatchNormSync* sync)
     : dnn_(dnn),
       mode_(mode),
-      channels_(static_cast<int>(source_desc.dims()[1])),
-      samples_per_channel_(static_cast<double>(source_desc.dims()[0] * source_desc.dims()[2] *
-                                               source_desc.dims()[3])),
+      channels_(static_cast<int>(DimsOf(source_desc)[1])),
+      samples_per_channel_(static_cast<double>(DimsOf(source_desc)[0] * DimsOf(source_desc)[2] *
+                                               DimsOf(source_desc)[3])),
       channel_desc_({channels_}, dnnl::memory::data_type::f32, dnnl::memory::format_tag::a) {
   if (sync != nullptr && mode == Mode::kTraining) {
-    const auto dims = source_desc.dims();
+    const auto dims = DimsOf(source_desc);
     const Desc plain(dims, dnnl::memory::data_type::f32, dnnl::memory::format_tag::nchw);
     over_ranks_.emplace(OverRanks{
         .sync = sync,
@@ -58,20 +58,18 @@ BatchNormRelu::BatchNormRelu(const OneDnn& dnn, const Desc& source_desc, Mode mo
   }
   output_ = dnn.Allocate(source_desc);
   if (mode == Mode::kEvaluation) {
-    forward_ = dnnl::batch_normalization_forward(
-        {{dnnl::prop_kind::forward_inference, source_desc, kEpsilon, FlagsFor(mode)}, dnn.engine});
+    forward_ = dnnl::batch_normalization_forward(BatchNormPlan(
+        dnn, dnnl::prop_kind::forward_inference, source_desc, kEpsilon, FlagsFor(mode)));
     return;
   }
-  const dnnl::batch_normalization_forward::primitive_desc plan(
-      {dnnl::prop_kind::forward_training, source_desc, kEpsilon, FlagsFor(mode)}, dnn.engine);
+  const auto plan =
+      BatchNormPlan(dnn, dnnl::prop_kind::forward_training, source_desc, kEpsilon, FlagsFor(mode));
   forward_ = dnnl::batch_normalization_forward(plan);
   mean_ = dnn.Allocate(channel_desc_);
   variance_ = dnn.Allocate(channel_desc_);
   workspace_ = dnn.Allocate(plan.workspace_desc());
   backward_ = dnnl::batch_normalization_backward(
-      {{dnnl::prop_kind::backward, source_desc, source_desc, kEpsilon, FlagsFor(mode)},
-       dnn.engine,
-       plan});
+      BatchNormBackwardPlan(dnn, plan, source_desc, kEpsilon, FlagsFor(mode)));
   diff_source_ = dnn.Allocate(source_desc);
   diff_weight_ = dnn.Allocate(channel_desc_);
   diff_bias_ = dnn.Allocate(channel_desc_);

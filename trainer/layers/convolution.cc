@@ -49,10 +49,9 @@ Convolution::Convolution(const OneDnn& dnn, const ConvolutionShape& shape, const
   const FreeDescs descs(shape);
   const auto kind = mode == Mode::kTraining ? dnnl::prop_kind::forward_training
                                             : dnnl::prop_kind::forward_inference;
-  const dnnl::convolution_forward::primitive_desc plan(
-      {kind, kAlgorithm, descs.source, descs.weight, descs.output, Dims(2, shape.stride),
-       Padding(shape), FarPadding(shape)},
-      dnn.engine);
+  const auto plan = ForwardPlan<dnnl::convolution_forward>(
+      dnn, {}, kind, kAlgorithm, descs.source, descs.weight, descs.output, Dims(2, shape.stride),
+      Padding(shape), FarPadding(shape));
   forward_ = dnnl::convolution_forward(plan);
   source_in_ = LayoutAdapter(dnn, source_desc, plan.src_desc());
   weight_in_ = LayoutAdapter(dnn, PlainWeightDesc(shape), plan.weights_desc());
@@ -66,10 +65,9 @@ void Convolution::PlanBackward(const dnnl::convolution_forward::primitive_desc& 
   const Desc plain_weight = PlainWeightDesc(shape_);
   const Dims stride(2, shape_.stride);
 
-  const dnnl::convolution_backward_weights::primitive_desc weight_plan(
-      {kAlgorithm, descs.source, descs.weight, descs.output, stride, Padding(shape_),
-       FarPadding(shape_)},
-      dnn_.engine, forward);
+  const auto weight_plan = BackwardPlan<dnnl::convolution_backward_weights>(
+      dnn_, forward, kAlgorithm, descs.source, descs.weight, descs.output, stride, Padding(shape_),
+      FarPadding(shape_));
   backward_weight_ = dnnl::convolution_backward_weights(weight_plan);
   weight_source_in_ = LayoutAdapter(dnn_, source_desc, weight_plan.src_desc());
   weight_diff_in_ = LayoutAdapter(dnn_, output_desc(), weight_plan.diff_dst_desc());
@@ -79,10 +77,9 @@ void Convolution::PlanBackward(const dnnl::convolution_forward::primitive_desc& 
   weight_out_added_ = dnnl::reorder(
       {dnn_.engine, weight_plan.diff_weights_desc(), dnn_.engine, plain_weight, AddingAttribute()});
 
-  const dnnl::convolution_backward_data::primitive_desc source_plan(
-      {kAlgorithm, descs.source, descs.weight, descs.output, stride, Padding(shape_),
-       FarPadding(shape_)},
-      dnn_.engine, forward);
+  const auto source_plan = BackwardPlan<dnnl::convolution_backward_data>(
+      dnn_, forward, kAlgorithm, descs.source, descs.weight, descs.output, stride, Padding(shape_),
+      FarPadding(shape_));
   backward_source_ = dnnl::convolution_backward_data(source_plan);
   source_weight_in_ = LayoutAdapter(dnn_, plain_weight, source_plan.weights_desc());
   source_diff_in_ = LayoutAdapter(dnn_, output_desc(), source_plan.diff_dst_desc());

@@ -22,8 +22,7 @@ bool HasBias(Epilogue then) { return then == Epilogue::kBias || then == Epilogue
 
 dnnl::primitive_attr AttributeOf(Epilogue then) {
   dnnl::post_ops ops;
-  if (then == Epilogue::kBiasAndRelu)
-    ops.append_eltwise(1.0f, dnnl::algorithm::eltwise_relu, 0.0f, 0.0f);
+  if (then == Epilogue::kBiasAndRelu) AppendRelu(ops);
   dnnl::primitive_attr attribute;
   attribute.set_post_ops(ops);
   return attribute;
@@ -55,9 +54,8 @@ const MatrixProducts<float>::Plan& MatrixProducts<float>::PlanFor(const ProductS
               .right = FactorDesc(shape.inner, shape.columns, shape.right),
               .bias = Desc({1, shape.columns}, kFloat, Tag::ab),
               .output = Desc({shape.rows, shape.columns}, kFloat, Tag::ab)};
-    const dnnl::matmul::desc product(plan.left, plan.right, plan.bias, plan.output);
-    const dnnl::matmul::primitive_desc desc(product, SharedScratch::In(AttributeOf(shape.then)),
-                                            dnn_.engine);
+    const auto desc = ForwardPlan<dnnl::matmul>(dnn_, SharedScratch::In(AttributeOf(shape.then)),
+                                                plan.left, plan.right, plan.bias, plan.output);
     scratch_.Grow(dnn_, desc);
     plan.primitive = dnnl::matmul(desc);
     if (plans_.size() == kPlansKept) plans_.pop_back();

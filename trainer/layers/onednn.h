@@ -47,11 +47,78 @@ struct OneDnn {
   }
 };
 
+// Plans (primitive_desc) of primitives, and what else differs between the versions 2 and 3 of
+// oneDNN: version 2 makes a plan from a `desc` struct, version 3 from the arguments of that struct.
+#if DNNL_VERSION_MAJOR < 3
+inline constexpr bool kIsOneDnn2 = true;
+using PoolingForward = dnnl::pooling_v2_forward;
+using PoolingBackward = dnnl::pooling_v2_backward;
+inline dnnl::memory::dims DimsOf(const dnnl::memory::desc& desc) { return desc.dims(); }
+inline void AppendRelu(dnnl::post_ops& ops) {
+  ops.append_eltwise(1.0f, dnnl::algorithm::eltwise_relu, 0.0f, 0.0f);
+}
+#else
+inline constexpr bool kIsOneDnn2 = false;
+using PoolingForward = dnnl::pooling_forward;
+using PoolingBackward = dnnl::pooling_backward;
+inline dnnl::memory::dims DimsOf(const dnnl::memory::desc& desc) { return desc.get_dims(); }
+inline void AppendRelu(dnnl::post_ops& ops) {
+  ops.append_eltwise(dnnl::algorithm::eltwise_relu, 0.0f, 0.0f);
+}
+#endif
+
+template <typename Primitive, typename... Arguments>
+typename Primitive::primitive_desc ForwardPlan(const OneDnn& dnn,
+                                               const dnnl::primitive_attr& attribute,
+                                               const Arguments&... arguments) {
+  if constexpr (kIsOneDnn2) {
+    return {typename Primitive::desc(arguments...), attribute, dnn.engine};
+  } else {
+    return {dnn.engine, arguments..., attribute};
+  }
+}
+
+template <typename Primitive, typename Forward, typename... Arguments>
+typename Primitive::primitive_desc BackwardPlan(const OneDnn& dnn, const Forward& forward,
+                                                const Arguments&... arguments) {
+  if constexpr (kIsOneDnn2) {
+    return {typename Primitive::desc(arguments...), dnn.engine, forward};
+  } else {
+    return {dnn.engine, arguments..., forward};
+  }
+}
+
+// The result has the layout of the source.
+template <typename... Arguments>
+auto BatchNormPlan(const OneDnn& dnn, dnnl::prop_kind kind, const dnnl::memory::desc& layout,
+                   const Arguments&... arguments) {
+  using Forward = dnnl::batch_normalization_forward;
+  if constexpr (kIsOneDnn2) {
+    return ForwardPlan<Forward>(dnn, {}, kind, layout, arguments...);
+  } else {
+    return ForwardPlan<Forward>(dnn, {}, kind, layout, layout, arguments...);
+  }
+}
+
+template <typename... Arguments>
+auto BatchNormBackwardPlan(const OneDnn& dnn,
+                           const dnnl::batch_normalization_forward::primitive_desc& forward,
+                           const dnnl::memory::desc& layout, const Arguments&... arguments) {
+  using Backward = dnnl::batch_normalization_backward;
+  constexpr auto kKind = dnnl::prop_kind::backward;
+  if constexpr (kIsOneDnn2) {
+    return BackwardPlan<Backward>(dnn, forward, kKind, layout, layout, arguments...);
+  } else {
+    return BackwardPlan<Backward>(dnn, forward, kKind, layout, layout, layout, arguments...);
+  }
+}
+
 // Working memory of primitives that never run at the same time. Each of them would keep its own,
 // which AVX512 products have: together some MB.
 //
-//   const dnnl::matmul::primitive_desc desc(product, SharedScratch::In(attribute), dnn.engine);
-//   scratch.Grow(dnn, desc);
+//   const auto plan = ForwardPlan<dnnl::matmul>(dnn, SharedScratch::In(attribute), left, right,
+//                                               output);
+//   scratch.Grow(dnn, plan);
 //   arguments[DNNL_ARG_SCRATCHPAD] = scratch.memory();
 class SharedScratch {
  public:

@@ -26,7 +26,7 @@ inline dnnl::memory::desc PlainDesc(const dnnl::memory::dims& dims) {
 // A tensor in `desc`'s layout, from plain values.
 inline dnnl::memory ToLayout(const OneDnn& dnn, std::span<const float> plain,
                              const dnnl::memory::desc& desc) {
-  dnnl::memory from = dnn.Wrap(PlainDesc(desc.dims()), plain.data());
+  dnnl::memory from = dnn.Wrap(PlainDesc(DimsOf(desc)), plain.data());
   dnnl::memory to = dnn.Allocate(desc);
   dnnl::reorder(from, to).execute(dnn.stream, from, to);
   return to;
@@ -34,7 +34,7 @@ inline dnnl::memory ToLayout(const OneDnn& dnn, std::span<const float> plain,
 
 // Its plain values.
 inline std::vector<float> ToPlain(const OneDnn& dnn, const dnnl::memory& memory) {
-  const dnnl::memory::desc desc = PlainDesc(memory.get_desc().dims());
+  const dnnl::memory::desc desc = PlainDesc(DimsOf(memory.get_desc()));
   std::vector<float> plain(desc.get_size() / sizeof(float));
   dnnl::memory from = memory;
   dnnl::memory to = dnn.Wrap(desc, plain.data());

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "evenkeel/comm/base/hex.h"
 
 namespace evenkeel {
 namespace {
@@ -22,7 +23,7 @@ std::string ToHex(const std::vector<float>& values) {
 }
 
 std::vector<float> FloatsFromHex(absl::string_view hex) {
-  const std::string bytes = absl::HexStringToBytes(hex);
+  const std::string bytes = internal::BytesFromHex(hex);
   std::vector<float> values(bytes.size() / sizeof(float));
   if (!values.empty()) std::memcpy(values.data(), bytes.data(), values.size() * sizeof(float));
   return values;

@@ -16,6 +16,7 @@
 #include "absl/strings/str_split.h"
 #include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/base/clock.h"
+#include "evenkeel/comm/base/hex.h"
 #include "evenkeel/comm/base/parties.h"
 #include "evenkeel/comm/net/hmac.h"
 #include "evenkeel/comm/status.h"
@@ -123,7 +124,7 @@ absl::StatusOr<ShmAddress> ShmAddress::Parse(absl::string_view text) {
     return absl::InvalidArgumentError(absl::StrCat(
         "\"", absl::CHexEscape(text), "\" is not an address of a rank that shares memory"));
   }
-  return ShmAddress{absl::HexStringToBytes(parts[0]), absl::HexStringToBytes(parts[1])};
+  return ShmAddress{BytesFromHex(parts[0]), BytesFromHex(parts[1])};
 }
 
 std::string ShmHello::Serialize() const {

@@ -6,6 +6,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "evenkeel/comm/base/hex.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/zero_optim/checkpoint/strict_json.h"
@@ -75,12 +76,12 @@ RunState FromJson(const Json& json) {
                  .at = json.at("at"),
                  .world_size = json.at("world_size"),
                  .plan_begin = json.at("plan_begin"),
-                 .bucket_plan = absl::HexStringToBytes(json.at("bucket_plan").get<std::string>()),
+                 .bucket_plan = internal::BytesFromHex(json.at("bucket_plan").get<std::string>()),
                  .trained = json.at("trained"),
                  .settings = json.at("settings")};
   if (json.contains("loss_scale")) {
     const Json& scale = json["loss_scale"];
-    state.loss_scale = absl::HexStringToBytes(scale.at("state").get<std::string>());
+    state.loss_scale = internal::BytesFromHex(scale.at("state").get<std::string>());
     state.last_overflowed = scale.at("last_overflowed").get<int>() == 1;
   }
   if (json.contains("best")) state.best = json["best"];

@@ -2,7 +2,7 @@
 // this name when they connect, and refuse a different one in a message with both names.
 //
 //   // in the shell, to name a build of your own
-//   bazel build --copt=-DEVENKEEL_BUILD="\"0.3.0+$(git rev-parse --short HEAD)\"" ...
+//   bazel build --copt=-DEVENKEEL_BUILD="\"0.4.0+$(git rev-parse --short HEAD)\"" ...
 
 #ifndef EVENKEEL_COMM_VERSION_H_
 #define EVENKEEL_COMM_VERSION_H_
@@ -10,7 +10,7 @@
 #include "absl/strings/string_view.h"
 
 #ifndef EVENKEEL_BUILD
-#define EVENKEEL_BUILD "0.3.0"
+#define EVENKEEL_BUILD "0.4.0"
 #endif
 
 namespace evenkeel {

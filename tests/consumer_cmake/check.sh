@@ -196,7 +196,7 @@ promise 'its ranks link no NCCL' links_no "$work/build/train" nccl
 promise 'its planner runs' "$work/build/planner"
 promise 'its planner links no Gloo, OpenSSL, NCCL or CUDA' links_no "$work/build/planner" 'gloo|crypto|nccl|cuda'
 promise 'CMake refuses another minor version' \
-  cmake_refuses "$prefix" '0.2 CONFIG REQUIRED' 'compatible with requested version "0.2"'
+  cmake_refuses "$prefix" '0.3 CONFIG REQUIRED' 'compatible with requested version "0.3"'
 promise 'CMake refuses a part that is not there' \
   cmake_refuses "$prefix" 'CONFIG REQUIRED COMPONENTS comm sails' 'evenkeel has no part sails'
 

@@ -1,7 +1,7 @@
 // The files by which CMake and pkg-config find an installed evenkeel.
 //
 //   Package package = {
-//       .version = "0.3.0", .abseil_version = "20220623", .parts = {"join", "comm"}, ...};
+//       .version = "0.4.0", .abseil_version = "20220623", .parts = {"join", "comm"}, ...};
 //   CMakeConfig(package), CMakeVersion(package), PkgConfig(package)
 //
 // Files name others relative to themselves, so an installation may be moved as a whole. Abseil and
@@ -27,7 +27,7 @@ inline constexpr char kPkgConfigPath[] = "lib/pkgconfig/evenkeel.pc";
 std::string ArchivePath(const std::string& part);
 
 struct Package {
-  std::string version;                  // "0.3.0", or "0.3.0+abc" for a user's own build.
+  std::string version;                  // "0.4.0", or "0.3.0+abc" for a user's own build.
   std::string abseil_version;           // "20220623"
   std::vector<std::string> parts;       // Each may need those after it.
   std::vector<std::string> abseil;      // Abseil's libraries: "status"

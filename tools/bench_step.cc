@@ -33,6 +33,8 @@
 #include "evenkeel/tools/step/step_model.h"
 #include "evenkeel/tools/step/step_report.h"
 #include "evenkeel/trainer/layers/compute_threads.h"
+#include "evenkeel/zero_optim/checkpoint/file_io.h"
+#include "evenkeel/zero_optim/checkpoint/strict_json.h"
 #include "gflags/gflags.h"
 #include "nlohmann/json.hpp"
 
@@ -234,11 +236,8 @@ absl::StatusOr<nlohmann::json> StartRanks(const std::string& backend,
   EK_ASSIGN_OR_RETURN(const LaunchResult result, Launch(launch));
   if (result.exit_code != 0)
     return absl::UnavailableError(absl::StrCat(backend, ": ", result.message));
-  std::ifstream file(report);
-  nlohmann::json json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded())
-    return absl::InternalError(absl::StrCat(backend, ": the ranks reported no results"));
-  return json;
+  EK_ASSIGN_OR_RETURN(const std::string text, ReadFile(report));
+  return internal::ParseStrictJson(text, /*max_depth=*/16, report, internal::JsonRoot::kAny);
 }
 
 absl::Status RunAll(const std::vector<std::string>& arguments) {

@@ -7,11 +7,11 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/zero_optim/checkpoint/strict_json.h"
 #include "nlohmann/json.hpp"
 
 namespace evenkeel {
@@ -22,6 +22,7 @@ using Entry = FlightDump::Entry;
 using State = FlightDump::State;
 
 constexpr int64_t kVersion = 1;
+constexpr int kMaxDepth = 16;  // More than a record has: a newer evenkeel may write more.
 
 // ---- Reading ----
 
@@ -131,16 +132,6 @@ Entry ReadEntry(const Json& json, std::string where, absl::Status* error) {
     members.Complain(members.Path("ended_us"), Json(), "the time at which it ended");
   }
   return entry;
-}
-
-absl::StatusOr<Json> ParseJson(absl::string_view text) {
-  // The parser takes a NUL for the end, and would not look at what follows.
-  if (absl::StrContains(text, '\0'))
-    return absl::InvalidArgumentError("the input contains a NUL byte, so it is not valid JSON");
-  const Json json = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
-  if (!json.is_discarded()) return json;
-  return absl::InvalidArgumentError(text.empty() ? "the input is empty"
-                                                 : "the input is not valid JSON or is incomplete");
 }
 
 // ---- Comparing ----
@@ -427,7 +418,8 @@ Json JsonOf(const GroupAccount& account) {
 }  // namespace
 
 absl::StatusOr<FlightDump> ReadFlightDump(absl::string_view text) {
-  EK_ASSIGN_OR_RETURN(const Json json, ParseJson(text));
+  EK_ASSIGN_OR_RETURN(const Json json, internal::ParseStrictJson(text, kMaxDepth, "the input",
+                                                                 internal::JsonRoot::kAny));
   absl::Status error;
   Members members(json, "", &error);
   const int64_t version = members.Number("version", 0);

@@ -89,7 +89,7 @@ TEST(FlightTest, RefusesABrokenFileAndMergesTheOthers) {
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_EQ(result.error,
             absl::StrCat("flight: ", folder,
-                         "/world.rank2.json: the input is not valid JSON or is incomplete\n"));
+                         "/world.rank2.json: the input is not JSON at line 1, column 1\n"));
   EXPECT_THAT(result.out, HasSubstr("records of 2 of 3 ranks; MISSING: rank 2"));
 }
 

@@ -16,7 +16,6 @@
 #include <iterator>
 #include <limits>
 #include <map>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -24,15 +23,14 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/bucket/plan/planner.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/tools/program.h"
+#include "evenkeel/zero_optim/checkpoint/strict_json.h"
 #include "nlohmann/json.hpp"
 
 namespace evenkeel {
@@ -232,52 +230,9 @@ absl::StatusOr<std::vector<int>> ReadOrder(const Json& value, const Json& params
   return order;
 }
 
-// "line 3, column 7" of a position in the text.
-std::string PlaceOf(absl::string_view text, size_t position) {
-  const absl::string_view before = text.substr(0, position);
-  const size_t line = 1 + static_cast<size_t>(absl::c_count(before, '\n'));
-  const size_t line_begin =
-      before.rfind('\n') == absl::string_view::npos ? 0 : before.rfind('\n') + 1;
-  return absl::StrCat("line ", line, ", column ", before.size() - line_begin + 1);
-}
-
-// Parses a text, and refuses an object with the same key twice, of which the library would keep the
-// last without a word.
-absl::StatusOr<Json> ParseJson(absl::string_view text) {
-  if (absl::c_all_of(text, absl::ascii_isspace))
-    return absl::InvalidArgumentError("the input is empty");
-  // The parser takes a NUL for the end, and would not look at what follows.
-  if (absl::StrContains(text, '\0'))
-    return absl::InvalidArgumentError("the input contains a NUL byte, so it is not valid JSON");
-  absl::Status twice;
-  std::vector<std::set<std::string>> keys;  // By open object.
-  const auto check_keys = [&](int, Json::parse_event_t event, Json& parsed) {
-    if (event == Json::parse_event_t::object_start) keys.emplace_back();
-    if (event == Json::parse_event_t::object_end) keys.pop_back();
-    if (event == Json::parse_event_t::key && !keys.back().insert(parsed.get<std::string>()).second)
-      twice.Update(absl::InvalidArgumentError(
-          absl::StrCat("the key ", Shown(parsed), " occurs twice in one object")));
-    return true;
-  };
-  try {
-    Json json = Json::parse(text.begin(), text.end(), check_keys);
-    EK_RETURN_IF_ERROR(twice);
-    return json;
-  } catch (const Json::parse_error& error) {
-    EK_RETURN_IF_ERROR(twice);
-    if (error.byte > text.size())
-      return absl::InvalidArgumentError("the JSON ends before it is complete");
-    return absl::InvalidArgumentError(
-        absl::StrCat("invalid JSON at ", PlaceOf(text, error.byte - 1)));
-  } catch (const Json::out_of_range& error) {  // A number, which the message has in quotes.
-    const std::vector<std::string> parts = absl::StrSplit(error.what(), '\'');
-    return absl::InvalidArgumentError(
-        absl::StrCat("the number ", Shown(parts.size() > 1 ? parts[1] : ""), " is too large"));
-  }
-}
-
 absl::StatusOr<BucketPlan> PlanFromJson(absl::string_view text) {
-  EK_ASSIGN_OR_RETURN(const Json json, ParseJson(text));
+  EK_ASSIGN_OR_RETURN(const Json json, internal::ParseStrictJson(text, /*max_depth=*/8, "the input",
+                                                                 internal::JsonRoot::kAny));
   if (!json.is_object()) return Wanted("the input", json, "an object with \"params\" and \"caps\"");
   EK_RETURN_IF_ERROR(CheckKeys(json, "the input", {"params", "caps"}, {"order"}));
   EK_ASSIGN_OR_RETURN(const std::vector<ParamSpec> params, ReadParams(json["params"]));

@@ -166,13 +166,13 @@ TEST(PlanToolTest, BadInputIsRefusedWithOneSentence) {
   const Case cases[] = {
       {"", "the input is empty"},
       {" \n", "the input is empty"},
-      {R"({"params":[)", "ends before it is complete"},
+      {R"({"params":[)", "ends before its JSON is complete"},
       {"{\n  \"params\": [,]}", "line 2, column 14"},
-      {two + R"("caps":[400]} trailing)", "invalid JSON at "},
-      {"\xff\xfe binary \x01", "invalid JSON at "},
+      {two + R"("caps":[400]} trailing)", "is not JSON at "},
+      {"\xff\xfe binary \x01", "is not JSON at "},
       {two + R"("caps":[400]})" + std::string(1, '\0'), "NUL byte"},
-      {"{\"caps\":[4],\"caps\":[4]}", "\"caps\" occurs twice"},
-      {WithParam(R"("numel":1,"numel":2,"dtype":"int8")"), "\"numel\" occurs twice"},
+      {"{\"caps\":[4],\"caps\":[4]}", "\"caps\" appears twice"},
+      {WithParam(R"("numel":1,"numel":2,"dtype":"int8")"), "\"numel\" appears twice"},
       {"[]", "the input is a list of 0, not an object"},
       {"17", "the input is 17"},
       {"{}", "has no \"params\""},
@@ -219,7 +219,7 @@ TEST(PlanToolTest, BadInputIsRefusedWithOneSentence) {
       {two + R"("caps":[400],"order":0})", "\"order\" is 0"},
       {two + R"("caps":[400],"order":["w"]})", "order[0] is \"w\", not the name"},
       {named + R"(["w"]})", "the name of parameters 0 and 1"},
-      {std::string(100000, '['), "ends before it is complete"},
+      {std::string(100000, '['), "nested too deeply"},
   };
   for (const Case& c : cases) {
     SCOPED_TRACE(c.input.substr(0, 200));

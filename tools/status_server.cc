@@ -19,6 +19,7 @@
 #include "evenkeel/comm/net/socket.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/tools/prometheus_text.h"
+#include "evenkeel/zero_optim/checkpoint/strict_json.h"
 #include "nlohmann/json.hpp"
 
 namespace evenkeel {
@@ -102,7 +103,11 @@ std::string TextOf(const Json& groups) {
 
 absl::StatusOr<std::string> PrometheusText(const std::string& status) {
   try {
-    return TextOf(Json::parse(status));
+    EK_ASSIGN_OR_RETURN(const Json groups,
+                        internal::ParseStrictJson(status, /*max_depth=*/16,
+                                                  "the state of the job is not as expected: it",
+                                                  internal::JsonRoot::kAny));
+    return TextOf(groups);
   } catch (const Json::exception& error) {
     return absl::InternalError(
         absl::StrCat("the state of the job is not as expected: ", error.what()));

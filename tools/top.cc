@@ -30,6 +30,7 @@
 #include "evenkeel/tools/program.h"
 #include "evenkeel/tools/status_server.h"
 #include "evenkeel/tools/top_view.h"
+#include "evenkeel/zero_optim/checkpoint/strict_json.h"
 #include "gflags/gflags.h"
 #include "nlohmann/json.hpp"
 
@@ -129,9 +130,9 @@ absl::Status Show(Job& job, bool renews) {
   }
   std::string text = hangs ? absl::StrCat(reply.status().message(), "\n") : "";
   if (!hangs) {
-    const nlohmann::json status =
-        nlohmann::json::parse(*reply, nullptr, /*allow_exceptions=*/false);
-    if (status.is_discarded()) return absl::InternalError("the reply is not JSON");
+    EK_ASSIGN_OR_RETURN(
+        const nlohmann::json status,
+        internal::ParseStrictJson(*reply, /*max_depth=*/16, "the reply", internal::JsonRoot::kAny));
     text = RenderStatus(status, job.ServerName(), ThisScreen());
   }
   return Print(absl::StrCat(renews ? "\033[H\033[J" : "", text));

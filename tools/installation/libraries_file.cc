@@ -2,6 +2,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/zero_optim/checkpoint/strict_json.h"
 #include "nlohmann/json.hpp"
 
 namespace evenkeel {
@@ -10,7 +12,8 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(LibrariesFile::Archive, part, file)
 
 absl::StatusOr<LibrariesFile> ReadLibrariesFile(absl::string_view text) {
   try {
-    const nlohmann::json json = nlohmann::json::parse(text.begin(), text.end());
+    EK_ASSIGN_OR_RETURN(const nlohmann::json json,
+                        internal::ParseStrictJson(text, /*max_depth=*/8, "the list of libraries"));
     LibrariesFile libraries;
     json.at("archives").get_to(libraries.archives);
     for (const nlohmann::json& header : json.at("headers")) {

@@ -9,6 +9,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/zero_optim/checkpoint/strict_json.h"
 #include "nlohmann/json.hpp"
 
 namespace evenkeel {
@@ -222,7 +224,8 @@ std::vector<LevelSample> SamplesOf(const TracedRun& run, int cores) {
 absl::StatusOr<std::vector<LevelSample>> ParseRows(const std::string& name, absl::string_view text,
                                                    int cores) {
   std::vector<LevelSample> samples;
-  const Json rows = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
+  EK_ASSIGN_OR_RETURN(const Json rows, internal::ParseStrictJson(text, /*max_depth=*/8, name,
+                                                                 internal::JsonRoot::kAny));
   try {
     if (!rows.is_array())
       return absl::InvalidArgumentError(

@@ -96,12 +96,13 @@ TEST(PredictTest, RefusesWhatItCannotUse) {
   const std::string profile = "--profile=" + Trace();
   EXPECT_THAT(error({}), HasSubstr("give --profile"));
   EXPECT_THAT(error({"--profile=/no/such"}), HasSubstr("/no/such"));
-  EXPECT_THAT(error({"--profile=" + TempPath("text.txt")}), HasSubstr("it is no trace"));
+  EXPECT_THAT(error({"--profile=" + TempPath("text.txt")}), HasSubstr("text.txt is not JSON"));
   EXPECT_THAT(error({profile, "--backend=tcp"}), HasSubstr("no sample of a network"));
   EXPECT_THAT(error({profile, "--ranks=two"}), HasSubstr("\"two\" is not a number"));
   EXPECT_THAT(error({profile, "--replay=x"}), HasSubstr("needs at least two ranks"));
   EXPECT_THAT(error({profile, "--cores=-1"}), HasSubstr("--cores at least 0"));
-  EXPECT_THAT(error({profile, "--links=" + TempPath("text.txt")}), HasSubstr("it is neither"));
+  EXPECT_THAT(error({profile, "--links=" + TempPath("text.txt")}),
+              HasSubstr("text.txt is not JSON"));
 }
 
 }  // namespace

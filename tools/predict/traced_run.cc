@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/tools/measure/paired_ratio.h"
+#include "evenkeel/zero_optim/checkpoint/strict_json.h"
 #include "nlohmann/json.hpp"
 
 namespace evenkeel {
@@ -183,7 +184,8 @@ double TracedRun::MedianStep() const {
 }
 
 absl::StatusOr<TracedRun> ParseTrace(std::string name, absl::string_view text) {
-  const Json trace = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
+  EK_ASSIGN_OR_RETURN(const Json trace, internal::ParseStrictJson(text, /*max_depth=*/16, name,
+                                                                  internal::JsonRoot::kAny));
   if (!trace.is_object() || !trace.contains("traceEvents") || !trace.contains("otherData"))
     return Refused(name, "it is no trace; write one with train --trace=FILE.json");
   try {

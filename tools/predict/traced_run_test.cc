@@ -143,7 +143,11 @@ TEST(ParseTraceTest, BrokenTracesDoNoHarm) {
 }
 
 TEST(ParseTraceTest, RefusesOtherFiles) {
-  for (const char* text : {"", "[]", "{}", "{\"traceEvents\":1", "not json"})
+  EXPECT_EQ(MessageOf(""), "x.json is empty");
+  EXPECT_EQ(MessageOf("{\"traceEvents\":1"), "x.json ends before its JSON is complete");
+  EXPECT_EQ(MessageOf("not json"), "x.json is not JSON at line 1, column 2");
+  EXPECT_THAT(MessageOf(std::string(200'000, '[')), HasSubstr("x.json is nested too deeply"));
+  for (const char* text : {"[]", "{}"})
     EXPECT_THAT(MessageOf(text), HasSubstr("x.json: it is no trace; write one with train")) << text;
   const std::string cut = absl::StrReplaceAll(RenderTrace(Record()), {{"\"dur\"", "\"length\""}});
   EXPECT_THAT(MessageOf(cut), HasSubstr("x.json: it is no trace of train: "));

@@ -21,6 +21,7 @@
 #include "evenkeel/zero_optim/checkpoint/file_io.h"
 #include "evenkeel/zero_optim/checkpoint/parameter_file.h"
 #include "evenkeel/zero_optim/checkpoint/safetensors.h"
+#include "evenkeel/zero_optim/checkpoint/strict_json.h"
 
 namespace evenkeel {
 namespace {
@@ -117,7 +118,8 @@ absl::Status CheckFile(const std::string& folder, const std::string& name, const
 }
 
 absl::StatusOr<RunState> ReadState(const std::string& path) {
-  EK_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  EK_ASSIGN_OR_RETURN(const std::string text,
+                      ReadFile(path, {.max_bytes = internal::kMaxJsonBytes}));
   return Annotate(RunState::Parse(text), path);
 }
 
@@ -289,7 +291,8 @@ absl::StatusOr<absl::Status> RunCheckpoints::DamageOfShares(Communicator& comm,
 
 absl::Status RunCheckpoints::CheckShare(const Communicator& comm) const {
   EK_ASSIGN_OR_RETURN(const std::string json,
-                      ReadFile(In(OptimizerFolder(), CheckpointManifest::kFile)));
+                      ReadFile(In(OptimizerFolder(), CheckpointManifest::kFile),
+                               {.max_bytes = internal::kMaxJsonBytes}));
   const auto manifest = CheckpointManifest::Parse(json);
   if (!manifest.ok()) return Annotate(manifest.status(), OptimizerFolder());
   std::vector<std::pair<std::string, FileSums>> files;

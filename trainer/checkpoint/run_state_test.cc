@@ -65,7 +65,7 @@ TEST(RunStateTest, AppendedBytesAreFound) {
        {std::string(1, '\0'), std::string("\0more", 5), std::string("more")}) {
     const absl::Status status = RunState::Parse(SomeState().Serialize() + more).status();
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("is not JSON at its byte"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("is not JSON at line"));
   }
 }
 

@@ -199,7 +199,8 @@ absl::StatusOr<CheckpointManifest> CheckpointManifest::Parse(absl::string_view j
 }
 
 absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& folder, const ParameterSet& params) {
-  EK_ASSIGN_OR_RETURN(const std::string json, ReadFile(PathOf(folder, CheckpointManifest::kFile)));
+  EK_ASSIGN_OR_RETURN(const std::string json, ReadFile(PathOf(folder, CheckpointManifest::kFile),
+                                                       {.max_bytes = internal::kMaxJsonBytes}));
   auto manifest = CheckpointManifest::Parse(json);
   if (!manifest.ok()) return Annotate(manifest.status(), folder);
   Checkpoint opened;

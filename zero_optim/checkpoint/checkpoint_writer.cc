@@ -28,6 +28,7 @@
 #include "evenkeel/zero_optim/checkpoint/file_io.h"
 #include "evenkeel/zero_optim/checkpoint/file_sums.h"
 #include "evenkeel/zero_optim/checkpoint/safetensors.h"
+#include "evenkeel/zero_optim/checkpoint/strict_json.h"
 
 namespace evenkeel {
 namespace {
@@ -190,7 +191,8 @@ absl::StatusOr<CheckpointManifest> ManifestOf(const std::vector<std::string>& fi
 
 // Returns the files of the checkpoint in this folder.
 std::vector<std::string> FilesOf(const std::string& folder) {
-  const absl::StatusOr<std::string> json = ReadFile(PathOf(folder, CheckpointManifest::kFile));
+  const absl::StatusOr<std::string> json =
+      ReadFile(PathOf(folder, CheckpointManifest::kFile), {.max_bytes = internal::kMaxJsonBytes});
   if (!json.ok()) return {};
   const absl::StatusOr<CheckpointManifest> manifest = CheckpointManifest::Parse(*json);
   if (!manifest.ok()) return {};

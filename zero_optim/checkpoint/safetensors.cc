@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "evenkeel/comm/status.h"
@@ -195,6 +196,8 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Parse(absl::string_view all,
   if (all.size() < kLengthBytes) {
     return Malformed(absl::StrCat("not a safetensors file: ", all.size(), " bytes are too few"));
   }
+  if (absl::StartsWith(all, internal::kLfsPointer))
+    return Malformed("a Git LFS pointer; fetch the file itself with `git lfs pull`");
   uint64_t length;
   std::memcpy(&length, all.data(), kLengthBytes);
   if (length > all.size() - kLengthBytes || length > kMaxHeaderBytes) {
@@ -206,7 +209,7 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Parse(absl::string_view all,
   const absl::string_view data = all.substr(kLengthBytes + length);
   for (const auto& [name, entry] : header.items()) {
     if (name == kMetadataKey) {
-      EK_RETURN_IF_ERROR(ReadMetadata(entry, file.metadata_));
+      if (!entry.is_null()) EK_RETURN_IF_ERROR(ReadMetadata(entry, file.metadata_));
       continue;
     }
     EK_ASSIGN_OR_RETURN(Tensor tensor, ReadTensor(name, entry, data));

@@ -88,6 +88,14 @@ TEST(SafetensorsTest, ReadsBooleansAsBytes) {
   EXPECT_EQ(file->tensors()[0].bytes, "xxx");
 }
 
+// The reference implementation, safetensors 0.8, takes it for no metadata.
+TEST(SafetensorsTest, MetadataMayBeNull) {
+  const absl::StatusOr<SafetensorsFile> file =
+      SafetensorsFile::Parse(FileOf(R"({"__metadata__":null})", 0));
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_TRUE(file->metadata().empty());
+}
+
 TEST(SafetensorsTest, SurvivesBeingMoved) {
   absl::StatusOr<SafetensorsFile> file =
       SafetensorsFile::Parse(FileOf(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1));
@@ -110,11 +118,12 @@ TEST(SafetensorsTest, RefusesAMalformedFileWithASentence) {
       {"1234567", "7 bytes are too few"},
       {huge_length, "a header of 18446744073709551615 bytes does not fit"},
       {FileOf("{}", 0).substr(0, 9), "a header of 2 bytes does not fit into a file of 9"},
-      {FileOf("", 0), "not JSON"},
-      {FileOf("{", 0), "not JSON"},
+      {FileOf("", 0), "the header is empty"},
+      {FileOf("{", 0), "the header ends before its JSON is complete"},
+      {"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "a Git LFS pointer; fetch"},
       {FileOf("{} x", 0), "not JSON"},
       {FileOf("{\"\xff\":1}", 0), "not JSON"},
-      {FileOf(std::string("{}\0", 3), 0), "not JSON at its byte 3, which is NUL"},
+      {FileOf(std::string("{}\0", 3), 0), "not JSON at line 1, column 3, a NUL byte"},
       {FileOf("[]", 0), "not a JSON object"},
       {FileOf("3", 0), "not a JSON object"},
       {FileOf(std::string(100000, '['), 0), "nested too deeply"},

@@ -1,24 +1,39 @@
-// JSON that somebody else wrote: an object without names that come twice, and not nested deeper
-// than it should be.
+// JSON that another program wrote: no name twice in an object, no deeper nesting and no more bytes
+// than expected.
 //
 //   EK_ASSIGN_OR_RETURN(const nlohmann::json header,
 //                       ParseStrictJson(bytes, /*max_depth=*/3, "the header"));
+//   EK_ASSIGN_OR_RETURN(const nlohmann::json config,
+//                       ReadStrictJson("gpt2/config.json", /*max_depth=*/16));
 //
-// Memory is bounded by the size of the text. Errors: InvalidArgument, in which `what` names the
-// text.
+// All JSON that a program reads comes through here: the library's own parser keeps the last of two
+// equal names, and copying or printing its result recurses once per level.
+//
+// Errors: InvalidArgument, in which `what`, or the path, names the text; ReadFile()'s own.
 
 #ifndef EVENKEEL_ZERO_OPTIM_CHECKPOINT_STRICT_JSON_H_
 #define EVENKEEL_ZERO_OPTIM_CHECKPOINT_STRICT_JSON_H_
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
 namespace evenkeel::internal {
 
+// A parsed text takes some 20 times its bytes.
+inline constexpr int64_t kMaxJsonBytes = int64_t{256} << 20;
+
+// What a clone without Git LFS has in place of a large file begins with this.
+inline constexpr char kLfsPointer[] = "version https://git-lfs";
+
+enum class JsonRoot { kObject, kAny };
 absl::StatusOr<nlohmann::json> ParseStrictJson(absl::string_view text, int max_depth,
-                                               absl::string_view what);
+                                               absl::string_view what,
+                                               JsonRoot root = JsonRoot::kObject);
+absl::StatusOr<nlohmann::json> ReadStrictJson(const std::string& path, int max_depth);
 
 }  // namespace evenkeel::internal
 

@@ -125,7 +125,6 @@ never 'the examples see comm, join, bucket and zero_optim' 'kind(cc_binary, //ex
   '//trainer/... + //libtorch/...'
 never 'the trainer is used by tests and tools alone' \
   '//... except //trainer/... except //tests/... except //tools/...' '//trainer/...'
-only 'RE2 is seen by the tokenizer alone' '^//trainer/tokenizer:tokenizer$' @com_google_re2//:re2
 only 'Gloo is seen by the benchmarks that compare with it alone' \
   '^//(comm/tcp:transport_benchmark(_cases)?$|tools/bench:raw_gloo_rank$)' @gloo//:gloo
 only 'NCCL is seen by its backend alone' '^//comm/nccl:' @cuda//:nccl

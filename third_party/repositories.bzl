@@ -133,14 +133,6 @@ def evenkeel_repositories():
     )
     _maybe(
         system_library,
-        name = "com_google_re2",
-        what = "RE2",
-        package = "libre2-dev",
-        header = "/usr/include/re2/re2.h",
-        libraries = {"re2": ["libre2.so"]},
-    )
-    _maybe(
-        system_library,
         name = "nlohmann_json",
         what = "JSON for Modern C++",
         package = "nlohmann-json3-dev",

@@ -46,7 +46,7 @@ TEST(HfFilesTest, AModelWithoutATokenizer) {
 TEST(HfFilesTest, TheEndOfATextIsTheTokenizers) {
   TokenizerParts parts = Tokenizer::OfBytes().parts();
   parts.pieces.push_back(kEndOfText);
-  parts.added = {256};
+  parts.added = {{256}};
   GptOptions options{.vocabulary = 260, .context = 64};
   options.tokenizer = std::make_shared<const Tokenizer>(*Tokenizer::Make(std::move(parts)));
   const std::map<std::string, std::string> files = HfFiles(options);

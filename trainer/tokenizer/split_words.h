@@ -7,7 +7,8 @@
 // of other characters, each with at most one leading space; or a run of white space. If more text
 // follows a run of white space, its last character is split off: a space begins the next word, any
 // other character is a word of its own. The words are the whole text in order; bytes that are not
-// UTF-8 are words of one byte.
+// UTF-8 are words of one byte. Letters, digits and white space are those of Unicode 16.0, as in
+// Hugging Face's tokenizers 0.22 (unicode_classes.inc), and do not depend on the machine.
 //
 // Threads: thread-safe.
 

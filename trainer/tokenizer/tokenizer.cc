@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <cstddef>
 #include <limits>
+#include <numeric>
 #include <queue>
+#include <span>
 #include <tuple>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "evenkeel/trainer/tokenizer/split_words.h"
-#include "re2/re2.h"
 
 namespace evenkeel {
 namespace {
@@ -19,19 +19,34 @@ namespace {
 constexpr size_t kMaxCachedWordBytes = 64;  // Bytes.
 constexpr size_t kMaxCachedWords = 1 << 18;
 
-// Returns an expression for any of the added tokens, the longest if several begin at one place.
-std::shared_ptr<const RE2> PatternOf(const TokenizerParts& parts) {
-  if (parts.added.empty()) return nullptr;
-  std::vector<std::string> quoted;
-  for (const int32_t token : parts.added) quoted.push_back(RE2::QuoteMeta(parts.pieces[token]));
-  RE2::Options options(RE2::Latin1);  // Bytes.
-  options.set_longest_match(true);
-  options.set_max_mem(64 << 20);
-  options.set_log_errors(false);
-  return std::make_shared<const RE2>(absl::StrJoin(quoted, "|"), options);
-}
+uint8_t ByteAt(absl::string_view text, size_t at) { return static_cast<uint8_t>(text[at]); }
 
 }  // namespace
+
+Tokenizer::Prefixes::Prefixes(std::vector<std::string> texts) : sorted_(std::move(texts)) {
+  std::ranges::sort(sorted_);
+  for (const std::string& text : sorted_) ++begin_[ByteAt(text, 0) + 1];
+  std::partial_sum(begin_.begin(), begin_.end(), begin_.begin());
+}
+
+size_t Tokenizer::Prefixes::LongestOf(absl::string_view text) const {
+  // The texts that begin as `text` does are neighbours; each further byte leaves fewer of them.
+  std::span<const std::string> left(sorted_);
+  left =
+      left.subspan(begin_[ByteAt(text, 0)], begin_[ByteAt(text, 0) + 1] - begin_[ByteAt(text, 0)]);
+  size_t longest = 0;
+  for (size_t size = 1; !left.empty(); ++size) {
+    while (!left.empty() && left.front().size() == size) {
+      longest = size;
+      left = left.subspan(1);
+    }
+    if (size == text.size()) break;
+    left = std::ranges::equal_range(
+        left, ByteAt(text, size), {},
+        [size](const std::string& candidate) { return ByteAt(candidate, size); });
+  }
+  return longest;
+}
 
 absl::StatusOr<Tokenizer> Tokenizer::Make(TokenizerParts parts) {
   Tokenizer made;
@@ -51,17 +66,20 @@ absl::StatusOr<Tokenizer> Tokenizer::Make(TokenizerParts parts) {
   const auto is_token = [&](int32_t token) {
     return token >= 0 && token < static_cast<int64_t>(parts.pieces.size());
   };
-  for (const int32_t token : parts.added) {
-    if (!is_token(token) || parts.pieces[token].empty())
-      return absl::InvalidArgumentError(absl::StrCat("added token ", token, " has no bytes"));
+  std::vector<std::string> added[2];
+  for (const AddedToken& one : parts.added) {
+    if (!is_token(one.token) || parts.pieces[one.token].empty())
+      return absl::InvalidArgumentError(absl::StrCat("added token ", one.token, " has no bytes"));
+    added[one.is_normalized].push_back(parts.pieces[one.token]);
   }
   for (int byte = 0; byte < 256; ++byte) {
     if (made.of_byte_[byte] >= 0) continue;
     return absl::InvalidArgumentError(
         absl::StrCat("no token stands for byte ", byte, "; each of the 256 bytes needs one"));
   }
+  int32_t order = -1;
   for (const auto& [left, right] : parts.merges) {
-    const int32_t order = static_cast<int32_t>(made.merges_.size());
+    ++order;
     if (!is_token(left) || !is_token(right)) {
       return absl::InvalidArgumentError(absl::StrCat("merge ", order, " joins tokens ", left,
                                                      " and ", right, ", but there are only ",
@@ -73,12 +91,10 @@ absl::StatusOr<Tokenizer> Tokenizer::Make(TokenizerParts parts) {
       return absl::InvalidArgumentError(
           absl::StrCat("merge ", order, " yields \"", piece, "\", which is not in the vocabulary"));
     }
-    made.merges_.insert({{left, right}, {order, token->second}});
+    made.merges_.insert_or_assign({left, right}, Merged{order, token->second});
   }
-  made.added_ = PatternOf(parts);
-  if (made.added_ != nullptr && !made.added_->ok()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(parts.added.size(), " added tokens are too many: ", made.added_->error()));
+  for (std::vector<std::string>& texts : added) {
+    if (!texts.empty()) made.added_.emplace_back(std::move(texts));
   }
   made.parts_ = std::move(parts);
   return made;
@@ -100,22 +116,33 @@ std::optional<int32_t> Tokenizer::Find(absl::string_view piece) const {
   return found == by_piece_.end() ? std::nullopt : std::optional(found->second);
 }
 
+std::optional<int32_t> Tokenizer::Named(const std::string& name) const {
+  const auto found = parts_.named.find(name);
+  return found == parts_.named.end() ? std::nullopt : std::optional(found->second);
+}
+
 std::vector<int32_t> Tokenizer::Encode(absl::string_view text) const {
   std::vector<int32_t> tokens;
   WordCache cache;
-  while (added_ != nullptr) {
-    re2::StringPiece match;
-    if (!added_->Match(re2::StringPiece(text.data(), text.size()), 0, text.size(), RE2::UNANCHORED,
-                       &match, 1)) {
-      break;
-    }
-    const size_t begin = match.data() - text.data();
-    EncodeWords(text.substr(0, begin), cache, tokens);
-    tokens.push_back(*Find(text.substr(begin, match.size())));
-    text.remove_prefix(begin + match.size());
-  }
-  EncodeWords(text, cache, tokens);
+  EncodePart(text, 0, cache, tokens);
   return tokens;
+}
+
+void Tokenizer::EncodePart(absl::string_view text, size_t pass, WordCache& cache,
+                           std::vector<int32_t>& tokens) const {
+  if (pass == added_.size()) return EncodeWords(text, cache, tokens);
+  size_t begin = 0;  // Of what is not encoded yet.
+  for (size_t at = 0; at < text.size();) {
+    const size_t size = added_[pass].LongestOf(text.substr(at));
+    if (size == 0) {
+      ++at;
+      continue;
+    }
+    EncodePart(text.substr(begin, at - begin), pass + 1, cache, tokens);
+    tokens.push_back(*Find(text.substr(at, size)));
+    begin = at += size;
+  }
+  EncodePart(text.substr(begin), pass + 1, cache, tokens);
 }
 
 void Tokenizer::EncodeWords(absl::string_view text, WordCache& cache,

@@ -7,7 +7,8 @@
 //
 // A text is split into words (split_words.h), each of which begins as its bytes; then the pair of
 // neighbours that comes first in the list of merges becomes one token, until no pair is in the
-// list. Added tokens, such as <|endoftext|>, are found in the text before it is split. Every
+// list. Added tokens, such as <|endoftext|>, are found in the text before it is split: the leftmost
+// first, of those the longest; normalized ones only in the text between the others. Every
 // sequence of bytes can be encoded, UTF-8 or not, and the pieces of its tokens are the text again
 // (with `adds_space`, plus a space at the beginning and after each added token, where there was
 // none).
@@ -22,7 +23,7 @@
 
 #include <array>
 #include <cstdint>
-#include <memory>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -32,20 +33,26 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
-namespace re2 {
-class RE2;
-}
-
 namespace evenkeel {
 
 inline constexpr char kEndOfText[] = "<|endoftext|>";
 
+struct AddedToken {
+  int32_t token = 0;
+  bool is_special = true;      // Hugging Face's software leaves it out of a decoded text.
+  bool is_normalized = false;  // Matched after those that are not.
+
+  bool operator==(const AddedToken&) const = default;
+};
+
 struct TokenizerParts {
   std::vector<std::string>
       pieces;  // The bytes of each token. Every byte must be one. Empty: unused.
-  std::vector<std::pair<int32_t, int32_t>> merges;  // Highest priority first.
-  std::vector<int32_t> added;                       // Matched in the text before it is split.
-  bool adds_space = false;                          // To a text that begins without one.
+  // Highest priority first; of two equal ones the last counts.
+  std::vector<std::pair<int32_t, int32_t>> merges;
+  std::vector<AddedToken> added;         // Matched in the text before it is split.
+  bool adds_space = false;               // To a text that begins without one.
+  std::map<std::string, int32_t> named;  // By the names of Hugging Face's files: "eos_token".
 };
 
 class Tokenizer {
@@ -65,6 +72,8 @@ class Tokenizer {
   std::optional<int32_t> Find(absl::string_view piece) const;
   // Returns true if token i is byte i, for all 256.
   bool is_of_bytes() const;
+  // Returns the token with that name in `parts().named`, if there is one.
+  std::optional<int32_t> Named(const std::string& name) const;
   const TokenizerParts& parts() const { return parts_; }
 
  private:
@@ -73,10 +82,24 @@ class Tokenizer {
     int32_t order = 0;
     int32_t token = 0;
   };
+  // Texts, with the longest of them that another text begins with.
+  class Prefixes {
+   public:
+    explicit Prefixes(std::vector<std::string> texts);
+    // Returns the length; 0: there is none.
+    size_t LongestOf(absl::string_view text) const;
+
+   private:
+    std::vector<std::string> sorted_;
+    std::array<size_t, 257> begin_ = {};  // By first byte.
+  };
   // Words that were encoded already in this call, with their tokens.
   using WordCache = absl::flat_hash_map<std::string, std::vector<int32_t>>;
 
   Tokenizer() = default;
+  // Finds the added tokens of `added_[pass]` and of the passes after it.
+  void EncodePart(absl::string_view text, size_t pass, WordCache& cache,
+                  std::vector<int32_t>& tokens) const;
   void EncodeWords(absl::string_view text, WordCache& cache, std::vector<int32_t>& tokens) const;
   std::vector<int32_t> EncodeWord(absl::string_view word) const;
 
@@ -84,7 +107,7 @@ class Tokenizer {
   std::array<int32_t, 256> of_byte_;
   absl::flat_hash_map<Pair, Merged> merges_;
   absl::flat_hash_map<std::string, int32_t> by_piece_;
-  std::shared_ptr<const re2::RE2> added_;  // Matches an added token; null: there are none.
+  std::vector<Prefixes> added_;  // Those that are not normalized; the others.
 };
 
 }  // namespace evenkeel

@@ -20,6 +20,7 @@
 #include "absl/strings/strip.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/tokenizer/gpt2_bytes.h"
+#include "evenkeel/trainer/tokenizer/tokenizer_config.h"
 #include "evenkeel/zero_optim/checkpoint/file_io.h"
 #include "evenkeel/zero_optim/checkpoint/strict_json.h"
 
@@ -74,11 +75,6 @@ std::string CharactersOf(absl::string_view bytes) {
 
 // ---- Reading ----
 
-absl::StatusOr<Json> ReadJson(const std::string& path) {
-  EK_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, {.max_bytes = kMaxBytes}));
-  return internal::ParseStrictJson(text, kMaxDepth, path);
-}
-
 // Returns the member, or null.
 const Json& MemberOf(const Json& object, const char* name) {
   static const Json& kNull = *new Json;  // Never destroyed.
@@ -97,14 +93,64 @@ class PartsReader {
   absl::Status AddVocabulary(const Json& vocabulary) {
     if (!vocabulary.is_object()) return Bad("the vocabulary is not an object");
     for (const auto& [piece, number] : vocabulary.items()) EK_RETURN_IF_ERROR(Add(piece, number));
+    next_ = std::ssize(tokens_);
     return absl::OkStatus();
   }
 
-  absl::Status AddSpecial(const std::string& content, const Json& number) {
+  // `entry` is as in tokenizer.json's added_tokens.
+  absl::Status AddAdded(const Json& entry, const Json& number) {
+    const Json& text = MemberOf(entry, "content");
+    if (!text.is_string() || text == "")
+      return Bad(absl::StrCat("added token ", TextOf(entry), " has no content"));
+    const std::string content = text.get<std::string>();
+    for (const char* const name : {"lstrip", "rstrip", "single_word"}) {
+      if (MemberOf(entry, name) == true)
+        return Bad(
+            absl::StrCat("added token \"", content, "\" sets ", name, ", which is not supported"));
+    }
+    // A token that is not in the vocabulary has the next number, whatever its entry says.
+    const auto in_vocabulary = tokens_.find(content);
+    const int64_t expected = in_vocabulary != tokens_.end() ? in_vocabulary->second : next_;
+    if (number != expected) {
+      return Bad(absl::StrCat("added token \"", content, "\" has the number ", number.dump(),
+                              ", but Hugging Face's software would give it ", expected));
+    }
+    const AddedToken token = {.token = static_cast<int32_t>(expected),
+                              .is_special = MemberOf(entry, "special") == true,
+                              .is_normalized = MemberOf(entry, "normalized") == true};
+    if (const auto known = added_.find(content); known != added_.end()) {
+      if (known->second == token) return absl::OkStatus();
+      return Bad(absl::StrCat("added token \"", content, "\" is there twice, with other flags"));
+    }
+    if (is_complete_) return NotInFile(content);
     EK_RETURN_IF_ERROR(Add(content, number));
-    const int32_t token = number.get<int32_t>();
+    next_ = std::max(next_, expected + 1);
+    added_.insert({content, token});
     parts_.added.push_back(token);
-    added_text_.insert({token, content});
+    return absl::OkStatus();
+  }
+
+  // Applies the files beside the tokenizer. `is_complete`: they may add nothing.
+  absl::Status Apply(const TokenizerConfig& config, bool is_complete) {
+    is_complete_ = is_complete;
+    if (is_complete && config.adds_space.value_or(parts_.adds_space) != parts_.adds_space) {
+      return Bad(parts_.adds_space ? "add_prefix_space is false, but true in tokenizer.json"
+                                   : "add_prefix_space is true, but false in tokenizer.json");
+    }
+    parts_.adds_space = config.adds_space.value_or(parts_.adds_space);
+    for (const auto& [number, entry] : config.added) EK_RETURN_IF_ERROR(AddAdded(entry, number));
+    for (const auto& [content, entry] : config.specials) {
+      if (added_.contains(content)) continue;
+      const auto token = tokens_.find(content);
+      if (token != tokens_.end() && !is_complete) {
+        EK_RETURN_IF_ERROR(AddAdded(entry, token->second));
+      } else if (!config.path.empty()) {
+        return NotInFile(content);
+      }
+    }
+    for (const auto& [name, content] : config.named) {
+      if (added_.contains(content)) parts_.named[name] = tokens_.at(content);
+    }
     return absl::OkStatus();
   }
 
@@ -126,7 +172,6 @@ class PartsReader {
   }
 
   void set_adds_space(bool adds_space) { parts_.adds_space = adds_space; }
-  bool has(absl::string_view piece) const { return tokens_.contains(piece); }
 
   absl::StatusOr<Tokenizer> Make() && {
     for (const auto& [piece, token] : tokens_) {
@@ -135,9 +180,11 @@ class PartsReader {
                                 tokens_.size(), " tokens"));
       }
       if (parts_.pieces.size() <= static_cast<size_t>(token)) parts_.pieces.resize(token + 1);
-      const auto text = added_text_.find(token);
-      if (text != added_text_.end()) {
-        parts_.pieces[token] = text->second;
+      if (!parts_.pieces[token].empty())
+        return Bad(
+            absl::StrCat("two tokens, one of them \"", piece, "\", have the number ", token));
+      if (added_.contains(piece)) {
+        parts_.pieces[token] = piece;  // Added tokens stand for themselves.
       } else {
         EK_ASSIGN_OR_RETURN(parts_.pieces[token], BytesOf(piece));
       }
@@ -155,9 +202,16 @@ class PartsReader {
                             number.dump()));
   }
 
+  static absl::Status NotInFile(absl::string_view content) {
+    return Bad(absl::StrCat("the token \"", content,
+                            "\" is not among those of tokenizer.json, or vocab.json, beside it"));
+  }
+
   TokenizerParts parts_;
   absl::flat_hash_map<std::string, int32_t> tokens_;
-  absl::flat_hash_map<int32_t, std::string> added_text_;  // Added tokens stand for themselves.
+  absl::flat_hash_map<std::string, AddedToken> added_;  // Of these.
+  int64_t next_ = 0;  // The number of the next token that is not in the vocabulary.
+  bool is_complete_ = false;
 };
 
 // Returns an error if a setting differs from GPT-2's.
@@ -170,6 +224,12 @@ absl::Status CheckKind(const Json& json) {
     const Json& value = MemberOf(json, part);
     return value.is_null() || MemberOf(value, "type") == "ByteLevel";
   };
+  // A template that has nothing but the text.
+  const auto adds_nothing = [&](const Json& value) {
+    const Json& single = MemberOf(value, "single");
+    return MemberOf(value, "type") == "TemplateProcessing" && single.is_array() &&
+           single.size() == 1 && !MemberOf(single[0], "Sequence").is_null();
+  };
   const Json& model = MemberOf(json, "model");
   // GPT-2's own file predates the field `type`.
   const Json& type = MemberOf(model, "type");
@@ -178,33 +238,31 @@ absl::Status CheckKind(const Json& json) {
   if (splits.is_null() || !is_byte_level("pre_tokenizer"))
     return refuse("pre_tokenizer", MemberOf(splits, "type"));
   if (MemberOf(splits, "use_regex") == false) return refuse("use_regex", false);
-  if (!MemberOf(json, "normalizer").is_null())
-    return refuse("normalizer", MemberOf(MemberOf(json, "normalizer"), "type"));
-  if (!is_byte_level("post_processor"))
-    return refuse("post_processor", MemberOf(MemberOf(json, "post_processor"), "type"));
+  const Json& normalizer = MemberOf(json, "normalizer");
+  if (!normalizer.is_null() && MemberOf(normalizer, "normalizers") != Json::array())
+    return refuse("normalizer", MemberOf(normalizer, "type"));
+  const Json& post_processor = MemberOf(json, "post_processor");
+  if (!is_byte_level("post_processor") && !adds_nothing(post_processor))
+    return refuse("post_processor", MemberOf(post_processor, "type"));
+  if (!is_byte_level("decoder"))
+    return refuse("decoder", MemberOf(MemberOf(json, "decoder"), "type"));
   for (const char* const name : {"dropout", "continuing_subword_prefix", "end_of_word_suffix",
                                  "byte_fallback", "ignore_merges"}) {
     const Json& value = MemberOf(model, name);
-    if (!value.is_null() && value != "" && value != false)
+    if (!value.is_null() && value != "" && value != false && value != 0)
       return refuse(absl::StrCat("model.", name), value);
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<Tokenizer> ParseTokenizer(const Json& json) {
+absl::StatusOr<PartsReader> ParseTokenizer(const Json& json) {
   EK_RETURN_IF_ERROR(CheckKind(json));
   const Json& model = MemberOf(json, "model");
   PartsReader reader;
   EK_RETURN_IF_ERROR(reader.AddVocabulary(MemberOf(model, "vocab")));
   const Json& added = MemberOf(json, "added_tokens");
   for (const Json& token : added.is_array() ? added : Json::array()) {
-    for (const char* const name : {"lstrip", "rstrip", "single_word"}) {
-      if (MemberOf(token, name) == true)
-        return Bad(
-            absl::StrCat("added token ", token.dump(), " sets ", name, ", which is not supported"));
-    }
-    EK_RETURN_IF_ERROR(
-        reader.AddSpecial(TextOf(MemberOf(token, "content")), MemberOf(token, "id")));
+    EK_RETURN_IF_ERROR(reader.AddAdded(token, MemberOf(token, "id")));
   }
   const Json& merges = MemberOf(model, "merges");
   if (!merges.is_array()) return Bad("model has no list of merges");
@@ -214,20 +272,18 @@ absl::StatusOr<Tokenizer> ParseTokenizer(const Json& json) {
                                : reader.AddMerge(TextOf(merge)));
   }
   reader.set_adds_space(MemberOf(MemberOf(json, "pre_tokenizer"), "add_prefix_space") == true);
-  return std::move(reader).Make();
+  return reader;
 }
 
 // merges.txt begins with a line "#version: ...", and has a merge in each of the others.
-absl::StatusOr<Tokenizer> ParseTokenizer(const Json& vocabulary, absl::string_view merges) {
+absl::StatusOr<PartsReader> ParseTokenizer(const Json& vocabulary, absl::string_view merges) {
   PartsReader reader;
   EK_RETURN_IF_ERROR(reader.AddVocabulary(vocabulary));
-  if (reader.has(kEndOfText))
-    EK_RETURN_IF_ERROR(reader.AddSpecial(kEndOfText, MemberOf(vocabulary, kEndOfText)));
   for (const absl::string_view line : absl::StrSplit(merges, '\n', absl::SkipEmpty())) {
     if (!absl::StartsWith(line, "#version"))
       EK_RETURN_IF_ERROR(reader.AddMerge(absl::StripSuffix(line, "\r")));
   }
-  return std::move(reader).Make();
+  return reader;
 }
 
 // Returns tokenizer.json or vocab.json for a folder, the path itself for a file; "" if the folder
@@ -241,12 +297,20 @@ std::string FileOf(const std::string& path) {
 }
 
 absl::StatusOr<Tokenizer> ReadFrom(const std::string& path) {
-  EK_ASSIGN_OR_RETURN(const Json json, ReadJson(path));
+  EK_ASSIGN_OR_RETURN(const Json json, internal::ReadStrictJson(path, kMaxDepth));
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
   // In a vocabulary "model" may be a token.
-  if (MemberOf(json, "model").is_object()) return Annotate(ParseTokenizer(json), path);
-  const std::string merges = std::filesystem::path(path).replace_filename("merges.txt").string();
-  EK_ASSIGN_OR_RETURN(const std::string text, ReadFile(merges, {.max_bytes = kMaxBytes}));
-  return Annotate(ParseTokenizer(json, text), path);
+  const bool is_complete = MemberOf(json, "model").is_object();
+  std::string merges;
+  if (!is_complete) {
+    EK_ASSIGN_OR_RETURN(merges, ReadFile(folder / "merges.txt", {.max_bytes = kMaxBytes}));
+  }
+  EK_ASSIGN_OR_RETURN(
+      PartsReader reader,
+      Annotate(is_complete ? ParseTokenizer(json) : ParseTokenizer(json, merges), path));
+  EK_ASSIGN_OR_RETURN(const TokenizerConfig config, ReadTokenizerConfig(folder));
+  EK_RETURN_IF_ERROR(Annotate(reader.Apply(config, is_complete), config.path));
+  return Annotate(std::move(reader).Make(), path);
 }
 
 }  // namespace
@@ -268,33 +332,32 @@ absl::StatusOr<Tokenizer> ReadTokenizer(const std::string& path) {
 
 std::string TokenizerJson(const Tokenizer& tokenizer) {
   const TokenizerParts& parts = tokenizer.parts();
-  const auto name = [&](int32_t token) {
-    const bool is_added = std::ranges::count(parts.added, token) > 0;
-    return is_added ? parts.pieces[token] : CharactersOf(parts.pieces[token]);
-  };
+  std::vector<std::string> names;
+  for (const std::string& piece : parts.pieces) names.push_back(CharactersOf(piece));
+  for (const AddedToken& added : parts.added) names[added.token] = parts.pieces[added.token];
   const OrderedJson bytes = {{"type", "ByteLevel"},
                              {"add_prefix_space", parts.adds_space},
                              {"trim_offsets", true},
                              {"use_regex", true}};
   OrderedJson added = OrderedJson::array();
-  for (const int32_t token : parts.added) {
-    added.push_back({{"id", token},
-                     {"content", parts.pieces[token]},
+  for (const AddedToken& one : parts.added) {
+    added.push_back({{"id", one.token},
+                     {"content", parts.pieces[one.token]},
                      {"single_word", false},
                      {"lstrip", false},
                      {"rstrip", false},
-                     {"normalized", false},
-                     {"special", true}});
+                     {"normalized", one.is_normalized},
+                     {"special", one.is_special}});
   }
   OrderedJson vocabulary = OrderedJson::object();
   auto& pieces = vocabulary.get_ref<OrderedJson::object_t&>();
   for (int32_t token = 0; token < tokenizer.size(); ++token) {
     // operator[] would search all earlier members.
-    if (!parts.pieces[token].empty()) pieces.push_back({name(token), token});
+    if (!parts.pieces[token].empty()) pieces.push_back({names[token], token});
   }
   OrderedJson merges = OrderedJson::array();
   for (const auto& [left, right] : parts.merges)
-    merges.push_back(absl::StrCat(name(left), " ", name(right)));
+    merges.push_back(absl::StrCat(names[left], " ", names[right]));
   const OrderedJson json = {{"version", "1.0"},
                             {"truncation", nullptr},
                             {"padding", nullptr},

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -126,7 +127,7 @@ TEST(TokenizerTest, AddsASpace) {
 TEST(TokenizerTest, TheLongestAddedTokenIsFound) {
   TokenizerParts parts = Tokenizer::OfBytes().parts();
   parts.pieces.insert(parts.pieces.end(), {"<a>", "<a><b>"});
-  parts.added = {256, 257};
+  parts.added = {{256}, {257}};
   const absl::StatusOr<Tokenizer> tokenizer = Tokenizer::Make(parts);
   ASSERT_TRUE(tokenizer.ok());
   EXPECT_THAT(tokenizer->Encode("x<a><b><a>\xff<a"), ElementsAre('x', 257, 256, 255, '<', 'a'));
@@ -151,7 +152,7 @@ TEST(TokenizerTest, PartsThatDoNotFitAreRefused) {
                 parts.merges.push_back({97, 256});
               }),
               HasSubstr("merge 0 joins tokens 97 and 256, but there are only 256 tokens"));
-  EXPECT_THAT(error([](TokenizerParts& parts) { parts.added.push_back(256); }),
+  EXPECT_THAT(error([](TokenizerParts& parts) { parts.added.push_back({256}); }),
               HasSubstr("added token 256"));
 }
 
@@ -205,6 +206,7 @@ void ExpectEqual(const TokenizerParts& a, const TokenizerParts& b) {
   EXPECT_EQ(a.merges, b.merges);
   EXPECT_EQ(a.added, b.added);
   EXPECT_EQ(a.adds_space, b.adds_space);
+  EXPECT_EQ(a.named, b.named);
 }
 
 TEST_F(TokenizerFileTest, WhatIsWrittenIsRead) {
@@ -238,6 +240,49 @@ TEST_F(TokenizerFileTest, VocabularyAndMerges) {
     ASSERT_TRUE(read.ok()) << read.status();
     ExpectEqual(read->parts(), expected);
   }
+}
+
+// As transformers reads both, so that a folder that is read and saved keeps its tokens.
+TEST_F(TokenizerFileTest, FlagsAndNamesAreKept) {
+  TokenizerParts parts = HfTokenizer().parts();
+  parts.pieces.insert(parts.pieces.end(), {"<tool>", "<pad>"});
+  parts.added.insert(parts.added.end(),
+                     {{1001, /*is_special=*/false, /*is_normalized=*/true}, {1002}});
+  parts.named = {{"bos_token", 1000}, {"pad_token", 1002}};
+  Write("tokenizer.json", TokenizerJson(*Tokenizer::Make(parts)));
+  Write("tokenizer_config.json",
+        R"({"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|endoftext|>",
+            "eos_token": null, "pad_token": {"content": "<pad>", "lstrip": false}})");
+  const absl::StatusOr<Tokenizer> read = ReadTokenizer(folder_);
+  ASSERT_TRUE(read.ok()) << read.status();
+  ExpectEqual(read->parts(), parts);
+  EXPECT_EQ(read->Named("pad_token"), 1002);
+  EXPECT_EQ(read->Named("eos_token"), std::nullopt);
+}
+
+TEST_F(TokenizerFileTest, BadFilesBesideAreRefused) {
+  Write("tokenizer.json", Hf().dump());
+  const auto error = [&](const std::string& text) {
+    Write("tokenizer_config.json", text);
+    return std::string(ReadTokenizer(folder_).status().message());
+  };
+  EXPECT_EQ(error("{}"), "");
+  EXPECT_THAT(error("{"), HasSubstr("tokenizer_config.json ends before its JSON is complete"));
+  EXPECT_THAT(error(std::string(200'000, '[')), HasSubstr("config.json is nested too deeply"));
+  EXPECT_THAT(error(R"({"add_prefix_space": 1})"),
+              HasSubstr("config.json: add_prefix_space is 1; expected true or false"));
+  EXPECT_THAT(error(R"({"pad_token": 7})"), HasSubstr("pad_token is 7; expected a token"));
+  EXPECT_THAT(error(R"({"extra_special_tokens": [""]})"),
+              HasSubstr("extra_special_tokens is \"\"; expected a token"));
+  EXPECT_THAT(error(R"({"split_special_tokens": true})"), HasSubstr("only false is supported"));
+  EXPECT_THAT(error(R"({"added_tokens_decoder": {"x": {"content": "a"}}})"),
+              HasSubstr("added_tokens_decoder.x is {\"content\":\"a\"}; expected a token"));
+  EXPECT_THAT(error(R"({"added_tokens_decoder": {"1000": {"content": "<|endoftext|>"}}})"),
+              HasSubstr("\"<|endoftext|>\" is there twice, with other flags"));
+  std::filesystem::remove(folder_ + "/tokenizer_config.json");
+  Write("added_tokens.json", R"({"<tool>": "x"})");
+  EXPECT_THAT(ReadTokenizer(folder_).status().message(),
+              HasSubstr("added_tokens.json: <tool> is \"x\"; expected a number"));
 }
 
 // As GPT-2's own tokenizer.json is.
@@ -284,6 +329,7 @@ TEST_F(TokenizerFileTest, MalformedFilesAreRefused) {
   bad["model"]["vocab"]["a"] = "x";
   EXPECT_THAT(ErrorOf(bad), HasSubstr("has the number \"x\""));
   bad = Hf();
+  bad["added_tokens"] = json::array();  // Else its number would not be the next one.
   bad["model"]["vocab"].erase("a");
   EXPECT_THAT(ErrorOf(bad), HasSubstr("uses pieces that are not in the vocabulary"));
   bad = Hf();
@@ -295,6 +341,7 @@ TEST_F(TokenizerFileTest, MalformedFilesAreRefused) {
   bad["model"]["vocab"] = 7;
   EXPECT_THAT(ErrorOf(bad), HasSubstr("the vocabulary is not an object"));
   bad = Hf();
+  bad["added_tokens"] = json::array();
   bad["model"]["vocab"]["\u4e16"] = 2000;
   EXPECT_THAT(ErrorOf(bad), HasSubstr("is not made of characters that stand for bytes"));
   bad = Hf();

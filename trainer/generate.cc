@@ -7,7 +7,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
-#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,6 +26,7 @@
 #include "evenkeel/trainer/gpt/gpt.h"
 #include "evenkeel/trainer/gpt/gpt_file.h"
 #include "evenkeel/trainer/gpt/gpt_options.h"
+#include "evenkeel/trainer/gpt/hf_files.h"
 #include "evenkeel/trainer/layers/compute_threads.h"
 #include "evenkeel/trainer/tokenizer/tokenizer.h"
 #include "evenkeel/trainer/tokenizer/tokenizer_file.h"
@@ -98,9 +98,12 @@ absl::StatusOr<std::vector<int32_t>> ParseNumbers(absl::string_view text, int64_
 
 absl::StatusOr<std::string> ReadPrompt(const std::string& flag) {
   if (flag != "-") return flag;
-  std::string text(std::istreambuf_iterator<char>(std::cin), {});
-  if (!std::cin.bad()) return text;
-  return absl::UnavailableError("cannot read the prompt from stdin");
+  std::string text;
+  char buffer[4096];
+  while (const size_t size = std::fread(buffer, 1, sizeof(buffer), stdin))
+    text.append(buffer, size);
+  if (std::ferror(stdin) == 0) return text;
+  return absl::ErrnoToStatus(errno, "cannot read the prompt from stdin");
 }
 
 // Returns null if there is none.
@@ -147,7 +150,10 @@ absl::Status WriteNumbers(Gpt& model, const std::string& prompt, const GenerateO
   EK_ASSIGN_OR_RETURN(std::vector<int32_t> tokens, ParseNumbers(prompt, vocabulary));
   for (const int32_t token : tokens) EK_RETURN_IF_ERROR(print(token));
   // GPT-2's <|endoftext|>, which precedes a text, is the last token.
-  if (tokens.empty()) tokens.push_back(static_cast<int32_t>(vocabulary - 1));
+  if (tokens.empty()) {
+    const auto begin = TextTokensOf(model.options()).begin;
+    tokens.push_back(static_cast<int32_t>(begin.value_or(vocabulary - 1)));
+  }
   return GenerateTokens(model, tokens, how, print);
 }
 

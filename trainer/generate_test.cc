@@ -131,6 +131,7 @@ TEST_F(GenerateTest, SaysInOneSentenceWhatIsWrong) {
        " has 1001 tokens, the model only 40; pass the model's tokenizer with --tokenizer"},
       {absl::StrCat(kHfTiny, " --prompt=1,40"), "\"40\" is not one of them"},
       {absl::StrCat(kHfTiny, " --prompt=-1"), "\"-1\" is not one of them"},
+      {Bytes() + " --prompt=- </tmp", "cannot read the prompt from stdin: Is a directory"},
       {Bytes() + " >/dev/full", "cannot write to stdout: No space left on device"},
   };
   for (const auto& wrong : cases) {

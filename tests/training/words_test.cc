@@ -128,6 +128,41 @@ TEST_F(WordsTest, AFolderIsTrainedFurther) {
   }
 }
 
+TEST_F(WordsTest, AFolderKeepsItsTokens) {
+  const std::string from = TempPath("tokens");
+  ASSERT_EQ(TrainWords({"--tokenizer=" + TempPath("saved"), "--vocabulary=320", "--max_steps=1",
+                        "--save=" + from + "/"})
+                .code,
+            0);
+  const auto change = [&](const std::string& name, const json& changes) {
+    json changed = ReadJson(from + "/" + name);
+    changed.merge_patch(changes);
+    std::ofstream(from + "/" + name) << changed;
+  };
+  const auto token = [](int id, const char* content, bool is_special) -> json {
+    return {{"id", id},
+            {"content", content},
+            {"special", is_special},
+            {"lstrip", false},
+            {"normalized", !is_special},
+            {"rstrip", false},
+            {"single_word", false}};
+  };
+  change("tokenizer.json",
+         {{"added_tokens", json::array({token(300, "<tool>", false), token(301, "<pad>", true)})}});
+  change("tokenizer_config.json", {{"bos_token", "<tool>"}, {"pad_token", "<pad>"}});
+  const json ids = {{"bos_token_id", 300}, {"eos_token_id", {7, 301}}, {"pad_token_id", 301}};
+  change("config.json", ids);
+  change("generation_config.json", ids);
+  const Ended kept = Train({"--model=gpt", "--data=" + TempPath("text.txt"), "--init=" + from,
+                            "--max_steps=1", "--save=" + TempPath("kept/")});
+  ASSERT_EQ(kept.code, 0) << kept.err;
+  EXPECT_EQ(ReadJson(TempPath("kept/tokenizer.json"))["added_tokens"],
+            ReadJson(from + "/tokenizer.json")["added_tokens"]);
+  for (const char* const name : {"tokenizer_config.json", "config.json", "generation_config.json"})
+    EXPECT_EQ(ReadJson(TempPath("kept/") + name), ReadJson(from + "/" + name)) << name;
+}
+
 TEST_F(WordsTest, SizesThatDifferAreRefused) {
   const struct {
     std::string flag, message;

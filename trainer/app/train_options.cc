@@ -266,6 +266,7 @@ absl::Status TakeGptSizes(const TrainFlags& flags, TrainOptions& options) {
                            *flags.context);
   }
   gpt.context = found.context;
+  gpt.text_tokens = found.text_tokens;
   options.data.context = flags.context.value_or(found.context);
   options.data.may_make_tokenizer = false;
   if (options.data.tokenizer.empty()) options.data.tokenizer = TokenizerBeside(path);

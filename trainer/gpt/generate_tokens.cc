@@ -1,13 +1,13 @@
 #include "evenkeel/trainer/gpt/generate_tokens.h"
 
 #include <algorithm>
-#include <optional>
 #include <span>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/data/stable_random.h"
+#include "evenkeel/trainer/gpt/hf_files.h"
 #include "evenkeel/trainer/tokenizer/tokenizer.h"
 
 namespace evenkeel {
@@ -21,17 +21,19 @@ absl::Status Validate(const GenerateOptions& options) {
 absl::Status GenerateText(Gpt& model, absl::string_view prompt, const GenerateOptions& options,
                           absl::FunctionRef<absl::Status(absl::string_view piece)> on_piece) {
   const Tokenizer& tokenizer = *model.options().tokenizer;
-  const std::optional<int32_t> end = tokenizer.Find(kEndOfText);
   std::vector<int32_t> tokens = tokenizer.Encode(prompt);
-  // A new text follows kEndOfText or, if there is no such token, a newline.
-  if (tokens.empty()) tokens.push_back(end.has_value() ? *end : *tokenizer.Find("\n"));
-  bool has_ended = false;
-  const absl::Status status =
-      GenerateTokens(model, std::move(tokens), options, [&](int32_t token) -> absl::Status {
-        has_ended = token == end;
-        return has_ended ? absl::CancelledError() : on_piece(tokenizer.piece(token));
-      });
-  return has_ended ? absl::OkStatus() : status;
+  if (tokens.empty()) {
+    // Without a token that begins a text, it follows a newline.
+    const int64_t begin = TextTokensOf(model.options()).begin.value_or(*tokenizer.Find("\n"));
+    if (begin < 0 || begin >= model.options().vocabulary) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "bos_token_id, with which a text begins, is ", begin, ", but the model has only ",
+          model.options().vocabulary, " tokens; pass a prompt"));
+    }
+    tokens.push_back(static_cast<int32_t>(begin));
+  }
+  return GenerateTokens(model, std::move(tokens), options,
+                        [&](int32_t token) { return on_piece(tokenizer.piece(token)); });
 }
 
 absl::Status GenerateTokens(Gpt& model, std::vector<int32_t> prompt, const GenerateOptions& options,
@@ -40,12 +42,14 @@ absl::Status GenerateTokens(Gpt& model, std::vector<int32_t> prompt, const Gener
   if (prompt.empty())
     return absl::InvalidArgumentError("the prompt is empty; at least one token is required");
   const size_t context = model.options().context;
+  const std::vector<int64_t> ends = TextTokensOf(model.options()).ends;
   StableRandom random(options.seed);
   std::vector<int32_t>& tokens = prompt;
   for (int64_t i = 0; i < options.count; ++i) {
     const auto recent = std::span(tokens).last(std::min(context, tokens.size()));
     EK_ASSIGN_OR_RETURN(const std::span<const float> scores, model.NextToken(recent));
     EK_ASSIGN_OR_RETURN(const int32_t next, SampleToken(scores, options.sample, random.Uniform()));
+    if (std::ranges::count(ends, next) > 0) break;
     EK_RETURN_IF_ERROR(on_token(next));
     tokens.push_back(next);
   }

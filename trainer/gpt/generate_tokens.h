@@ -8,7 +8,8 @@
 //
 // Threads: thread-compatible; uses the model.
 // Errors:  InvalidArgument for options out of their range, an empty prompt (GenerateTokens only),
-//          or a prompt that the model cannot take; those of `on_token`, which end the generation.
+//          a prompt that the model cannot take, or a beginning that is not in its vocabulary; those
+//          of `on_token`, which end the generation.
 
 #ifndef EVENKEEL_TRAINER_GPT_GENERATE_TOKENS_H_
 #define EVENKEEL_TRAINER_GPT_GENERATE_TOKENS_H_
@@ -33,11 +34,11 @@ struct GenerateOptions {
 absl::Status Validate(const GenerateOptions& options);
 
 // Calls `on_piece` with the bytes of each new token. The model must have a tokenizer
-// (`options().tokenizer`). With an empty prompt the model starts a new text. Stops early at
-// kEndOfText.
+// (`options().tokenizer`). With an empty prompt the model starts a new text.
 absl::Status GenerateText(Gpt& model, absl::string_view prompt, const GenerateOptions& options,
                           absl::FunctionRef<absl::Status(absl::string_view piece)> on_piece);
 
+// Stops early at one of the model's `ends` (hf_files.h).
 absl::Status GenerateTokens(Gpt& model, std::vector<int32_t> prompt, const GenerateOptions& options,
                             absl::FunctionRef<absl::Status(int32_t token)> on_token);
 

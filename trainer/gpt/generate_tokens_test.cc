@@ -5,15 +5,19 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "evenkeel/trainer/data/batch.h"
 #include "evenkeel/trainer/gpt/gpt.h"
 #include "evenkeel/trainer/gpt/gpt_options.h"
 #include "evenkeel/trainer/models/model.h"
+#include "evenkeel/trainer/tokenizer/tokenizer.h"
 
 namespace evenkeel {
 namespace {
@@ -38,6 +42,10 @@ class Counting : public Gpt {
   }
   int64_t ActivationBytes() const override { return 0; }
   std::vector<std::vector<int32_t>> shown;
+  void Set(TextTokens tokens, std::shared_ptr<const Tokenizer> tokenizer = nullptr) {
+    options_.text_tokens = std::move(tokens);
+    options_.tokenizer = std::move(tokenizer);
+  }
 
  protected:
   absl::Status Check(const Batch&) const override {
@@ -51,7 +59,7 @@ class Counting : public Gpt {
   }
 
  private:
-  const GptOptions options_ = {.vocabulary = 10, .context = 3};
+  GptOptions options_ = {.vocabulary = 10, .context = 3};
   std::vector<float> scores_;
 };
 
@@ -79,6 +87,28 @@ TEST(GenerateTokensTest, ShowsTheModelNoMoreThanItsContext) {
       GenerateTokens(model, {1, 2}, {.count = 3, .sample = {.temperature = 0}}, ignore).ok());
   EXPECT_THAT(model.shown,
               ElementsAre(ElementsAre(1, 2), ElementsAre(1, 2, 3), ElementsAre(2, 3, 4)));
+}
+
+TEST(GenerateTokensTest, StopsAtAnEnd) {
+  Counting model;
+  model.Set({.ends = {50256, 8, 3}});
+  std::vector<int32_t> tokens;
+  const auto keep = [&](int32_t token) { return tokens.push_back(token), absl::OkStatus(); };
+  ASSERT_TRUE(GenerateTokens(model, {5}, {.sample = {.temperature = 0}}, keep).ok());
+  EXPECT_THAT(tokens, ElementsAre(6, 7));
+}
+
+TEST(GenerateTextTest, AnEmptyPromptIsTheBeginning) {
+  const auto bytes = std::make_shared<const Tokenizer>(Tokenizer::OfBytes());
+  const auto ignore = [](absl::string_view) { return absl::OkStatus(); };
+  Counting model;
+  model.Set({.begin = 4, .ends = {6}}, bytes);
+  ASSERT_TRUE(GenerateText(model, "", {.sample = {.temperature = 0}}, ignore).ok());
+  EXPECT_THAT(model.shown, ElementsAre(ElementsAre(4), ElementsAre(4, 5)));
+  model.Set({.begin = 50256}, bytes);
+  EXPECT_EQ(GenerateText(model, "", {}, ignore),
+            absl::InvalidArgumentError("bos_token_id, with which a text begins, is 50256, but the "
+                                       "model has only 10 tokens; pass a prompt"));
 }
 
 TEST(GenerateTokensTest, EqualSeedsGiveEqualTokens) {

@@ -94,15 +94,37 @@ absl::StatusOr<const Tensor*> FindTable(const ByName& tensors, absl::string_view
                                   "; expected are 2 dimensions, rows and width"));
 }
 
-// Returns the number that was written with the weights.
+// Returns the number that was written with the weights, or beside them.
 absl::StatusOr<std::optional<int64_t>> NotedHeads(const SafetensorsFile& file,
-                                                  const std::string& folder) {
+                                                  const std::optional<HfConfig>& config) {
   const auto noted = file.metadata().find("heads");
-  if (noted == file.metadata().end()) return HeadsInConfig(folder);
+  if (noted == file.metadata().end())
+    return config.has_value() ? std::optional(config->heads) : std::nullopt;
   int64_t heads;
-  if (absl::SimpleAtoi(noted->second, &heads)) return heads;
-  return absl::InvalidArgumentError(
-      absl::StrCat("metadata has heads=", noted->second, ", which is not a number"));
+  if (!absl::SimpleAtoi(noted->second, &heads)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("metadata has heads=", noted->second, ", which is not a number"));
+  }
+  if (!config.has_value() || config->heads == heads) return heads;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "metadata has heads=", heads, ", but n_head in config.json beside it is ", config->heads));
+}
+
+absl::Status CheckConfig(const HfConfig& config, const GptOptions& options) {
+  const struct {
+    absl::string_view name;
+    int64_t stated, found;
+  } sizes[] = {{"vocab_size", config.vocabulary, options.vocabulary},
+               {"n_positions", config.context, options.context},
+               {"n_embd", config.width, options.width},
+               {"n_layer", config.layers, options.layers}};
+  for (const auto& [name, stated, found] : sizes) {
+    if (stated == found) continue;
+    return absl::InvalidArgumentError(absl::StrCat(name, " in config.json beside it is ", stated,
+                                                   ", stated or by default, but the tensors have ",
+                                                   found));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<GptOptions> SizesOf(const ByName& tensors, std::optional<int64_t> heads) {
@@ -160,10 +182,15 @@ absl::Status GptFile::Init() {
   ByName by_name;
   for (const Tensor& tensor : tensors_) by_name[tensor.name] = &tensor;
   const std::string folder = std::filesystem::path(path_).parent_path().string();
-  EK_ASSIGN_OR_RETURN(const std::optional<int64_t> heads,
-                      NotedHeads(file_, folder.empty() ? "." : folder));
+  EK_ASSIGN_OR_RETURN(const std::optional<HfConfig> config,
+                      ReadHfConfig(folder.empty() ? "." : folder));
+  EK_ASSIGN_OR_RETURN(const std::optional<int64_t> heads, NotedHeads(file_, config));
   has_heads_ = heads.has_value();
   EK_ASSIGN_OR_RETURN(options_, SizesOf(by_name, heads));
+  if (config.has_value()) {
+    EK_RETURN_IF_ERROR(CheckConfig(*config, options_));
+    options_.text_tokens = config->text_tokens;
+  }
   return CheckShapes(std::move(by_name), options_);
 }
 

@@ -9,10 +9,11 @@
 // lm_head.weight, which must equal wte.weight or replaces it. All other tensors must be those of a
 // GPT-2 of that size. Read() has checked them, so a model never becomes larger than its file.
 //
-// Heads:   not visible in the shapes. Read from the metadata ("heads", written by SaveModel()),
-//          else from config.json beside the file; else one for each 64 elements of the width, as in
-//          all GPT-2s that were published, and at least one. To use another number, set it in a
-//          copy of options().
+// Heads:   not visible in the shapes. Read from config.json beside the file and from the metadata
+//          ("heads", written by SaveModel()), which must agree; else one for each 64 elements of
+//          the width, as in all GPT-2s that were published, and at least one. To use another
+//          number, set it in a copy of options(). The sizes in config.json must be those of the
+//          tensors.
 // Threads: immutable.
 // Errors:  InvalidArgument with file and tensor; the file system's own.
 
@@ -34,7 +35,7 @@ class GptFile {
  public:
   static absl::StatusOr<GptFile> Read(const std::string& path);
 
-  // Sizes; the rest is default.
+  // Sizes, and the text tokens of config.json; the rest is default.
   const GptOptions& options() const { return options_; }
   // Returns true if the metadata or config.json has the number of heads, false if it is the
   // default.

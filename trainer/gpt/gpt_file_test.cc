@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iterator>
@@ -128,15 +129,15 @@ struct Draft {
   void Remove(absl::string_view name) {
     std::erase_if(tensors, [&](const Tensor& tensor) { return tensor.name == name; });
   }
-  std::string Write() {
+  std::string Write(const std::string& path = Path()) {
     std::vector<NamedTensor> named;
     for (Tensor& tensor : tensors) {
       const TensorView view(tensor.values.data(), static_cast<int64_t>(tensor.values.size()),
                             tensor.dtype);
       named.push_back({tensor.name, tensor.shape, view});
     }
-    EXPECT_TRUE(WriteSafetensors(Path(), named, metadata).ok());
-    return Path();
+    EXPECT_TRUE(WriteSafetensors(path, named, metadata).ok());
+    return path;
   }
 };
 
@@ -235,6 +236,45 @@ TEST(GptFileTest, KnowsHeadsFromTheMetadataElseFromTheWidth) {
   EXPECT_EQ(heads(64, {}), 1);
   EXPECT_EQ(heads(128, {}), 2);
   EXPECT_EQ(heads(128, {{"heads", "8"}}), 8);
+}
+
+// A folder for each, since config.json is read beside the file.
+TEST(GptFileTest, ConfigBesideTheFileMustFit) {
+  std::filesystem::create_directories(Path());
+  const std::string path = Path("/model.safetensors");
+  const auto read = [&](const std::string& config, std::map<std::string, std::string> metadata) {
+    Draft draft;
+    draft.metadata = std::move(metadata);
+    draft.Write(path);
+    WriteBytes(Path("/config.json"), config);
+    return GptFile::Read(path);
+  };
+  const auto config = [](absl::string_view changes) {
+    return absl::StrCat(R"({"vocab_size": 5, "n_positions": 3, "n_embd": 4, "n_layer": 1)", changes,
+                        "}");
+  };
+  const auto file = read(config(R"(, "num_attention_heads": 2, "eos_token_id": 3)"), {});
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(file->options().heads, 2);
+  EXPECT_THAT(file->options().text_tokens->ends, ElementsAre(3));
+  const auto error = [&](absl::string_view changes, std::map<std::string, std::string> metadata) {
+    const absl::Status status = read(config(changes), std::move(metadata)).status();
+    EXPECT_THAT(status.message(), HasSubstr("/model.safetensors: "));
+    return std::string(status.message());
+  };
+  EXPECT_THAT(error("", {}), HasSubstr("has 12 heads by its metadata or config.json"));
+  EXPECT_THAT(error(R"(, "n_head": 4)", {{"heads", "2"}}),
+              HasSubstr("metadata has heads=2, but n_head in config.json beside it is 4"));
+  const auto other = [&](const std::string& text) {
+    return std::string(read(text, {}).status().message());
+  };
+  EXPECT_THAT(other(R"({"n_head": 2, "vocab_size": 5, "n_positions": 3, "n_embd": 4})"),
+              HasSubstr("n_layer in config.json beside it is 12, stated or by default, but the "
+                        "tensors have 1"));
+  EXPECT_THAT(other(R"({"n_head": 2, "vocab_size": 6, "n_positions": 3, "n_embd": 4})"),
+              HasSubstr("vocab_size in config.json beside it is 6,"));
+  EXPECT_THAT(other(R"({"n_head": 2, "vocab_size": 5, "n_positions": 2, "n_embd": 4})"),
+              HasSubstr("n_positions in config.json beside it is 2,"));
 }
 
 // ---- What is wrong ----

@@ -11,6 +11,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -19,6 +21,13 @@
 namespace evenkeel {
 
 enum class GptCompute { kFloat32, kBFloat16, kFloat64 };
+
+// Tokens with a meaning for a model; none need be in its vocabulary.
+struct TextTokens {
+  std::optional<int64_t> begin;  // Precedes a text.
+  std::vector<int64_t> ends;     // Each ends a text.
+  std::optional<int64_t> pad;
+};
 
 struct GptOptions {
   int64_t vocabulary = 256;
@@ -31,6 +40,7 @@ struct GptOptions {
   uint64_t seed = 0;
   bool is_plan = false;                        // See model.h.
   std::shared_ptr<const Tokenizer> tokenizer;  // Null: unknown. It is saved with the model.
+  std::optional<TextTokens> text_tokens;       // Nullopt: those of the tokenizer.
 };
 
 // "tiny" (2 layers, width 64, 2 heads, context 64), "mini" (4 layers, width 128, 4 heads, context

@@ -3,11 +3,11 @@
 //
 //   const std::map<std::string, std::string> files = HfFiles(model->options());
 //   files.at("config.json");
-//   EK_ASSIGN_OR_RETURN(const std::optional<int64_t> heads, HeadsInConfig("gpt2"));
+//   EK_ASSIGN_OR_RETURN(const std::optional<HfConfig> config, ReadHfConfig("gpt2"));
 //
-// Threads: pure functions; HeadsInConfig() reads a file.
-// Errors:  InvalidArgument with the path for a config.json that is malformed, or of a GPT-2 that
-//          differs from the model of gpt.h.
+// Threads: pure functions; ReadHfConfig() reads files.
+// Errors:  InvalidArgument with the path for a config.json that is malformed, or of another model
+//          than that of gpt.h.
 
 #ifndef EVENKEEL_TRAINER_GPT_HF_FILES_H_
 #define EVENKEEL_TRAINER_GPT_HF_FILES_H_
@@ -26,9 +26,21 @@ namespace evenkeel {
 // also tokenizer.json and tokenizer_config.json.
 std::map<std::string, std::string> HfFiles(const GptOptions& options);
 
-// Returns the number of heads in the folder's config.json; nullopt if there is no such file, it
-// describes another kind of model, or it has no n_head.
-absl::StatusOr<std::optional<int64_t>> HeadsInConfig(const std::string& folder);
+// What the files say, or transformers takes for granted where they say nothing.
+struct HfConfig {
+  int64_t vocabulary = 0;  // "vocab_size"
+  int64_t context = 0;     // "n_positions"
+  int64_t width = 0;       // "n_embd"
+  int64_t layers = 0;      // "n_layer"
+  int64_t heads = 0;       // "n_head"
+  TextTokens text_tokens;  // Those of generation_config.json, if it is there.
+};
+
+// Returns nullopt if the folder has no config.json.
+absl::StatusOr<std::optional<HfConfig>> ReadHfConfig(const std::string& folder);
+
+// Returns `options.text_tokens`, else the tokens that the tokenizer names, if it has any.
+TextTokens TextTokensOf(const GptOptions& options);
 
 }  // namespace evenkeel
 

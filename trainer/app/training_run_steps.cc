@@ -167,6 +167,8 @@ absl::StatusOr<PendingResult> TrainingRun::Pass(int64_t step, std::span<const in
     return Own(absl::ResourceExhaustedError(absl::StrCat(
         result.status().message(), "; use a smaller --batch_size with a larger --accumulate")));
   }
+  if (absl::IsInvalidArgument(result.status()))
+    return Own(setup_.data->train->Explain(result.status(), samples));
   EK_RETURN_IF_ERROR(Own(result.status()));
   EK_RETURN_IF_ERROR(marked);
   if (result->is_there())

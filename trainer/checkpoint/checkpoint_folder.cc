@@ -112,8 +112,18 @@ absl::StatusOr<std::string> FindWeights(const std::string& path) {
     const fs::path file = folder / fs::path(checkpoint.path).filename() / kModelFile;
     if (fs::is_regular_file(file, error)) return file.string();
   }
+  absl::string_view hint;
+  if (fs::exists(folder / "model.safetensors.index.json", error)) {
+    hint =
+        "; it has a model in several safetensors files: save it as one, in transformers with "
+        "save_pretrained(FOLDER, max_shard_size=\"100GB\")";
+  } else if (fs::exists(folder / "pytorch_model.bin", error)) {
+    hint =
+        "; pytorch_model.bin is not read: save the model as safetensors, in transformers with "
+        "from_pretrained(FOLDER).save_pretrained(FOLDER)";
+  }
   return absl::NotFoundError(absl::StrCat(path, ": contains neither ", kModelFile,
-                                          " nor a checkpoint, step-N/", kModelFile));
+                                          " nor a checkpoint, step-N/", kModelFile, hint));
 }
 
 std::string CheckpointPath(const std::string& folder, int64_t step) {

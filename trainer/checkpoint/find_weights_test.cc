@@ -58,6 +58,12 @@ TEST_F(FindWeightsTest, SaysWhatItLookedFor) {
             absl::NotFoundError(
                 folder_ +
                 ": contains neither model.safetensors nor a checkpoint, step-N/model.safetensors"));
+  Touch("pytorch_model.bin");
+  EXPECT_TRUE(absl::StrContains(FindWeights(folder_).status().message(),
+                                "; pytorch_model.bin is not read: save the model as safetensors"));
+  Touch("model.safetensors.index.json");
+  EXPECT_TRUE(absl::StrContains(FindWeights(folder_).status().message(),
+                                "; it has a model in several safetensors files: save it as one"));
   const absl::Status missing = FindWeights(folder_ + "/nothing").status();
   EXPECT_EQ(missing.code(), absl::StatusCode::kNotFound);
   EXPECT_TRUE(absl::StrContains(missing.message(), folder_ + "/nothing")) << missing;

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <span>
 
+#include "absl/status/status.h"
 #include "evenkeel/trainer/data/batch.h"
 
 namespace evenkeel {
@@ -39,6 +40,11 @@ class Dataset {
   virtual int64_t held_bytes() const { return 0; }
   // Returns the given samples, each below size(), in this order.
   virtual Batch Gather(std::span<const int32_t> samples, BatchMemory& memory) const = 0;
+  // Returns the error of a model that refused the samples, with the files that have them, where the
+  // data set did not check all of its files.
+  virtual absl::Status Explain(const absl::Status& error, std::span<const int32_t>) const {
+    return error;
+  }
 };
 
 }  // namespace evenkeel

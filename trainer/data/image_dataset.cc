@@ -139,6 +139,7 @@ std::vector<std::string> CifarFiles(Split split) {
 }
 
 absl::StatusOr<std::string> CifarLabels(absl::string_view records) {
+  if (records.empty()) return absl::InvalidArgumentError("is empty");
   if (records.size() % kCifarRecord != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("has ", records.size(), " bytes, which is not a multiple of the record size, ",

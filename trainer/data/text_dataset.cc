@@ -45,12 +45,17 @@ absl::StatusOr<std::vector<std::string>> TextFiles(const std::string& path) {
                    "installs it, unless dpkg is configured to exclude /usr/share/doc"));
 }
 
-absl::StatusOr<std::shared_ptr<const std::string>> LoadText(const std::string& path) {
+absl::StatusOr<std::shared_ptr<const std::string>> LoadText(const std::string& path, Zeros zeros) {
   EK_ASSIGN_OR_RETURN(const std::vector<std::string> files, TextFiles(path));
   std::string text;
   for (const std::string& file : files) {
     const int64_t room = kMaxTextBytes - static_cast<int64_t>(text.size());
     EK_ASSIGN_OR_RETURN(std::string bytes, ReadUnpacked(file, room));
+    if (const size_t zero = bytes.find('\0'); zero != bytes.npos && zeros == Zeros::kRefuse) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(file, " is not a text: byte ", zero,
+                       " is zero; pass --data_kind=bytes to use it anyway"));
+    }
     if (text.empty()) {
       text = std::move(bytes);
     } else {

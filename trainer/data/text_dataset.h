@@ -44,8 +44,10 @@ namespace evenkeel {
 inline constexpr char kJargonFile[] = "/usr/share/doc/jargon-text/jargon.txt";
 
 // Returns the text of the files of `path` (file_list.h), each plain or as .gz. The path of a file
-// may omit the .gz.
-absl::StatusOr<std::shared_ptr<const std::string>> LoadText(const std::string& path);
+// may omit the .gz. kRefuse: a file with a zero byte is no text.
+enum class Zeros { kTake, kRefuse };
+absl::StatusOr<std::shared_ptr<const std::string>> LoadText(const std::string& path,
+                                                            Zeros zeros = Zeros::kTake);
 // Returns these files.
 absl::StatusOr<std::vector<std::string>> TextFiles(const std::string& path);
 

@@ -1,10 +1,13 @@
 #include "evenkeel/trainer/data/token_shards.h"
 
 #include <algorithm>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/data/file_list.h"
@@ -102,6 +105,7 @@ absl::StatusOr<TokenShards> TokenShards::Open(const std::string& path,
     EK_RETURN_IF_ERROR(Annotate(CheckShard(*file, options), name));
     shards.plan_.AddRun({.begin = 0, .tokens = TokenCount(file->substr(kHeaderBytes))});
     shards.files_.push_back(std::move(file));
+    shards.names_.push_back(name);
   }
   EK_RETURN_IF_ERROR(Annotate(shards.plan_.Check(), path));
   return shards;
@@ -111,6 +115,13 @@ Batch TokenShards::Gather(std::span<const int32_t> samples, BatchMemory& memory)
   return GatherSequences(plan_, samples, memory, [this](size_t file, int64_t position) {
     return TokenAt(files_[file]->substr(kHeaderBytes), position);
   });
+}
+
+absl::Status TokenShards::Explain(const absl::Status& error,
+                                  std::span<const int32_t> samples) const {
+  std::set<std::string> names;
+  for (const int32_t sample : samples) names.insert(names_[plan_.At(sample).run]);
+  return Annotate(error, absl::StrJoin(names, ", "));
 }
 
 }  // namespace evenkeel

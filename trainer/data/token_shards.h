@@ -54,11 +54,13 @@ class TokenShards : public Dataset {
 
   int64_t size() const override { return plan_.size(); }
   int64_t predictions_per_sample() const override { return plan_.context(); }
+  absl::Status Explain(const absl::Status& error, std::span<const int32_t> samples) const override;
   Batch Gather(std::span<const int32_t> samples, BatchMemory& memory) const override;
 
  private:
   explicit TokenShards(int64_t context) : plan_(context) {}
 
+  std::vector<std::string> names_;  // Of the files.
   std::vector<MappedFile> files_;
   SequencePlan plan_;  // A run is a file's tokens.
 };

@@ -120,6 +120,17 @@ TEST_F(TokenShardsTest, SaysWhatIsWrongWithAShard) {
   }
 }
 
+// Open() does not look at all tokens.
+TEST_F(TokenShardsTest, AModelsErrorIsExplainedWithTheFiles) {
+  Put("part_1.bin", Shard(0, 20));
+  const std::string second = Put("part_2.bin", Shard(0, 20));
+  const auto shards = TokenShards::Open(folder_ + "/part_*.bin", {.context = 4});
+  ASSERT_TRUE(shards.ok()) << shards.status();
+  const int32_t last[] = {static_cast<int32_t>(shards->size() - 1)};
+  EXPECT_EQ(shards->Explain(absl::InvalidArgumentError("token 7 is not within 0 to 6"), last),
+            absl::InvalidArgumentError(second + ": token 7 is not within 0 to 6"));
+}
+
 TEST_F(TokenShardsTest, SaysWhatIsMissingOrImpossible) {
   EXPECT_EQ(TokenShards::Open(folder_ + "/part_*.bin", {.context = 4}).status(),
             absl::NotFoundError("no file matches " + folder_ + "/part_*.bin"));

@@ -58,12 +58,9 @@ absl::StatusOr<std::shared_ptr<const Tokenizer>> TokenizerOf(const std::string& 
 }
 
 absl::StatusOr<TrainingData> LoadTextData(const DataOptions& options) {
-  EK_ASSIGN_OR_RETURN(const std::shared_ptr<const std::string> text, LoadText(options.path));
-  if (const size_t nul = text->find('\0'); nul != text->npos && !options.kind.has_value()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(options.path, " is not a text: byte ", nul,
-                     " is zero; pass --data_kind=bytes to use it anyway"));
-  }
+  EK_ASSIGN_OR_RETURN(
+      const std::shared_ptr<const std::string> text,
+      LoadText(options.path, options.kind.has_value() ? Zeros::kTake : Zeros::kRefuse));
   TrainingData data;
   EK_ASSIGN_OR_RETURN(data.tokenizer, Annotate(TokenizerOf(*text, options), options.path));
   data.vocabulary = options.vocabulary.value_or(data.tokenizer->size());

@@ -181,6 +181,15 @@ TEST(LoadTrainingDataTest, RefusesAnEmptySplitAndAMissingOne) {
   EXPECT_THAT(std::string(status.message()), testing::HasSubstr(folder));
 }
 
+TEST(LoadTrainingDataTest, AFileOfAFolderThatIsNoTextIsNamed) {
+  const std::string folder = NewFolder("texts");
+  std::ofstream(folder + "/a.txt") << std::string(200'000, 'a');
+  std::ofstream(folder + "/b.png") << std::string("\x89PNG\0", 5);
+  EXPECT_EQ(LoadTrainingData({.path = folder, .context = 4}).status(),
+            absl::InvalidArgumentError(folder + "/b.png is not a text: byte 4 is zero; pass "
+                                                "--data_kind=bytes to use it anyway"));
+}
+
 TEST(LoadTrainingDataTest, AKindThatIsGivenIsNotGuessed) {
   const std::string folder = NewFolder("named");
   WriteCifar(folder);

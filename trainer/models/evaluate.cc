@@ -40,9 +40,11 @@ absl::StatusOr<Evaluation> Evaluate(Model& model, const Dataset& data, int64_t b
   for (int64_t first = begin; first < end; first += batch_size) {
     samples.resize(std::min(batch_size, end - first));
     std::iota(samples.begin(), samples.end(), static_cast<int32_t>(first));
-    EK_ASSIGN_OR_RETURN(PendingResult pending,
-                        model.StartForward(data.Gather(samples, memory), Mode::kEvaluation));
-    EK_RETURN_IF_ERROR(add(std::exchange(before, std::move(pending))));
+    absl::StatusOr<PendingResult> pending =
+        model.StartForward(data.Gather(samples, memory), Mode::kEvaluation);
+    if (absl::IsInvalidArgument(pending.status())) return data.Explain(pending.status(), samples);
+    EK_RETURN_IF_ERROR(pending.status());
+    EK_RETURN_IF_ERROR(add(std::exchange(before, *std::move(pending))));
   }
   EK_RETURN_IF_ERROR(add(before));
   return evaluation;

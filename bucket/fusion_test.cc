@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/testing/toy_model.h"
 #include "evenkeel/comm/status.h"
@@ -115,7 +116,22 @@ TEST(FusionErrorsTest, CoalescedBucketsHaveNoMemoryForViewsOrReductionsOfOnesOwn
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(status.message()),
                 HasSubstr("coalesced buckets have no memory of their own"));
+    EXPECT_EQ(std::vector<std::string>(absl::StrSplit(status.message(), "data_parallel#0")).size(),
+              2u)
+        << status;
   }
+}
+
+TEST(FusionErrorsTest, AReductionThatIsInstalledLaterIsRefusedInOneSentence) {
+  const absl::Status status = RunTestRanks(2, [](Communicator& comm) -> absl::Status {
+    ToyModel model(kSizes);
+    EK_ASSIGN_OR_RETURN(
+        auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(Fusion::kCoalesced)));
+    return ddp->InstallReduction(std::make_unique<AllReduceBuckets>());
+  });
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("data_parallel#0: coalesced buckets have no memory of their own"))
+      << status;
 }
 
 }  // namespace

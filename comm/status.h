@@ -19,15 +19,19 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 
-#define EK_RETURN_IF_ERROR(expression)                                                \
-  do {                                                                                \
-    if (absl::Status ek_status = (expression); ABSL_PREDICT_FALSE(!ek_status.ok())) { \
-      return ek_status;                                                               \
-    }                                                                                 \
+// Names of their own, so that neither hides another one on its line or around it (-Wshadow).
+#define EK_RETURN_IF_ERROR(expression) \
+  EK_RETURN_IF_ERROR_IMPL_(EK_STATUS_CONCAT_(ek_status_, __COUNTER__), expression)
+
+#define EK_RETURN_IF_ERROR_IMPL_(name, expression)                          \
+  do {                                                                      \
+    if (absl::Status name = (expression); ABSL_PREDICT_FALSE(!name.ok())) { \
+      return name;                                                          \
+    }                                                                       \
   } while (false)
 
 #define EK_ASSIGN_OR_RETURN(declaration, expression) \
-  EK_ASSIGN_OR_RETURN_IMPL_(EK_STATUS_CONCAT_(ek_status_or_, __LINE__), declaration, expression)
+  EK_ASSIGN_OR_RETURN_IMPL_(EK_STATUS_CONCAT_(ek_status_or_, __COUNTER__), declaration, expression)
 
 #define EK_ASSIGN_OR_RETURN_IMPL_(name, declaration, expression)       \
   auto name = (expression);                                            \

@@ -43,6 +43,17 @@ TEST(AssignOrReturnTest, MovesTheValueOutOrReturnsTheStatus) {
   EXPECT_EQ(run(absl::NotFoundError("gone")).status(), absl::NotFoundError("gone"));
 }
 
+#define TWO_ON_ONE_LINE_                           \
+  EK_ASSIGN_OR_RETURN(const int one, Number(1));   \
+  EK_ASSIGN_OR_RETURN(const int three, Number(3)); \
+  return one + three
+
+TEST(AssignOrReturnTest, MayStandTwiceOnALine) {
+  const auto Number = [](int number) { return absl::StatusOr<int>(number); };
+  const auto run = [&]() -> absl::StatusOr<int> { TWO_ON_ONE_LINE_; };
+  EXPECT_EQ(*run(), 4);
+}
+
 TEST(AnnotateTest, PutsThePlaceBeforeTheMessage) {
   EXPECT_EQ(Annotate(absl::DataLossError("short file"), "reading w"),
             absl::DataLossError("reading w: short file"));

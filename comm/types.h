@@ -108,8 +108,8 @@ struct TensorView {
   Device device;
 
   TensorView() = default;
-  TensorView(void* data, int64_t count, DType dtype, Device device = Device::Cpu())
-      : data(data), count(count), dtype(dtype), device(device) {}
+  TensorView(void* memory, int64_t elements, DType type, Device place = Device::Cpu())
+      : data(memory), count(elements), dtype(type), device(place) {}
   // A view of any contiguous range of a supported element type in the CPU's memory.
   template <ElementType T>
   TensorView(absl::Span<T> span)  // NOLINT: a view is what a span is

@@ -44,8 +44,8 @@ absl::Status Launcher::OnPlan() {
     if (collectives.empty() || collectives.size() != rounds ||
         (rounds > 1 && !reduction.HasThread())) {
       return absl::InvalidArgumentError(
-          absl::StrCat(core_.name, ": the reduction has for bucket ", bucket.index, " ",
-                       collectives.size(), " collectives, bucket 0 ", rounds,
+          absl::StrCat("the reduction has for bucket ", bucket.index, " ", collectives.size(),
+                       " collectives, bucket 0 ", rounds,
                        ": a reduction needs the same number for each bucket, at least one, and a "
                        "thread for more than one"));
     }

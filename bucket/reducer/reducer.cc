@@ -117,18 +117,17 @@ absl::StatusOr<std::unique_ptr<Reducer>> Reducer::Create(
 absl::Status Reducer::Impl::Init() {
   EK_RETURN_IF_ERROR(Reducer::Check(*core.comm, *core.params, core.options));
   if (!core.comm->device().is_cpu() && core.options.tune) {
-    return absl::UnimplementedError(
-        absl::StrCat(core.name, ": `tune` measures the host's time, which is not that of ",
-                     ToString(core.comm->device())));
+    return absl::UnimplementedError(absl::StrCat(
+        "`tune` measures the host's time, which is not that of ", ToString(core.comm->device())));
   }
   EK_ASSIGN_OR_RETURN(core.attached,
                       core.params->Attach(core.name, core.options.gradient_as_bucket_view));
   EK_ASSIGN_OR_RETURN(core.device, DeviceSide::Create(*core.comm, *core.params));
   EK_RETURN_IF_ERROR(CheckFusion(core.has_own_reduction));
   if (core.options.stats_every < 1 || core.options.tuning_steps < 1) {
-    return absl::InvalidArgumentError(absl::StrCat(core.name, ": stats_every is ",
-                                                   core.options.stats_every, ", tuning_steps ",
-                                                   core.options.tuning_steps, ", not at least 1"));
+    return absl::InvalidArgumentError(absl::StrCat("stats_every is ", core.options.stats_every,
+                                                   ", tuning_steps ", core.options.tuning_steps,
+                                                   ", not at least 1"));
   }
   EK_RETURN_IF_ERROR(launcher.Init());
   for (int i = 0; i < core.params->size(); ++i) {
@@ -150,9 +149,9 @@ absl::Status Reducer::Impl::CheckFusion(bool has_own_reduction) const {
       (!has_own_reduction && !core.options.gradient_as_bucket_view)) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      core.name, ": coalesced buckets have no memory of their own, so there are no views into it",
-      has_own_reduction ? ", and only all-reduce works on them" : ""));
+  return absl::InvalidArgumentError(
+      absl::StrCat("coalesced buckets have no memory of their own, so there are no views into it",
+                   has_own_reduction ? ", and only all-reduce works on them" : ""));
 }
 
 absl::Status Reducer::InstallReduction(std::unique_ptr<BucketReduction> reduction) {

@@ -50,7 +50,7 @@ class Counter : public Joinable {
 
  private:
   struct Shadow : JoinHook {
-    explicit Shadow(Counter* counter) : counter(counter) {}
+    explicit Shadow(Counter* owner) : counter(owner) {}
     absl::Status MainHook(const StepAnswer&) override {
       return counter->Add(0, {.contributes = false});
     }

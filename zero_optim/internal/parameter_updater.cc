@@ -100,8 +100,8 @@ absl::Status ParameterUpdater::CheckDense() const {
     if (params_->row_size(i) == 0 || params_->is_ignored(i) || !groups_.contains(i)) continue;
     return absl::InvalidArgumentError(
         absl::StrCat("parameter \"", (*params_)[i].name,
-                     "\" is sparse: only an Optimizer updates rows, one whose state is "
-                     "split over the ranks does not; leave it to an Optimizer of its own"));
+                     "\" is sparse: only the placement Replicated updates rows; leave it to an "
+                     "Optimizer of its own with that placement"));
   }
   return absl::OkStatus();
 }

@@ -583,6 +583,7 @@ absl::Status DataParallel::EnterGroup(const GroupChange& change) {
       join_name()));
   EK_ASSIGN_OR_RETURN(state_channel_,
                       communicator().OpenChannel(absl::StrCat(join_name(), ".state")));
+  if (!change.between_steps) trainability_.Read();
   EK_RETURN_IF_ERROR(reducer_->ReplaceGroup(
       &communicator(), change.source >= 0 ? change.source : kNewestPlan, change.between_steps));
   PublishPlan();

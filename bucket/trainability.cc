@@ -121,7 +121,7 @@ void TrainabilityWatch::CountWasted() {
 }
 
 void TrainabilityWatch::Adopt(const TrainableMask& mask) {
-  same_version_ = params_->mask_version();
+  if (mask == params_->mask()) same_version_ = params_->mask_version();
   if (mask == adopted_) return;
   // Whether it is warned of must not decide what is known: what is adopted is, in any case.
   const TrainableMask before = std::exchange(adopted_, mask);

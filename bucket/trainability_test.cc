@@ -112,6 +112,31 @@ class TrainabilityTest : public testing::TestWithParam<int> {
   }
 };
 
+TEST(TrainabilityWatchTest, AnOlderSetThatIsAdoptedHidesNoNewerOne) {
+  ToyModel model(kSizes);
+  TrainabilityWatch watch({.warn_on_change = false}, &model.params(), "watch");
+  const TrainableMask older = model.params().mask();
+  model.params().SetTrainable(2, false);
+  watch.Adopt(older);  // A plan that does not know of the change.
+  EXPECT_TRUE(*watch.BeforeStep(0));
+  watch.Adopt(model.params().mask());
+  EXPECT_FALSE(*watch.BeforeStep(1));
+}
+
+TEST_P(TrainabilityTest, AChangeBeforeAnotherPlanIsSeenByTheNextStep) {
+  RunWell([&](Communicator& comm) -> absl::Status {
+    ToyModel model(kSizes);
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}));
+    ddp->SetOptimizerState({});
+    model.params().SetTrainable(2, false);
+    EK_RETURN_IF_ERROR(ddp->RebuildNow());
+    EK_RETURN_IF_ERROR(ddp->BeginStep());
+    EK_RETURN_IF_ERROR(
+        model.Backward(comm.rank(), 0, [&](int param) { return ddp->GradientReady(param); }));
+    return ddp->FinishStep();
+  });
+}
+
 TEST_P(TrainabilityTest, FreezingAndUnfreezingAfterWrappingAreSeenByTheNextStepOnEveryRank) {
   for (const bool views : {false, true}) {
     RunWell([&](Communicator& comm) -> absl::Status {

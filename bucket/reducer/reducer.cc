@@ -66,7 +66,8 @@ struct Reducer::Impl {
   void DropRecordedOrder();
   absl::Status ImportPlan(const PlanState& state);
   void LeaveGroup(bool keeps_gradients);
-  absl::Status AgreeOnPlan(int plan_from);
+  // `own`: this rank's plan, if it is to be the one that counts.
+  absl::Status AgreeOnPlan(int plan_from, const PlanState& own);
 
   void RecordFor(const StepAnswer& answer);
   // Waits for the step's buckets, completes and counts it; `announcer` null: it is shadowed.
@@ -332,7 +333,10 @@ absl::Status Reducer::ReplaceGroup(Communicator* comm, int plan_from, bool keeps
   if (core.device != nullptr) core.device->ReplaceGroup(*comm);
   impl.completer.OnOtherGroup();
   core.reduction->OnGroup(*comm);
-  absl::Status status = impl.AgreeOnPlan(plan_from);
+  // What was frozen for a step that has failed before it began is frozen in its repetition.
+  PlanState own = core.state;
+  if (!keeps_gradients && !(own.mask == core.params->mask())) AdoptMask(own, core.params->mask());
+  absl::Status status = impl.AgreeOnPlan(plan_from, own);
   if (!status.ok()) comm->Abort(status);
   return status;
 }
@@ -351,7 +355,7 @@ void Reducer::Impl::LeaveGroup(bool keeps_gradients) {
   if (!keeps_gradients) core.params->ClearGradients();
 }
 
-absl::Status Reducer::Impl::AgreeOnPlan(int plan_from) {
+absl::Status Reducer::Impl::AgreeOnPlan(int plan_from, const PlanState& own) {
   EK_RETURN_IF_ERROR(launcher.ReplaceGroup());
   uint64_t specs = 0;
   for (int i = 0; i < core.params->size(); ++i) {
@@ -359,7 +363,7 @@ absl::Status Reducer::Impl::AgreeOnPlan(int plan_from) {
       specs = StableHash(specs + 2 * core.specs[i].count + core.specs[i].delayed,
                          ToString(core.specs[i].dtype));
   }
-  const std::string mine = absl::StrCat(absl::Hex(specs, absl::kZeroPad16), core.state.Serialize());
+  const std::string mine = absl::StrCat(absl::Hex(specs, absl::kZeroPad16), own.Serialize());
   EK_ASSIGN_OR_RETURN(
       const ControlChannel::Parts parts,
       core.comm->control().Exchange(absl::StrCat("plan/", core.name), mine, core.comm->timeout()));

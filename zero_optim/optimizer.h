@@ -96,7 +96,7 @@ namespace evenkeel {
 // not need its parameter any more. The settings are those at BeginStep(). Whatever needs all
 // gradients before the first update is not available: clipping, skipping, a loss scale,
 // CheckGradients(). A step that fails may have updated some parameters: Recover() takes the state
-// of a rank that has not begun such a step, if one exists.
+// of a rank that has not begun such a step; with Replicated it returns an error if none exists.
 
 // Each rank has all state. A step does not communicate while all ranks have inputs. With
 // update_in_backward, FinishStep() ends the update and Step() returns FailedPrecondition; except if

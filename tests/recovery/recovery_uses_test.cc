@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "evenkeel/bucket/data_parallel.h"
@@ -404,6 +405,88 @@ TEST(RecoveryUsesTest, AnErrorOfOnesOwnLosesNobody) {
     EK_RETURN_IF_ERROR(mine.Steps(2, 4));
     mine.Destroy();
     return recovered.comm->Finalize();
+  });
+}
+
+// A rank freezes a parameter for the step that fails, and fails before it begins that step. It is
+// the rank whose state the others take.
+TEST(RecoveryUsesTest, WhatIsFrozenForTheStepThatFailsIsFrozenInItsRepetition) {
+  for (const bool is_repeated : {true, false}) {  // By the program, before the repetition.
+    SCOPED_TRACE(is_repeated);
+    Group group = *CreateTestGroup(3);
+    std::vector<std::vector<std::vector<float>>> values(3);
+    OnEach(3, [&](int rank) -> absl::Status {
+      Replica<> mine;
+      EK_RETURN_IF_ERROR(mine.Create(*group[rank], kRule));
+      ParameterSet& params = mine.model.params();
+      EK_RETURN_IF_ERROR(mine.Steps(0, 2));
+      const std::vector<std::vector<float>> before = mine.model.values();
+      params.SetTrainable("p1", false);
+      absl::Status failed = absl::DataLossError("an image cannot be read");
+      if (rank != 0) failed = mine.Step(2, [](Point) { return absl::OkStatus(); });
+      EXPECT_THAT(std::string(failed.message()),
+                  HasSubstr(rank == 0 ? "cannot be read" : "rank 0"));
+      EK_ASSIGN_OR_RETURN(Recovered recovered,
+                          Recover(mine.joinables(), *group[rank], Patient(-1, failed)));
+      EXPECT_EQ(recovered.steps, 2);
+      if (is_repeated) params.SetTrainable("p1", false);
+      EXPECT_FALSE(params.trainable(1));
+      EK_RETURN_IF_ERROR(mine.Steps(2, 4));
+      EXPECT_EQ(mine.model.values()[1], before[1]) << "frozen";
+      EXPECT_NE(mine.model.values()[2], before[2]) << "trained";
+      params.SetTrainable("p1", true);
+      EK_RETURN_IF_ERROR(mine.Steps(4, 5));
+      EXPECT_NE(mine.model.values()[1], before[1]) << "trained again";
+      values[rank] = mine.model.values();
+      mine.Destroy();
+      return recovered.comm->Finalize();
+    });
+    EXPECT_EQ(values[1], values[0]);
+    EXPECT_EQ(values[2], values[0]);
+  }
+}
+
+// Every rank has updated the parameters of the first bucket and of no other: a repetition of the
+// step would update those twice.
+TEST(RecoveryUsesTest, AnUpdateInBackwardThatNoRankHasEndedIsRefused) {
+  Group group = *CreateTestGroup(3);
+  OnEach(3, [&](int rank) -> absl::Status {
+    ToyModel model(kSizes);
+    EK_ASSIGN_OR_RETURN(auto ddp,
+                        DataParallel::Create(group[rank].get(), &model.params(), {},
+                                             {.reducer = {.caps = {Bytes{8}, Bytes{24}}}}));
+    EK_ASSIGN_OR_RETURN(
+        auto optimizer,
+        Optimizer::Create(*ddp, kRule, {.placement = Replicated{.update_in_backward = true}}));
+    const auto step = [&](int number, bool fails) -> absl::Status {
+      model.params().ClearGradients();
+      EK_RETURN_IF_ERROR(ddp->BeginStep());
+      const std::vector<std::vector<float>> before = model.values();
+      int announced = 0;
+      EK_RETURN_IF_ERROR(model.Backward(rank, number, [&](int param) -> absl::Status {
+        if (fails && announced++ == 3) {
+          while (model.values() == before) absl::SleepFor(absl::Milliseconds(1));
+          return Lost();
+        }
+        return ddp->GradientReady(param);
+      }));
+      return ddp->FinishStep();
+    };
+    EK_RETURN_IF_ERROR(step(0, false));
+    const std::vector<std::vector<float>> before = model.values();
+    const absl::Status failed = step(1, true);
+    EXPECT_FALSE(failed.ok());
+    EXPECT_NE(model.values(), before);
+    const std::vector<Joinable*> list = {ddp.get(), optimizer.get()};
+    const absl::Status refused = Recover(list, *group[rank], Patient(-1, failed)).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
+    EXPECT_THAT(std::string(refused.message()),
+                HasSubstr("rank 0 has finished 1 steps, optimizer#0 had updated some parameters in "
+                          "backward when the step failed"));
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("load a checkpoint"));
+    optimizer.reset();
+    ddp.reset();
+    return absl::OkStatus();
   });
 }
 

@@ -194,8 +194,10 @@ absl::Status ReplicatedOptimizer::EnterGroup(const GroupChange& /*change*/) {
 
 absl::Status ReplicatedOptimizer::CheckWhole() const {
   if (!is_torn_) return absl::OkStatus();
-  return absl::AbortedError(
-      absl::StrCat(join_name(), " was updating in backward when the step failed"));
+  return absl::FailedPreconditionError(
+      absl::StrCat(join_name(),
+                   " had updated some parameters in backward when the step failed, and would "
+                   "update them twice: load a checkpoint"));
 }
 
 absl::Status ReplicatedOptimizer::TakeOverState(const StateSync& sync, int source) {

@@ -238,6 +238,36 @@ TEST_P(ConstructionTest, AGradientThatNoLongerFitsItsValueIsRefusedWhenItIsAnnou
   }
 }
 
+TEST(ConstructionsTest, BuffersThatOverlapParametersOrGradientsAreRefused) {
+  std::vector<float> value(6), grad(6), buffer(4), ignored(2);
+  const auto at = [](std::vector<float>& memory, int begin, int count) {
+    return TensorView(absl::MakeSpan(memory).subspan(begin, count));
+  };
+  const std::pair<std::vector<TensorView>, std::string> cases[] = {
+      {{at(value, 0, 6)},
+       "the memory of the value of \"p0\" (float32[6]) overlaps that of buffer 0"},
+      {{at(buffer, 0, 2), at(value, 5, 1)},
+       "the value of \"p0\" (float32[6]) overlaps that of buffer 1"},
+      {{at(grad, 2, 2)},
+       "the gradient of \"p0\" (float32[6]) overlaps that of buffer 0 (float32[2])"},
+      {{at(buffer, 0, 3), at(buffer, 2, 2)}, ""},
+      {{at(buffer, 0, 4), at(buffer, 0, 4), at(buffer, 0, 0), at(ignored, 0, 2)}, ""},
+  };
+  for (const auto& [buffers, message] : cases) {
+    SCOPED_TRACE(message);
+    ParameterSet params;
+    params.Add("p0", at(value, 0, 6), at(grad, 0, 6));
+    params.Add("running", at(ignored, 0, 2), TensorView(nullptr, 2, DType::kFloat32));
+    ASSERT_TRUE(params.Ignore("running").ok());
+    const absl::Status status = RunTestRanks(1, [&](Communicator& comm) {
+      return DataParallel::Create(&comm, &params, buffers).status();
+    });
+    EXPECT_THAT(std::string(status.message()), HasSubstr(message));
+    EXPECT_EQ(status.code(),
+              message.empty() ? absl::StatusCode::kOk : absl::StatusCode::kInvalidArgument);
+  }
+}
+
 // Each model uses what the one before it has used of the group.
 TEST(ConstructionsTest, HundredsOfModelsComeAndGoInOneGroup) {
   absl::Status status = RunTestRanks(4, [](Communicator& comm) -> absl::Status {

@@ -130,6 +130,7 @@ absl::StatusOr<std::unique_ptr<DataParallel>> DataParallel::Create(
   ddp->runtime_ = comm->runtime();
   absl::Status own = Reducer::Check(*comm, *params, options.reducer);
   own.Update(CheckBuffers(*comm, ddp->buffers_, options.buffers));
+  own.Update(params->Validate(ddp->buffers_));
   own.Update(TrainabilityWatch::Check(options.trainability));
   own.Update(CheckRange(options.check_replicas));
   EK_RETURN_IF_ERROR(
@@ -384,7 +385,7 @@ absl::Status DataParallel::FollowMemory() {
     EK_RETURN_IF_ERROR(RebindBuffer(static_cast<int>(b), buffer_of(static_cast<int>(b))));
   }
   if (params_->memory_version() == checked_memory_) return absl::OkStatus();
-  EK_RETURN_IF_ERROR(Annotate(params_->Validate(), join_name()));
+  EK_RETURN_IF_ERROR(Annotate(params_->Validate(buffers_), join_name()));
   checked_memory_ = params_->memory_version();
   return absl::OkStatus();
 }

@@ -25,12 +25,15 @@
 namespace evenkeel {
 namespace {
 
-// A value or a gradient in memory.
+// A value, a gradient or a buffer in memory.
 struct Piece {
-  Device device;
-  uintptr_t begin, end;
-  int param;
-  bool is_grad;
+  enum class Kind { kValue, kGradient, kBuffer };
+  TensorView view;
+  Kind kind;
+  int index;
+
+  uintptr_t begin() const { return reinterpret_cast<uintptr_t>(view.data); }
+  uintptr_t end() const { return begin() + static_cast<uintptr_t>(view.bytes()); }
 };
 
 }  // namespace
@@ -150,7 +153,7 @@ absl::Status ParameterSet::SetSparseGrad(int index, std::span<const int64_t> row
   return absl::OkStatus();
 }
 
-absl::Status ParameterSet::Validate() const {
+absl::Status ParameterSet::Validate(std::span<const TensorView> buffers) const {
   EK_RETURN_IF_ERROR(CheckNames());
   EK_RETURN_IF_ERROR(CheckSparse());
   for (int index = 0; index < size(); ++index) {
@@ -183,7 +186,7 @@ absl::Status ParameterSet::Validate() const {
         absl::StrCat("parameters \"", params_[index].name, "\" and \"", name,
                      "\" are the same memory, their gradients are not"));
   }
-  return CheckOverlaps();
+  return CheckOverlaps(buffers);
 }
 
 absl::Status ParameterSet::CheckNames() const {
@@ -201,34 +204,46 @@ absl::Status ParameterSet::CheckNames() const {
   return absl::OkStatus();
 }
 
-absl::Status ParameterSet::CheckOverlaps() const {
+absl::Status ParameterSet::CheckOverlaps(std::span<const TensorView> buffers) const {
   std::vector<Piece> pieces;
   for (int index = 0; index < size(); ++index) {
     if (is_ignored(index)) continue;
-    for (const bool is_grad : {false, true}) {
-      const TensorView& view = is_grad ? params_[index].grad : params_[index].value;
-      if (view.data == nullptr || view.count == 0) continue;
-      const auto begin = reinterpret_cast<uintptr_t>(view.data);
-      pieces.push_back(
-          {view.device, begin, begin + static_cast<uintptr_t>(view.bytes()), index, is_grad});
-    }
+    pieces.push_back({params_[index].value, Piece::Kind::kValue, index});
+    pieces.push_back({params_[index].grad, Piece::Kind::kGradient, index});
   }
+  for (const TensorView& buffer : buffers)
+    pieces.push_back({buffer, Piece::Kind::kBuffer, static_cast<int>(&buffer - buffers.data())});
+  std::erase_if(pieces, [](const Piece& piece) {
+    return piece.view.data == nullptr || piece.view.count <= 0;
+  });
   std::ranges::sort(pieces, {}, [](const Piece& piece) {
-    return std::tuple(piece.device.kind, piece.device.index, piece.begin, piece.param);
+    const Device& device = piece.view.device;
+    return std::tuple(device.kind, device.index, piece.begin(), piece.kind, piece.index);
   });
   const auto name = [this](const Piece& piece) {
-    return absl::StrCat(piece.is_grad ? "the gradient of " : "the value of ", "\"",
-                        params_[piece.param].name, "\"");
+    const std::string what = ToString(piece.view);
+    if (piece.kind == Piece::Kind::kBuffer)
+      return absl::StrCat("buffer ", piece.index, " (", what, ")");
+    return absl::StrCat(piece.kind == Piece::Kind::kGradient ? "the gradient of " : "the value of ",
+                        "\"", params_[piece.index].name, "\" (", what, ")");
   };
-  for (size_t i = 1; i < pieces.size();
-       ++i) {  // Those before do not overlap, so only the last can reach this one.
-    const Piece& before = pieces[i - 1];
-    const Piece& piece = pieces[i];
-    if (before.device != piece.device || before.end <= piece.begin) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("the memory of ", name(before), " (", ToString(params_[before.param].value),
-                     ") overlaps that of ", name(piece), " (", ToString(params_[piece.param].value),
-                     ") without being the same"));
+  // Of those before, the one that ends last; buffers may overlap each other.
+  const Piece *last = nullptr, *last_buffer = nullptr;
+  for (const Piece& piece : pieces) {
+    const bool is_buffer = piece.kind == Piece::Kind::kBuffer;
+    for (const Piece* before : {last, is_buffer ? nullptr : last_buffer}) {
+      if (before == nullptr || before->view.device != piece.view.device ||
+          before->end() <= piece.begin())
+        continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("the memory of ", name(*before), " overlaps that of ", name(piece),
+                       is_buffer || before == last_buffer ? ": a buffer needs memory of its own"
+                                                          : " without being the same"));
+    }
+    const Piece*& of_kind = is_buffer ? last_buffer : last;
+    if (of_kind == nullptr || of_kind->view.device != piece.view.device ||
+        of_kind->end() < piece.end())
+      of_kind = &piece;
   }
   return absl::OkStatus();
 }

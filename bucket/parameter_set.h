@@ -95,9 +95,9 @@ class ParameterSet {
     return Add(std::move(name), value, {}, row_size, {});
   }
   // Returns OK, or InvalidArgument that names the first parameter without memory, with the name of
-  // another, with a gradient or a shape of another size, or with memory that overlaps another's.
-  // Reducers and optimizers call it once, when they are made.
-  absl::Status Validate() const;
+  // another, with a gradient or a shape of another size, or with memory that overlaps another's or
+  // that of one of `buffers`. Reducers and optimizers call it once, when they are made.
+  absl::Status Validate(std::span<const TensorView> buffers = {}) const;
 
   int size() const { return static_cast<int>(params_.size()); }
   const Parameter& operator[](int index) const { return params_[index]; }
@@ -194,7 +194,7 @@ class ParameterSet {
   absl::Status CheckNames() const;
   absl::Status CheckSparse() const;
   int64_t RowSize(int index) const;
-  absl::Status CheckOverlaps() const;
+  absl::Status CheckOverlaps(std::span<const TensorView> buffers) const;
 
   std::vector<Parameter> params_;
   std::vector<std::vector<int64_t>> shapes_;

@@ -167,7 +167,10 @@ class Optimizer : public Joinable {
                                                            OptimizerOptions options = {});
   // Creates an optimizer without a reducer: for gradients that another object has reduced by
   // all-reduce or by TakeReduction(), and with WholeTensors also for local gradients, which
-  // CommunicatorOptions::check_finite tests as ReducerOptions::check_finite does.
+  // CommunicatorOptions::check_finite tests as ReducerOptions::check_finite does. It makes no
+  // values equal: broadcast those of one rank before the first step. If the parameters have no
+  // DataParallel then, that step compares them (bucket/divergence.h; it waits for a device) and
+  // returns FailedPrecondition on all ranks if they differ.
   static absl::StatusOr<std::unique_ptr<Optimizer>> Create(
       Communicator& comm, ParameterSet& params, const std::vector<ParameterGroup>& groups,
       OptimizerOptions options = {});

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -229,6 +230,65 @@ TEST(OptimizerTest, RefusesAGradientThatNobodyReduced) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+// Without a DataParallel no object has made them equal.
+TEST(OptimizerTest, RefusesToUpdateParametersThatTheRanksBeginWithDifferently) {
+  for (const Placement& placement : {Placement(Replicated{}), Placement(WholeTensors{})}) {
+    for (const bool joins : {false, true}) {
+      if (joins && placement.index() == 0) continue;  // Exhausted ranks lack its gradients.
+      SCOPED_TRACE(absl::StrCat("placement ", placement.index(), joins ? ", joined" : ""));
+      std::vector<absl::Status> results(3);
+      (void)RunTestRanks(3, [&](Communicator& comm) -> absl::Status {
+        TestModel model(kSizes);
+        EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(comm, model.params(), kMomentum,
+                                                              {.placement = placement}));
+        model.params()[4].value.as<float>()[3] += comm.rank() == 1 ? 1.0f : 0.0f;
+        const std::string before = model.Bytes();
+        const auto step = [&]() -> absl::Status {
+          model.Backward(comm.rank(), 0);
+          for (int i = 0; i < model.size(); ++i) {
+            if (model.params().grad_state(i) != GradState::kNone && placement.index() == 0)
+              model.params().SetGradState(i, GradState::kReduced);  // By a reduction of its own.
+          }
+          return optimizer->Step();
+        };
+        results[comm.rank()] =
+            joins ? RunJoined(
+                        {optimizer.get()}, {},
+                        [&](JoinScope&) { return comm.rank() == 0 ? absl::OkStatus() : step(); })
+                  : step();
+        EXPECT_TRUE(model.Bytes() == before);
+        return results[comm.rank()];
+      });
+      for (const absl::Status& result : results) {
+        EXPECT_TRUE(absl::IsFailedPrecondition(result)) << result;
+        EXPECT_TRUE(absl::StrContains(result.message(), "\"p4\" (tensor 4) differs on rank 1"))
+            << result;
+      }
+    }
+  }
+}
+
+TEST(OptimizerTest, ValuesMayBecomeEqualAfterItIsMade) {
+  const absl::Status status = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
+    TestModel model(kSizes);
+    model.params()[0].value.as<float>()[0] += static_cast<float>(comm.rank());
+    EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(comm, model.params(), kMomentum));
+    EK_RETURN_IF_ERROR(comm.Broadcast(model.params()[0].value, 0));
+    for (int step = 0; step < 2; ++step) {
+      model.Backward(/*rank=*/0, step);
+      for (int i = 0; i < model.size(); ++i) {
+        if (model.params().grad_state(i) != GradState::kNone)
+          model.params().SetGradState(i, GradState::kReduced);
+      }
+      EK_RETURN_IF_ERROR(optimizer->Step());
+      // Afterwards it is the program that answers for them.
+      model.params()[0].value.as<float>()[0] += static_cast<float>(comm.rank());
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST(OptimizerTest, TellsEveryRankHowTheRanksDiffer) {
   const struct {
     std::vector<int64_t> sizes;
@@ -315,6 +375,46 @@ TEST(JoinedOptimizerTest, IsThePlainTrainingOnEveryRankWithStateAndLearningRate)
       const absl::Status status =
           RunTestRanks(static_cast<int>(epochs[0].size()),
                        [&](Communicator& comm) { return TrainJoined(comm, epochs, rule); });
+      EXPECT_TRUE(status.ok()) << status;
+    }
+  }
+}
+
+// A rate that is set before the step in which all ranks stop is that of the next loop.
+TEST(JoinedOptimizerTest, AfterAnEarlyStopAllRanksHaveTheSameRate) {
+  for (const Placement& placement :
+       {Placement(Replicated{}), Placement(Replicated{.update_in_backward = true}),
+        Placement(WholeTensors{}), Placement(Slices{})}) {
+    for (const int exhausted : {0, 1, 2}) {
+      SCOPED_TRACE(absl::StrCat("placement ", placement.index(), ", rank ", exhausted));
+      const absl::Status status = RunTestRanks(3, [&](Communicator& comm) -> absl::Status {
+        TestModel model(kSizes);
+        EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}));
+        EK_ASSIGN_OR_RETURN(auto optimizer,
+                            Optimizer::Create(*ddp, kMomentum, {.placement = placement}));
+        const bool steps = !(placement == Placement(Replicated{.update_in_backward = true}));
+        const auto step = [&](int number) -> absl::Status {
+          EK_RETURN_IF_ERROR(ddp->BeginStep());
+          model.params().ClearGradients();
+          model.Backward(comm.rank(), number);
+          EK_RETURN_IF_ERROR(internal::Reduce(*ddp, model.params()));
+          return steps ? optimizer->Step() : absl::OkStatus();
+        };
+        const absl::Status stopped =
+            RunJoined({ddp.get(), optimizer.get()}, {.throw_on_early_termination = true},
+                      [&](JoinScope&) -> absl::Status {
+                        for (int i = 0; i < (comm.rank() == exhausted ? 2 : 4); ++i) {
+                          EK_RETURN_IF_ERROR(optimizer->SetLearningRate(0.1 / (1 + i)));
+                          EK_RETURN_IF_ERROR(step(i));
+                        }
+                        return absl::OkStatus();
+                      });
+        EXPECT_TRUE(absl::IsOutOfRange(stopped)) << stopped;
+        EXPECT_EQ(std::get<Sgd>(optimizer->groups().rule_of(0)).learning_rate, 0.1 / 3)
+            << "rank " << comm.rank();
+        return RunJoined({ddp.get(), optimizer.get()}, {},
+                         [&](JoinScope&) -> absl::Status { return step(5); });
+      });
       EXPECT_TRUE(status.ok()) << status;
     }
   }

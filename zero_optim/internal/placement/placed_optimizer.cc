@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "evenkeel/bucket/divergence.h"
 #include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/status.h"
@@ -121,6 +122,19 @@ absl::Status PlacedOptimizer::AfterUpdate(std::function<absl::Status()> function
     return Lacks("AfterUpdate() with update_in_backward");
   after_update_.push_back(std::move(function));
   return absl::OkStatus();
+}
+
+absl::Status PlacedOptimizer::CheckFirstValues() {
+  const bool is_first = !std::exchange(has_begun_, true);
+  if (!is_first || communicator().world_size() == 1 || !params_->CheckDetached().ok())
+    return absl::OkStatus();
+  EK_ASSIGN_OR_RETURN(const std::optional<Divergence> found,
+                      FindDivergence(*params_, communicator()));
+  if (!found.has_value()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      join_name(),
+      ": before its first step the parameters are not equal on all ranks: ", ToString(*found),
+      ": broadcast the values of one rank, or use a DataParallel, which does so"));
 }
 
 absl::Status PlacedOptimizer::EndUpdate(std::string settings) {

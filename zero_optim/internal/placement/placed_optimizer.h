@@ -94,6 +94,9 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   // this step.
   absl::Status AnnounceAfterStep(absl::string_view call, Action action, absl::string_view payload);
   absl::Status Announce(Action action, absl::string_view payload);
+  // Compares the values before the first update, unless a reducer has made them equal. A collective
+  // of all ranks, exhausted ones included.
+  absl::Status CheckFirstValues();
   // The end of a step, with these settings, when all values are there.
   absl::Status EndUpdate(std::string settings);
   bool has_functions() const { return !after_update_.empty(); }
@@ -173,6 +176,7 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
 
   std::vector<std::function<absl::Status()>> after_update_;
   bool is_registered_ = false;
+  bool has_begun_ = false;  // A first update: the values were compared.
   std::string saving_;  // The folder of the last SaveAsync(); empty: FinishSave() has seen its end.
   CheckpointWriter writer_;
 };

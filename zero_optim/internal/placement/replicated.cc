@@ -111,6 +111,7 @@ absl::Status ReplicatedOptimizer::RepeatStep(const StepAnswer& /*answer*/,
 }
 
 absl::Status ReplicatedOptimizer::Apply(const StepMessage& step) {
+  EK_RETURN_IF_ERROR(CheckFirstValues());
   if (updater_.is_on_device()) return ApplyThere(step);
   StepOptions options = step.options;
   checks_.Begin();

@@ -110,6 +110,7 @@ absl::Status WholeTensorsOptimizer::CheckOwnGradients() {
 absl::Status WholeTensorsOptimizer::ReduceGradients() {
   if (gradients_->is_reduced) return absl::OkStatus();
   // Not before the step was announced: ranks without inputs send and receive state, too.
+  EK_RETURN_IF_ERROR(CheckFirstValues());
   if (plan()->better.has_value()) EK_RETURN_IF_ERROR(MoveTo(*plan()->better));
   const PlanPtr plan = this->plan();
   EK_RETURN_IF_ERROR(CheckOwnGradients());

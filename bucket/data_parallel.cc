@@ -198,16 +198,19 @@ void DataParallel::PublishPlan() {
 
 absl::Status DataParallel::BeginStep(StepMode mode) {
   if (reducer_->in_step())
-    return reducer_->BeginStep(nullptr, mode, nullptr);  // Answers what is wrong.
+    return reducer_->BeginStep(nullptr, mode, StepDivisor());  // Answers what is wrong.
   mode_ = mode;
   EK_RETURN_IF_ERROR(FollowMemory());
+  StepControl& steps = StepControl::Of(communicator());
+  // The record of a step that another object has begun lacks the samples of this one.
+  if (join_config().divisor.by() == DivideBy::kSamples && steps.has_more_samples()) steps.EndStep();
   // A step that another object has begun has the parameters that were trained at that time.
-  if (StepControl& steps = StepControl::Of(communicator());
-      !steps.WillBegin(this, static_cast<int>(join_phase()))) {
+  if (!steps.WillBegin(this, static_cast<int>(join_phase()))) {
     EK_ASSIGN_OR_RETURN(const bool has_changed, trainability_.BeforeStep(steps.steps_begun()));
     if (has_changed) steps.EndStep();
   }
   EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, Notify());
+  CountSamples(mode);
   phases_ = &StepControl::Of(communicator()).phases();  // Ranks that leave change the group.
   phases_->Enter(StepPhase::kForward);
   if (join_config().enable) {
@@ -265,7 +268,17 @@ ParticipantState DataParallel::CurrentState() const {
           .schedule_hash = StepSchedule().Hash(),
           .mask_hash = mask_hash_,
           .sync = mode_ == StepMode::kSync,
+          .samples = SamplesBeforeStep(),
           .note = note_};
+}
+
+void DataParallel::CountSamples(StepMode mode) {
+  const int64_t before = SamplesBeforeStep();
+  const int64_t samples = StepControl::Of(communicator()).last_samples();
+  const bool is_known = before != StepRecord::kNotSaid && samples != StepRecord::kNotSaid;
+  accumulated_samples_ = mode == StepMode::kSync ? 0
+                         : is_known              ? before + samples
+                                                 : StepRecord::kNotSaid;
 }
 
 std::string DataParallel::ExportState() const {
@@ -445,11 +458,9 @@ absl::Status DataParallel::Shadow(const StepAnswer& answer, absl::string_view me
   EK_RETURN_IF_ERROR(KeepBuffers(/*is_active=*/false));
   EK_RETURN_IF_ERROR(PrepareTensors(answer));
   NoteStepBegun(action == Action::kSync);
-  if (action == Action::kAccumulate) {
-    join_config().divisor->ScaleOf(answer, /*reduces=*/false);
-    return absl::OkStatus();
-  }
-  return reducer_->BeginShadow(answer, *join_config().divisor, message.substr(1));
+  if (action == Action::kAccumulate) return absl::OkStatus();
+  accumulated_samples_ = 0;
+  return reducer_->BeginShadow(answer, join_config().divisor, message.substr(1));
 }
 
 absl::StatusOr<ControlChannel::Parts> DataParallel::Exchange(absl::string_view topic,

@@ -224,6 +224,12 @@ class DataParallel : public Joinable, public GradientReducer, private StepPartic
   absl::Status CompareReplicas(bool has_equal_buffers);
   // Makes buffers equal, then compares replicas, each if it is due in the step that begins.
   absl::Status PrepareTensors(const StepAnswer& answer);
+  // Returns this rank's samples in its gradients before a step.
+  int64_t SamplesBeforeStep() const {
+    return params_->has_local_gradients() ? accumulated_samples_ : 0;
+  }
+  // Records that a step of this rank has begun.
+  void CountSamples(StepMode mode);
   // Returns the facts that must be equal on all ranks.
   std::vector<Fact> Facts() const;
   void PublishPlan();
@@ -272,8 +278,10 @@ class DataParallel : public Joinable, public GradientReducer, private StepPartic
   bool has_optimizer_state_ = false;
   std::vector<TensorView> optimizer_state_;
   bool shadowed_ = false;  // In this loop, this rank followed the others.
-  std::string refusal_;    // The reason why the next RunJoined() cannot start; empty if it can.
-  int stale_root_ = -1;    // The rank with the optimizer state that then counts; -1: none.
+  // In gradients that steps have accumulated and none has reduced: StepRecord::samples.
+  int64_t accumulated_samples_ = 0;
+  std::string refusal_;  // The reason why the next RunJoined() cannot start; empty if it can.
+  int stale_root_ = -1;  // The rank with the optimizer state that then counts; -1: none.
   bool has_stale_state_ = false;  // The optimizer state of this rank does not count.
 
   mutable absl::Mutex mutex_;

@@ -258,7 +258,15 @@ int ParameterSet::Find(const void* value) const {
   return found == at_.end() ? -1 : found->second;
 }
 
+bool ParameterSet::has_local_gradients() const {
+  for (int index = 0; index < size(); ++index) {
+    if (grad_states_[index] == GradState::kLocal && mask_[index]) return true;
+  }
+  return false;
+}
+
 void ParameterSet::ClearGradients() {
+  if (has_local_gradients()) ++dropped_gradients_;
   std::fill(grad_states_.begin(), grad_states_.end(), GradState::kNone);
 }
 

@@ -136,6 +136,10 @@ class ParameterSet {
 
   GradState grad_state(int index) const { return grad_states_[index]; }
   void SetGradState(int index, GradState state) { grad_states_[index] = state; }
+  // Returns whether the gradient of any trained parameter is kLocal.
+  bool has_local_gradients() const;
+  // Returns how often ClearGradients() has dropped such gradients.
+  int64_t dropped_gradients() const { return dropped_gradients_; }
   // Sets the state of every gradient to kNone; writes no memory.
   void ClearGradients();
   // Sets the address of the gradient; does not move its content.
@@ -213,6 +217,7 @@ class ParameterSet {
   std::vector<TensorView> own_grads_;
   uint64_t memory_version_ = 0;
   std::vector<GradState> grad_states_;
+  int64_t dropped_gradients_ = 0;
   TrainableMask mask_;
   uint64_t mask_version_ = 0;
   StreamRef stream_;

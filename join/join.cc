@@ -94,13 +94,16 @@ class JoinRun {
         options_(options),
         groups_(&joinables[0]->communicator(), joinables_, LeaveAfter(options)),
         scope_(&groups_.home(), options.enable, groups_.is_on()) {
-    JoinConfig config{.enable = options.enable,
-                      .min_active_ranks = MinActiveRanks(),
-                      .is_first = true,
-                      .scope = this,
-                      .before_step = groups_.is_on() ? [this] { return BeforeStep(); }
-                                                     : std::function<absl::Status()>(),
-                      .stopped_at = &stopped_at_};
+    JoinConfig config{
+        .enable = options.enable,
+        .min_active_ranks = MinActiveRanks(),
+        .divisor = StepDivisor(options.enable ? options.divide_by : DivideBy::kInitialWorldSize,
+                               groups_.home().world_size()),
+        .is_first = true,
+        .scope = this,
+        .before_step =
+            groups_.is_on() ? [this] { return BeforeStep(); } : std::function<absl::Status()>(),
+        .stopped_at = &stopped_at_};
     std::vector<std::string> names;
     for (const Joinable* joinable : joinables_) {
       config.has_optimizer =
@@ -113,9 +116,6 @@ class JoinRun {
          absl::StrCat(static_cast<int>(options.divide_by)), absl::StrCat(LeaveAfter(options))},
         "\n");
     for (Joinable* joinable : joinables_) {
-      config.divisor = std::make_shared<StepDivisor>(
-          options.enable ? options.divide_by : DivideBy::kInitialWorldSize,
-          groups_.home().world_size());
       joinable->config_ = config;
       config.is_first = false;
     }

@@ -368,12 +368,12 @@ TEST_P(JoinTest, EveryJoinableIsAsBeforeAfterwards) {
         {&counter}, {.throw_on_early_termination = true, .divide_by = DivideBy::kActiveRanks},
         [&](JoinScope&) -> absl::Status {
           EXPECT_TRUE(counter.join_config().enable);
-          EXPECT_EQ(counter.join_config().divisor->by(), DivideBy::kActiveRanks);
+          EXPECT_EQ(counter.join_config().divisor.by(), DivideBy::kActiveRanks);
           return CountTo(counter, 1);
         }));
     EXPECT_FALSE(counter.join_config().enable);
     EXPECT_EQ(counter.join_config().min_active_ranks, 1);
-    EXPECT_EQ(counter.join_config().divisor->by(), DivideBy::kInitialWorldSize);
+    EXPECT_EQ(counter.join_config().divisor.by(), DivideBy::kInitialWorldSize);
     EXPECT_EQ(counter.join_config().scope, nullptr);
     return CountTo(counter, 2);  // Usable outside.
   });

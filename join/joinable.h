@@ -114,8 +114,7 @@ enum class JoinPhase { kGradients, kDefault, kOptimizer };
 struct JoinConfig {
   bool enable = false;
   int min_active_ranks = 1;
-  // For this Joinable only; equal on all ranks.
-  std::shared_ptr<StepDivisor> divisor = std::make_shared<StepDivisor>();
+  StepDivisor divisor;
   bool is_first = false;                      // First of the list.
   bool has_optimizer = false;                 // The list has a Joinable of phase kOptimizer.
   const void* scope = nullptr;                // The RunJoined() that it is in.

@@ -2,21 +2,14 @@
 //
 //   EK_ASSIGN_OR_RETURN(const std::shared_ptr<StepTicket> ticket, Notify());  // of a Joinable
 //   EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
-//   const double scale = join_config().divisor->ScaleOf(answer, /*reduces=*/true);
+//   const double scale = join_config().divisor.ScaleOf(answer, join_name());
 //
-// Each object that reduces gradients uses one StepDivisor, and calls ScaleOf() for each of its
-// steps, also for those that only accumulate. That of a Joinable is join_config().divisor.
-//
-// Threads: thread-safe. Calls are in the order of the steps; a step may have several calls.
+// Threads: immutable.
 
 #ifndef EVENKEEL_JOIN_STEP_DIVISOR_H_
 #define EVENKEEL_JOIN_STEP_DIVISOR_H_
 
-#include <cstdint>
-#include <optional>
-
-#include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
+#include "absl/strings/string_view.h"
 #include "evenkeel/join/steps/step_control.h"
 
 namespace evenkeel {
@@ -28,11 +21,14 @@ enum class DivideBy {
   // The number of ranks that have inputs in the step: the gradient is the mean of their gradients.
   kActiveRanks,
   // The number of samples (or tokens) of all ranks in the step; each rank's gradients are sums over
-  // its samples. Samples of accumulated micro-steps count, also those that a rank had accumulated
-  // when it became exhausted. Every sample has the same weight, whatever the batch sizes. Each rank
-  // passes the number of its samples before each step: JoinScope::AddSamples(). If no rank has a
-  // sample, the gradients are zeros. All steps of the loop count, so this does not suit models that
-  // are trained in turns (the two of a GAN): each would be divided by the samples of both.
+  // its samples. Every sample has the same weight, whatever the batch sizes. Each rank passes the
+  // number of its samples before each step: JoinScope::AddSamples(). Samples of accumulated
+  // micro-steps count, also if the rank has become exhausted or another loop has begun since then;
+  // if ParameterSet::ClearGradients() before a step drops their gradients, they do not. Gradients
+  // that were accumulated where no number was passed are refused. If no rank has a sample, the sum
+  // is not divided: of gradients that are sums over samples it is zero. Of several models, each
+  // DataParallel counts those of its own steps. An optimizer without one counts all samples since
+  // the last step, and refuses a step if accumulated gradients were cleared in the loop.
   kSamples,
 };
 
@@ -42,22 +38,14 @@ class StepDivisor {
   explicit StepDivisor(DivideBy by = DivideBy::kInitialWorldSize, int initial_world_size = 0)
       : by_(by), initial_world_size_(initial_world_size) {}
 
-  // Returns the factor for the sum: one over the step's divisor. `reduces`: this step reduces the
-  // gradients accumulated so far.
-  double ScaleOf(const StepAnswer& answer, bool reduces);
+  // Returns the factor for the sum: one over the step's divisor. `reducer`: the name of the
+  // StepParticipant that reduces.
+  double ScaleOf(const StepAnswer& answer, absl::string_view reducer) const;
   DivideBy by() const { return by_; }
-  // Resets the counts of samples. To be called before the first step in another group, when all
-  // gradients have been reduced.
-  void OnOtherGroup();
 
  private:
-  const DivideBy by_;
-  const int initial_world_size_;
-  absl::Mutex mutex_;
-  // The group's samples in earlier reductions.
-  std::optional<int64_t> reduced_samples_ ABSL_GUARDED_BY(mutex_);
-  int64_t last_step_ ABSL_GUARDED_BY(mutex_) = -1;
-  double last_scale_ ABSL_GUARDED_BY(mutex_) = 1.0;
+  DivideBy by_;
+  int initial_world_size_;
 };
 
 }  // namespace evenkeel

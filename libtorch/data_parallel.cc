@@ -416,7 +416,7 @@ void DataParallelBase::Replica::PrepareGradients() {
   }
   const StepAnswer answer = Value(StepControl::Of(*group->comm).current()->Wait());
   const bool divides_by_all =
-      core->join_config().divisor->by() == evenkeel::DivideBy::kInitialWorldSize;
+      core->join_config().divisor.by() == evenkeel::DivideBy::kInitialWorldSize;
   if (answer.everyone_active() || !divides_by_all) return;
   for (const int i : kept) {
     params[i].tensor.mutable_grad().mul_(static_cast<double>(answer.world_size) / answer.active);

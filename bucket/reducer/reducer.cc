@@ -86,7 +86,7 @@ struct Reducer::Impl {
   // The step that is running.
   std::shared_ptr<StepTicket> ticket;
   StepMode mode = StepMode::kSync;
-  std::shared_ptr<StepDivisor> divisor;
+  StepDivisor divisor;
   StepAnswer shadow_answer;  // The step that is being shadowed.
   double shadow_scale = 1.0;
 
@@ -392,7 +392,7 @@ absl::Status Reducer::Impl::AgreeOnPlan(int plan_from, const PlanState& own) {
 // A step ------------------------------------------------------------------------------------------
 
 absl::Status Reducer::BeginStep(std::shared_ptr<StepTicket> ticket, StepMode mode,
-                                std::shared_ptr<StepDivisor> divisor) {
+                                StepDivisor divisor) {
   Impl& impl = *impl_;
   if (in_step()) {
     return impl.EndWith(absl::FailedPreconditionError(absl::StrCat(
@@ -405,20 +405,15 @@ absl::Status Reducer::BeginStep(std::shared_ptr<StepTicket> ticket, StepMode mod
   }
   impl.ticket = std::move(ticket);
   impl.mode = mode;
-  impl.divisor = std::move(divisor);
-  if (mode == StepMode::kAccumulate) {
-    impl.ticket->OnAnswer([divisor = impl.divisor](const absl::StatusOr<StepAnswer>& answer) {
-      if (answer.ok()) divisor->ScaleOf(*answer, /*reduces=*/false);
-    });
-    return impl.announcer.Begin(mode);
-  }
+  impl.divisor = divisor;
+  if (mode == StepMode::kAccumulate) return impl.announcer.Begin(mode);
   if (absl::Status status = impl.launcher.Refresh(); !status.ok()) return impl.EndWith(status);
   impl.launcher.Begin(/*measures_ends=*/impl.completer.BeginStep());
   // Runs on the control thread; the pipeline is shared, so it may come after this step, and this
   // object, have ended.
-  impl.ticket->OnAnswer([pipeline = impl.launcher.pipeline(),
-                         divisor = impl.divisor](const absl::StatusOr<StepAnswer>& answer) {
-    if (answer.ok()) pipeline->Open(divisor->ScaleOf(*answer, /*reduces=*/true));
+  impl.ticket->OnAnswer([pipeline = impl.launcher.pipeline(), divisor,
+                         name = impl.core.name](const absl::StatusOr<StepAnswer>& answer) {
+    if (answer.ok()) pipeline->Open(divisor.ScaleOf(*answer, name));
   });
   return impl.announcer.Begin(mode);
 }
@@ -445,14 +440,14 @@ absl::Status Reducer::FinishStep() {
   if (!own.ok()) return impl.EndWith(own);
   absl::StatusOr<StepAnswer> answer = impl.ticket->Wait();
   if (!answer.ok()) return impl.EndWith(answer.status());
-  const double scale = impl.divisor->ScaleOf(*answer, /*reduces=*/true);
+  const double scale = impl.divisor.ScaleOf(*answer, impl.core.name);
   impl.launcher.pipeline()->Open(scale);  // The ticket's callback may not have come to it yet.
   own = impl.announcer.MarkUnused({});
   if (own.ok()) own = impl.End(scale, *answer, &impl.announcer);
   return own.ok() ? own : impl.EndWith(own);
 }
 
-absl::Status Reducer::BeginShadow(const StepAnswer& answer, StepDivisor& divisor,
+absl::Status Reducer::BeginShadow(const StepAnswer& answer, const StepDivisor& divisor,
                                   absl::string_view message) {
   Impl& impl = *impl_;
   if (impl.launcher.has_begun()) {
@@ -461,7 +456,7 @@ absl::Status Reducer::BeginShadow(const StepAnswer& answer, StepDivisor& divisor
   EK_RETURN_IF_ERROR(Annotate(impl.core.reduction->OnShadow(message), impl.core.name));
   EK_RETURN_IF_ERROR(impl.launcher.Refresh());
   EK_RETURN_IF_ERROR(impl.launcher.BeginShadow());
-  impl.shadow_scale = divisor.ScaleOf(answer, /*reduces=*/true);
+  impl.shadow_scale = divisor.ScaleOf(answer, impl.core.name);
   impl.launcher.pipeline()->Open(impl.shadow_scale);
   impl.shadow_answer = answer;
   return absl::OkStatus();

@@ -162,9 +162,8 @@ class Reducer {
   absl::Status CheckFinished() const;
 
   // A step ----------------------------------------------------------------------------------------
-  // `divisor`: divides the sums; it is called in each step, accumulating ones included.
-  absl::Status BeginStep(std::shared_ptr<StepTicket> ticket, StepMode mode,
-                         std::shared_ptr<StepDivisor> divisor);
+  // `divisor`: divides the sums.
+  absl::Status BeginStep(std::shared_ptr<StepTicket> ticket, StepMode mode, StepDivisor divisor);
   // Announces that the gradient is final: it was written, or added to, and its state set to kLocal.
   absl::Status GradientReady(int param);
   // Announces that this rank has no gradient for the parameter in this step: it adds nothing, but
@@ -184,7 +183,7 @@ class Reducer {
   // Shadow the step on an exhausted rank, which contributes only what it had accumulated before.
   // The first call issues all buckets, the second waits for them. `message`: the StepMessage() of
   // the lowest active rank.
-  absl::Status BeginShadow(const StepAnswer& answer, StepDivisor& divisor,
+  absl::Status BeginShadow(const StepAnswer& answer, const StepDivisor& divisor,
                            absl::string_view message);
   absl::Status FinishShadow();
 

@@ -79,10 +79,7 @@ absl::StatusOr<bool> JoinGroups::Divide() {
   shadowed_ = std::move(shadowed);
   StepControl::Of(old).ContinueIn(StepControl::Of(here()), rank_there);
   EK_RETURN_IF_ERROR(Move(here(), /*source=*/-1));
-  for (Joinable* joinable : joinables_) {
-    joinable->loops_group_ = owned_.back();
-    joinable->config_.divisor->OnOtherGroup();
-  }
+  for (Joinable* joinable : joinables_) joinable->loops_group_ = owned_.back();
   return true;
 }
 

@@ -154,17 +154,27 @@ absl::Status CompareRecords(int64_t step, const StepAnswer& answer,
 
 // Where gradients are divided by them.
 absl::Status CheckSamples(int64_t step, const StepAnswer& answer) {
-  std::vector<int> silent;
+  std::vector<int> silent, unknown;
   for (int rank = 0; rank < answer.world_size; ++rank) {
     const StepRecord& record = answer.record(rank);
     if (!record.joined && record.samples == StepRecord::kNotSaid) silent.push_back(rank);
+    if (std::ranges::any_of(record.participants, [](const ParticipantState& state) {
+          return state.samples == StepRecord::kNotSaid;
+        }))
+      unknown.push_back(rank);
   }
-  if (silent.empty()) return absl::OkStatus();
+  if (silent.empty() && unknown.empty()) return absl::OkStatus();
+  const std::string what =
+      silent.empty() ? absl::StrCat("the gradients of ", RankList(unknown),
+                                    " were accumulated without a number of samples, outside of "
+                                    "this loop: reduce or clear them before it")
+                     : absl::StrCat(RankList(silent),
+                                    " passed no number: call JoinScope::AddSamples() before each "
+                                    "step");
   return WithFailureInfo(
       absl::FailedPreconditionError(absl::StrCat(
-          "step ", step, ": gradients are divided by the samples of all ranks, and ",
-          RankList(silent), " passed no number: call JoinScope::AddSamples() before each step")),
-      {.ranks = silent});
+          "step ", step, ": gradients are divided by the samples of all ranks, and ", what)),
+      {.ranks = silent.empty() ? unknown : silent});
 }
 
 }  // namespace
@@ -189,7 +199,8 @@ std::string StepRecord::Serialize() const {
         .U64(state.generation)
         .U64(state.schedule_hash)
         .U64(state.mask_hash)
-        .Bool(state.sync);
+        .Bool(state.sync)
+        .I64(state.samples);
     writer.Bytes(absl::string_view(state.note).substr(0, kMaxNote));
   }
   return writer.Take();
@@ -221,6 +232,7 @@ absl::StatusOr<StepRecord> StepRecord::Parse(absl::string_view bytes) {
     state.schedule_hash = reader.U64();
     state.mask_hash = reader.U64();
     state.sync = reader.Bool();
+    state.samples = reader.I64();
     state.note = std::string(reader.Bytes());
     if (state.note.size() > kMaxNote) reader.Refuse();
     record.participants.push_back(std::move(state));
@@ -236,6 +248,15 @@ ParticipantState StepAnswer::LeaderState(absl::string_view participant_name) con
     if (state != nullptr) return *state;
   }
   return {};
+}
+
+int64_t StepAnswer::SamplesOf(absl::string_view participant_name) const {
+  int64_t sum = samples;
+  for (int rank = 0; rank < world_size && records != nullptr; ++rank) {
+    const ParticipantState* state = FindState(record(rank), StableHash(0, participant_name));
+    if (state != nullptr) sum += std::max<int64_t>(state->samples, 0);
+  }
+  return sum;
 }
 
 // StepTicket --------------------------------------------------------------------------------------
@@ -448,6 +469,7 @@ absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::EnterJoined(bool is_mee
 
 absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Begin(StepRecord record) {
   EK_RETURN_IF_ERROR(comm_->status());
+  last_samples_ = record.samples;
   ++steps_begun_;
   if (!agreement_) {
     (void)phases_.Take();  // No record contains it.
@@ -520,7 +542,6 @@ void StepControl::OnRecords(int64_t step, StepTicket& ticket,
     status = CompareRecords(step, answer, participants_);
     if (requires_samples_) status.Update(CheckSamples(step, answer));
     AddTimes(*answer.records);
-    answer.samples_so_far = samples_so_far_ += answer.samples;
     active_ranks_.clear();
     for (int rank = 0; rank < answer.world_size; ++rank) {
       if (!answer.record(rank).joined) active_ranks_.push_back(rank);

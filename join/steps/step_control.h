@@ -14,8 +14,8 @@
 // has finished, and their settings. The ledgers of all ranks are compared, so that no rank
 // continues after a step that another rank omitted or took differently.
 //
-// Size:    a record has 39 bytes, 37 for each participant (and its note), about 19 for the times of
-//          the last step, and the ledger's text: 39 + 37 + 19 + 62 = 157 for a DataParallel and an
+// Size:    a record has 39 bytes, 45 for each participant (and its note), about 19 for the times of
+//          the last step, and the ledger's text: 39 + 45 + 19 + 62 = 165 for a DataParallel and an
 //          Optimizer. Each rank sends one for each step, and receives all of them.
 //
 // It contains the times of the rank's last step, too (phase_clock.h). From those of all ranks each
@@ -43,6 +43,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -67,6 +68,9 @@ struct ParticipantState {
   uint64_t schedule_hash = 0;  // Identifies the collectives that the step will issue.
   uint64_t mask_hash = 0;      // Identifies the set of trained parameters.
   bool sync = true;            // Whether gradients are reduced in this step.
+  // This rank's samples in gradients that earlier steps accumulated and none has reduced;
+  // StepRecord::kNotSaid: their number is unknown.
+  int64_t samples = 0;
   std::string note;  // For messages only: "frozen: fc1.weight, fc1.bias". Short; empty normally.
 
   // Returns whether an exhausted rank in this state can shadow a rank in `other`.
@@ -104,7 +108,7 @@ struct StepRequests {
 
 // The record that a rank sends when its step begins.
 struct StepRecord {
-  static constexpr uint8_t kVersion = 3;  // The first byte of the serialized form.
+  static constexpr uint8_t kVersion = 4;  // The first byte of the serialized form.
   static constexpr int64_t kNotSaid = -1;
 
   bool joined = false;              // The rank is exhausted.
@@ -127,9 +131,8 @@ struct StepAnswer {
   int active = 1;         // How many ranks have inputs.
   int lowest_active = 0;  // -1: none.
   int highest_active = 0;
-  uint32_t requests = 0;       // Or of all.
-  int64_t samples = 0;         // Sum over ranks; of an exhausted one, those not yet reported.
-  int64_t samples_so_far = 0;  // The same of all steps of the group up to this one.
+  uint32_t requests = 0;  // Or of all.
+  int64_t samples = 0;    // Sum over ranks; of an exhausted one, those not yet reported.
   std::shared_ptr<const std::vector<StepRecord>> records =
       nullptr;  // By rank; null in a step without agreement.
 
@@ -137,6 +140,9 @@ struct StepAnswer {
   bool everyone_active() const { return active == world_size; }
   // Returns the state of that participant on the lowest active rank; the neutral one if unknown.
   ParticipantState LeaderState(absl::string_view participant_name) const;
+  // Returns the samples of all ranks in the gradients of that participant: those of this step, and
+  // those that it had accumulated before.
+  int64_t SamplesOf(absl::string_view participant_name) const;
 };
 
 class StepTicket {
@@ -267,6 +273,13 @@ class StepControl final : public internal::GroupExtension {
   // Adds samples, or requests, to this rank's next record.
   void AddSamples(int64_t samples);
   void Request(uint32_t bits);
+  // Returns the samples in this rank's last record; StepRecord::kNotSaid: AddSamples() was not
+  // called.
+  int64_t last_samples() const { return last_samples_; }
+  // Returns whether AddSamples() was called since then.
+  bool has_more_samples() const { return samples_ != StepRecord::kNotSaid; }
+  // Returns the samples added since then, and takes them out of the next record.
+  int64_t TakeSamples() { return std::exchange(samples_, StepRecord::kNotSaid); }
 
   // Names of those who came from another group with theirs: false if somebody here has that name.
   // Whoever leaves gives its name back.
@@ -326,13 +339,13 @@ class StepControl final : public internal::GroupExtension {
   std::atomic<int64_t> records_sent_ = 0;   // Also read by the control thread.
   int64_t steps_begun_ = 0;
   int64_t samples_ = StepRecord::kNotSaid;
+  int64_t last_samples_ = StepRecord::kNotSaid;
   uint32_t requests_ = 0;
   StepControl* next_ = nullptr;                 // Where the loop goes on,
   std::weak_ptr<const void> next_lives_;        // as long as that is there.
   std::atomic<bool> requires_samples_ = false;  // Also read by the control thread.
   PhaseClock phases_;
   StragglerDetector stragglers_ ABSL_GUARDED_BY(mutex_);
-  int64_t samples_so_far_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<int> active_ranks_ ABSL_GUARDED_BY(mutex_);
 };
 

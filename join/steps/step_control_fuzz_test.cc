@@ -36,7 +36,7 @@ TEST(StepControlFuzzTest, AnotherVersionIsRefused) {
   EXPECT_EQ(bytes.size(), 39u) << "as step_control.h says";
   bytes[0] = StepRecord::kVersion + 1;
   EXPECT_EQ(StepRecord::Parse(bytes).status(),
-            absl::InvalidArgumentError("the record of a step has version 4, this build reads 3: "
+            absl::InvalidArgumentError("the record of a step has version 5, this build reads 4: "
                                        "run the same build on all ranks"));
 }
 

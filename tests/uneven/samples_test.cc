@@ -8,11 +8,15 @@
 #include <memory>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "absl/types/span.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/parameter_set.h"
@@ -166,6 +170,169 @@ INSTANTIATE_TEST_SUITE_P(Worlds, SamplesTest,
                                                           Kind::kShardedAlone),
                                           testing::Values(1, 3)),
                          NameOf);
+
+// Backward passes that one loop accumulates and a later one reduces, or drops. Each sample has the
+// gradient 1, so each update subtracts 1 if exactly the samples in the gradients are counted.
+struct Carried {
+  std::string name;
+  // By loop, and by rank modulo their number: `a` accumulates a batch, `s` reduces one and updates,
+  // `c` clears the gradients, `C` before the loop.
+  std::vector<std::vector<std::string>> loops;
+  int updates = 1;
+};
+
+const Carried kCarried[] = {
+    {"OverTheEndOfALoop", {{"aa"}, {"s"}}},
+    {"OverTwoEnds", {{"a"}, {"aa"}, {"s"}}},
+    {"ByOneRank", {{"aa", "a", ""}, {"s"}}},
+    {"ByARankWithoutInputsLater", {{"aa"}, {"as", "", "as"}}},
+    {"ByARankThatEndsFirst", {{"aaas", "a", "aa"}}},
+    {"ClearedBetweenTheLoops", {{"aa"}, {"Cs"}}},
+    {"ClearedAfterTheLoop", {{"aa"}, {"cs"}}},
+    {"ClearedInTheLoop", {{"aacs"}}},
+    {"ClearedAtTheEnd", {{"aas", "aac"}, {"as"}}, 2},
+    {"ClearedByOneRank", {{"aa"}, {"cas", "as"}}},
+    {"AndAgain", {{"a"}, {"sa"}, {"sas"}}, 3},
+};
+
+// Several steps in a loop of a model of one weight.
+struct OneWeight {
+  double weight = 0, gradient = 0;
+  ParameterSet params;
+  std::unique_ptr<DataParallel> ddp;
+  std::unique_ptr<Optimizer> optimizer;
+
+  absl::Status Create(Communicator& comm, Placement placement, bool has_reducer) {
+    params.Add("w", absl::MakeSpan(&weight, 1), absl::MakeSpan(&gradient, 1));
+    const Sgd rule{.learning_rate = 1};
+    if (!has_reducer) {
+      EK_ASSIGN_OR_RETURN(optimizer,
+                          Optimizer::Create(comm, params, rule, {.placement = placement}));
+      return absl::OkStatus();
+    }
+    EK_ASSIGN_OR_RETURN(ddp, DataParallel::Create(&comm, &params, {}));
+    EK_ASSIGN_OR_RETURN(optimizer, Optimizer::Create(*ddp, rule, {.placement = placement}));
+    return absl::OkStatus();
+  }
+  std::vector<Joinable*> list() {
+    return ddp == nullptr ? std::vector<Joinable*>{optimizer.get()}
+                          : std::vector<Joinable*>{ddp.get(), optimizer.get()};
+  }
+  absl::Status Backward(JoinScope& scope, int samples, StepMode mode) {
+    EK_RETURN_IF_ERROR(scope.AddSamples(samples));
+    if (ddp != nullptr) EK_RETURN_IF_ERROR(ddp->BeginStep(mode));
+    double& sum = *static_cast<double*>(params[0].grad.data);
+    sum = (params.grad_state(0) == GradState::kNone ? 0 : sum) + samples;
+    params.SetGradState(0, GradState::kLocal);
+    if (ddp == nullptr) return absl::OkStatus();
+    EK_RETURN_IF_ERROR(ddp->GradientReady(0));
+    return ddp->FinishStep();
+  }
+  absl::Status Do(char action, JoinScope& scope, int samples) {
+    if (action == 'c') {
+      params.ClearGradients();
+      return absl::OkStatus();
+    }
+    EK_RETURN_IF_ERROR(
+        Backward(scope, samples, action == 's' ? StepMode::kSync : StepMode::kAccumulate));
+    if (action == 'a') return absl::OkStatus();
+    EK_RETURN_IF_ERROR(optimizer->Step());
+    params.ClearGradients();
+    return absl::OkStatus();
+  }
+};
+
+class CarriedSamplesTest : public testing::TestWithParam<Carried> {};
+
+TEST_P(CarriedSamplesTest, CountIfTheirGradientsDo) {
+  const Carried& what = GetParam();
+  for (const int world : {1, 2, 3}) {
+    for (const auto& [placement, has_reducer] :
+         std::vector<std::pair<Placement, bool>>{{Replicated{}, true},
+                                                 {Replicated{.update_in_backward = true}, true},
+                                                 {WholeTensors{}, true},
+                                                 {WholeTensors{}, false},
+                                                 {Slices{}, true}}) {
+      SCOPED_TRACE(absl::StrCat(world, " ranks, placement ", placement.index(), " ", has_reducer));
+      const bool updates_early = placement == Placement(Replicated{.update_in_backward = true});
+      bool clears = false;
+      const absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
+        OneWeight model;
+        EK_RETURN_IF_ERROR(model.Create(comm, placement, has_reducer));
+        int samples = comm.rank();
+        const auto train = [&](JoinScope& scope, const std::string& actions) -> absl::Status {
+          for (const char action : actions) {
+            samples = samples % 4 + 1;
+            EK_RETURN_IF_ERROR(updates_early && action == 's'
+                                   ? model.Backward(scope, samples, StepMode::kSync)
+                                   : model.Do(action, scope, samples));
+          }
+          return absl::OkStatus();
+        };
+        for (const std::vector<std::string>& by_rank : what.loops) {
+          for (int rank = 0; rank < world && comm.rank() == 0; ++rank)
+            clears = clears || absl::StrContains(by_rank[rank % by_rank.size()], 'c');
+          absl::string_view actions = by_rank[comm.rank() % by_rank.size()];
+          if (absl::ConsumePrefix(&actions, "C")) model.params.ClearGradients();
+          EK_RETURN_IF_ERROR(
+              RunJoined(model.list(), {.divide_by = DivideBy::kSamples},
+                        [&](JoinScope& scope) { return train(scope, std::string(actions)); }));
+        }
+        EXPECT_NEAR(model.weight, -what.updates, 1e-12) << "rank " << comm.rank();
+        return absl::OkStatus();
+      });
+      if (clears && !has_reducer) {  // No record tells whose samples were dropped.
+        EXPECT_THAT(std::string(status.message()), HasSubstr("were cleared in the loop"));
+      } else {
+        EXPECT_TRUE(status.ok()) << status;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Programs, CarriedSamplesTest, testing::ValuesIn(kCarried),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(SamplesTest, OfModelsThatAreTrainedInTurnsEachHasItsOwn) {
+  const absl::Status status = RunTestRanks(2, [](Communicator& comm) -> absl::Status {
+    OneWeight first, second;
+    EK_RETURN_IF_ERROR(first.Create(comm, Replicated{}, true));
+    EK_RETURN_IF_ERROR(second.Create(comm, WholeTensors{}, true));
+    std::vector<Joinable*> list = first.list();
+    list.insert(list.end(), {second.ddp.get(), second.optimizer.get()});
+    EK_RETURN_IF_ERROR(
+        RunJoined(list, {.divide_by = DivideBy::kSamples}, [&](JoinScope& scope) -> absl::Status {
+          for (int step = 0; step < 2 + comm.rank(); ++step) {
+            EK_RETURN_IF_ERROR(first.Do('a', scope, 2 + comm.rank()));
+            EK_RETURN_IF_ERROR(second.Do('s', scope, 5));  // In the middle of the first's step.
+            EK_RETURN_IF_ERROR(first.Do('s', scope, 1));
+          }
+          return absl::OkStatus();
+        }));
+    EXPECT_NEAR(first.weight, -3, 1e-12) << "rank " << comm.rank();
+    EXPECT_NEAR(second.weight, -3, 1e-12) << "rank " << comm.rank();
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(SamplesErrorTest, GradientsOfStepsWithoutANumberAreRefused) {
+  const absl::Status status = RunTestRanks(2, [](Communicator& comm) -> absl::Status {
+    OneWeight model;
+    EK_RETURN_IF_ERROR(model.Create(comm, Replicated{}, true));
+    EK_RETURN_IF_ERROR(RunJoined(model.list(), {}, [&](JoinScope&) -> absl::Status {
+      EK_RETURN_IF_ERROR(model.ddp->BeginStep(StepMode::kAccumulate));
+      model.gradient = 1;
+      model.params.SetGradState(0, GradState::kLocal);
+      EK_RETURN_IF_ERROR(model.ddp->GradientReady(0));
+      return model.ddp->FinishStep();
+    }));
+    return RunJoined(model.list(), {.divide_by = DivideBy::kSamples},
+                     [&](JoinScope& scope) { return model.Do('s', scope, 3); });
+  });
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("accumulated without a number of samples"));
+}
 
 TEST(SamplesErrorTest, AGroupWithoutASampleHasZerosAndNoNan) {
   const absl::Status status = RunTestRanks(2, [](Communicator& comm) -> absl::Status {

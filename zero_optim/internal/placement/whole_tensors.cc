@@ -2,6 +2,7 @@
 
 #include "evenkeel/zero_optim/internal/placement/whole_tensors.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <numeric>
@@ -145,7 +146,34 @@ ParticipantState WholeTensorsOptimizer::CurrentState() const {
   return {.generation = plan->generation,
           .schedule_hash = plan->hash,
           .mask_hash = has_own_mask ? params_->mask().Hash() : plan->mask_hash,
+          .samples = params_->has_local_gradients() ? left_samples_ : 0,
           .note = plan->note};
+}
+
+// Without a DataParallel no record tells which backward passes a step reduces.
+absl::StatusOr<std::unique_ptr<JoinHook>> WholeTensorsOptimizer::MakeJoinHook(
+    const JoinOptions& options) {
+  if (!params_->has_local_gradients()) left_samples_ = 0;
+  seen_drops_ = params_->dropped_gradients();
+  return PlacedOptimizer::MakeJoinHook(options);
+}
+
+absl::Status WholeTensorsOptimizer::OnExhausted() {
+  if (!params_->has_local_gradients()) return absl::OkStatus();
+  EK_RETURN_IF_ERROR(CheckSamples());
+  left_samples_ += std::max<int64_t>(StepControl::Of(communicator()).TakeSamples(), 0);
+  return absl::OkStatus();
+}
+
+absl::Status WholeTensorsOptimizer::CheckSamples() const {
+  if (join_config().divisor.by() != DivideBy::kSamples ||
+      params_->dropped_gradients() == seen_drops_)
+    return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(join_name(),
+                   ": gradients that were accumulated, and not reduced, were cleared in the loop: "
+                   "without a DataParallel their samples would count; clear them before the loop, "
+                   "or use a DataParallel"));
 }
 
 std::string WholeTensorsOptimizer::ExportState() const {

@@ -93,6 +93,10 @@ class WholeTensorsOptimizer : public PlacedOptimizer {
   // PlacedOptimizer.
   absl::Status Init() override;
   std::vector<Fact> OtherSettings() const override;
+  absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions& options) override;
+  absl::Status OnExhausted() override;
+  // Returns an error if samples cannot be told from those of gradients that were cleared.
+  absl::Status CheckSamples() const;
   absl::Status RepeatStep(const StepAnswer& answer, absl::string_view message) override;
   absl::Status RepeatCheck(const StepAnswer& answer, absl::string_view message) override;
   absl::Status RebalanceNow() override;
@@ -141,6 +145,9 @@ class WholeTensorsOptimizer : public PlacedOptimizer {
   std::unique_ptr<GradientReduction> reduction_;
   uint64_t seen_mask_version_ = 0;  // The mask's when the plan was made.
   std::optional<Gradients> gradients_;
+  // Where no DataParallel counts samples: those in local gradients that a loop has left, and
+  // ParameterSet::dropped_gradients() when the last step, or the loop, began.
+  int64_t left_samples_ = 0, seen_drops_ = 0;
   std::vector<uint8_t> was_updated_;  // By parameter: a step for it; on a device its owner may have
                                       // skipped them all.
   int held_rank_ = 0;                 // In the group that the plan's owners are ranks of.

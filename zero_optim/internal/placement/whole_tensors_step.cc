@@ -70,7 +70,7 @@ absl::Status WholeTensorsOptimizer::ChooseGradients() {
   EK_ASSIGN_OR_RETURN(StepAnswer answer, ticket->Wait());
   const bool is_complete =
       communicator().world_size() == 1 &&
-      join_config().divisor->by() != DivideBy::kSamples;  // Nothing to divide by.
+      join_config().divisor.by() != DivideBy::kSamples;  // Nothing to divide by.
   const LocalGradients local = is_complete ? LocalGradients::kComplete : LocalGradients::kReduced;
   EK_ASSIGN_OR_RETURN(
       std::vector<GradientSource> chosen,
@@ -86,11 +86,13 @@ absl::Status WholeTensorsOptimizer::TakeGradients(StepAnswer answer,
   if (gradients_.has_value() && gradients_->is_reduced) EK_RETURN_IF_ERROR(reduction_->WaitAll());
   gradients_ = Gradients{.answer = std::move(answer), .chosen = std::move(chosen)};
   gradients_->sources = gradients_->chosen;
-  gradients_->scale = join_config().divisor->ScaleOf(
-      gradients_->answer, /*reduces=*/true);  // For a skipped step too: it is used up.
+  gradients_->scale = join_config().divisor.ScaleOf(gradients_->answer, join_name());
+  left_samples_ = 0;  // After a skipped step, too: the gradients are used up.
   for (int i = 0; i < params_->size(); ++i) {
     if (gradients_->chosen[i] == GradientSource::kToReduce) gradients_->to_reduce.push_back(i);
   }
+  if (!gradients_->to_reduce.empty()) EK_RETURN_IF_ERROR(CheckSamples());
+  seen_drops_ = params_->dropped_gradients();
   return absl::OkStatus();
 }
 

@@ -1,6 +1,6 @@
-// Compares docs/tutorial.md with the programs: its code is in them, and its output is theirs. The
-// programs also compute the promised results, on any number of ranks. docs/clusters.md shows the
-// batch script as it is.
+// Compares docs/tutorial.md and docs/your_loop.md with the programs: their code is in these, and
+// the output that the tutorial shows is theirs. The programs also compute the promised results, on
+// any number of ranks. docs/clusters.md shows the batch script as it is.
 
 #include <stdio.h>
 
@@ -93,18 +93,31 @@ std::vector<Block> BlocksOf(const std::string& page) {
   return blocks;
 }
 
-TEST(TutorialTest, QuotesThePrograms) {
+// Each block of a page in the program that it names; returns their number.
+int CheckQuotes(const std::string& page) {
   int quotes = 0;
-  for (const Block& block : BlocksOf(Read("docs/tutorial.md"))) {
+  for (const Block& block : BlocksOf(Read(page))) {
     if (block.language != "cpp") continue;
     ++quotes;
-    ASSERT_NE(block.program, "") << block.text;
     EXPECT_TRUE(
         absl::StrContains(absl::StrCat("\n", Read(block.program)), absl::StrCat("\n", block.text)))
         << block.program << " does not have\n"
         << block.text;
   }
-  EXPECT_EQ(quotes, 7);
+  return quotes;
+}
+
+TEST(TutorialTest, QuotesThePrograms) {
+  EXPECT_EQ(CheckQuotes("docs/tutorial.md"), 7);
+  EXPECT_EQ(CheckQuotes("docs/your_loop.md"), 11);
+}
+
+TEST(YourLoopTest, AProgramInCpp14Trains) {
+  const Outcome outcome = Launch(2, "cxx14_program");
+  EXPECT_TRUE(outcome.succeeded);
+  ASSERT_THAT(outcome.lines, SizeIs(2));
+  EXPECT_EQ(outcome.lines[0], outcome.lines[1]);
+  EXPECT_NEAR(Value(outcome.lines[0], "slope"), 2, 1e-3);
 }
 
 TEST(ClustersTest, ShowsTheBatchScript) {

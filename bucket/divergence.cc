@@ -1,6 +1,8 @@
 #include "evenkeel/bucket/divergence.h"
 
 #include <algorithm>
+#include <bit>
+#include <cstring>
 #include <map>
 #include <utility>
 
@@ -36,6 +38,25 @@ absl::Status Check(absl::Span<const NamedView> tensors, Device device,
 // once.
 constexpr int64_t kPiece = int64_t{4} << 20;
 
+// Returns a hash of the bytes. Four independent lanes hide the latency of the multiplications: this
+// reads memory about as fast as it arrives.
+uint64_t HashOfBytes(uint64_t seed, const char* data, int64_t bytes) {
+  constexpr int kLanes = 4;
+  constexpr uint64_t kOdd = 0x9e3779b97f4a7c15u;
+  uint64_t lanes[kLanes] = {seed, seed + 1, seed + 2, seed + 3};
+  int64_t at = 0;
+  for (; at + static_cast<int64_t>(sizeof(lanes)) <= bytes; at += sizeof(lanes)) {
+    uint64_t words[kLanes];
+    std::memcpy(words, data + at, sizeof(words));
+    // Each of these is a bijection of the lane: two tensors that differ in one word have different
+    // hashes.
+    for (int i = 0; i < kLanes; ++i) lanes[i] = std::rotl((lanes[i] ^ words[i]) * kOdd, 29);
+  }
+  uint64_t hash = StableHash(seed, absl::string_view(data + at, static_cast<size_t>(bytes - at)));
+  for (const uint64_t lane : lanes) hash = StableHash(hash, lane);
+  return hash;
+}
+
 class TensorHash {
  public:
   TensorHash(Communicator& comm, StreamRef stream) : comm_(comm), stream_(stream) {}
@@ -48,7 +69,7 @@ class TensorHash {
       if (!view.device.is_cpu()) {
         EK_ASSIGN_OR_RETURN(piece, OnHost(piece, bytes, view.device));
       }
-      hash = StableHash(hash, absl::string_view(piece, static_cast<size_t>(bytes)));
+      hash = HashOfBytes(hash, piece, bytes);
     }
     return hash;
   }
@@ -106,6 +127,10 @@ std::string ToString(const Divergence& divergence) {
   return text;
 }
 
+uint64_t HashOf(const TensorView& tensor) {
+  return HashOfBytes(0, static_cast<const char*>(tensor.data), tensor.bytes());
+}
+
 std::vector<NamedView> NamedValuesOf(const ParameterSet& params) {
   std::vector<NamedView> values;
   for (int i = 0; i < params.size(); ++i)
@@ -135,7 +160,7 @@ absl::StatusOr<std::optional<Divergence>> FindDivergence(absl::Span<const NamedV
 
   const std::string mine = internal::ByteWriter().U64(names).I64(part).U64(values).Take();
   EK_ASSIGN_OR_RETURN(const std::vector<std::string> parts,
-                      AgreeOn(comm, "divergence", status, mine));
+                      AgreeOn(comm, options.topic, status, mine));
   bool is_same = true;
   for (const std::string& part : parts) {
     is_same = is_same && part == parts[0];
@@ -149,7 +174,7 @@ absl::StatusOr<std::optional<Divergence>> FindDivergence(absl::Span<const NamedV
   internal::ByteWriter writer;
   for (const uint64_t hash : own) writer.U64(hash);
   EK_ASSIGN_OR_RETURN(const ControlChannel::Parts hashes,
-                      comm.control().Exchange("divergence", writer.Take(), comm.timeout()));
+                      comm.control().Exchange(options.topic, writer.Take(), comm.timeout()));
   std::vector<internal::ByteReader> readers(hashes.begin(), hashes.end());
   std::optional<Divergence> found;
   for (const int index : looked_at) {

@@ -52,6 +52,9 @@ struct Divergence {
 
 std::string ToString(const Divergence& divergence);
 
+// Returns a hash of a tensor in the CPU's memory, the same on all ranks.
+uint64_t HashOf(const TensorView& tensor);
+
 // Returns all parameters, in their order; ignored ones are empty.
 std::vector<NamedView> NamedValuesOf(const ParameterSet& params);
 
@@ -61,6 +64,8 @@ struct DivergenceOptions {
   int64_t parts = 1;
   // On a device: tensors are complete after the work on that stream; if null, when the call begins.
   StreamRef stream;
+  // Calls from several threads of a rank need a topic each.
+  std::string topic = "divergence";
 };
 
 absl::StatusOr<std::optional<Divergence>> FindDivergence(absl::Span<const NamedView> tensors,

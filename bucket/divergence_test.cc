@@ -3,7 +3,9 @@
 #include <cstdint>
 #include <cstring>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -64,6 +66,26 @@ TEST(FindDivergenceTest, NamesTheFirstTensorAndTheRanksThatDifferFromMost) {
       EXPECT_THAT(ToString(*found), HasSubstr(", and 1 more tensors differ"));
       return absl::OkStatus();
     });
+  }
+}
+
+TEST(HashOfTest, DependsOnEachByteAndOnTheirOrder) {
+  for (const int64_t size : {0, 1, 7, 8, 31, 32, 33, 100}) {
+    std::vector<int8_t> bytes(size);
+    for (int64_t i = 0; i < size; ++i) bytes[i] = static_cast<int8_t>(i);
+    const auto hash = [&] { return HashOf(TensorView(bytes.data(), size, DType::kInt8)); };
+    std::set<uint64_t> hashes = {hash()};
+    for (int64_t i = 0; i < size; ++i) {
+      bytes[i] ^= 0x40;
+      hashes.insert(hash());
+      bytes[i] ^= 0x40;
+    }
+    for (int64_t i = 0; i + 1 < size; ++i) {
+      std::swap(bytes[i], bytes[i + 1]);
+      hashes.insert(hash());
+      std::swap(bytes[i], bytes[i + 1]);
+    }
+    EXPECT_EQ(static_cast<int64_t>(hashes.size()), size == 0 ? 1 : 2 * size) << size;
   }
 }
 

@@ -59,6 +59,7 @@ int ParameterSet::Add(std::string name, TensorView value, TensorView grad, int64
   shapes_.push_back(std::move(shape));
   own_grads_.push_back(grad);
   grad_states_.push_back(GradState::kNone);
+  was_cleared_.push_back(0);
   mask_.Append(true);
   ignored_.Append(false);
   if (row_size != 0) sparse_[index].row_size = row_size;
@@ -268,6 +269,12 @@ bool ParameterSet::has_local_gradients() const {
 void ParameterSet::ClearGradients() {
   if (has_local_gradients()) ++dropped_gradients_;
   std::fill(grad_states_.begin(), grad_states_.end(), GradState::kNone);
+  std::fill(was_cleared_.begin(), was_cleared_.end(), 1);
+}
+
+void ParameterSet::SetReduced(bool is_reduced) {
+  is_reduced_ = is_reduced;
+  if (is_reduced) std::fill(was_cleared_.begin(), was_cleared_.end(), 0);
 }
 
 absl::Status ParameterSet::Ignore(int index) {

@@ -135,13 +135,23 @@ class ParameterSet {
   absl::Status CheckDetached() const;
 
   GradState grad_state(int index) const { return grad_states_[index]; }
-  void SetGradState(int index, GradState state) { grad_states_[index] = state; }
+  void SetGradState(int index, GradState state) {
+    grad_states_[index] = state;
+    if (state == GradState::kNone) was_cleared_[index] = 1;
+  }
   // Returns whether the gradient of any trained parameter is kLocal.
   bool has_local_gradients() const;
   // Returns how often ClearGradients() has dropped such gradients.
   int64_t dropped_gradients() const { return dropped_gradients_; }
   // Sets the state of every gradient to kNone; writes no memory.
   void ClearGradients();
+  // For reducers: the gradients of all ranks have been reduced; or the next step begins.
+  void SetReduced(bool is_reduced);
+  // Returns true from the end of a step that reduced the gradients to the begin of the next step.
+  bool is_reduced() const { return is_reduced_; }
+  // Returns whether the state has been set to kNone since the last reduction, also where it was
+  // kNone already because each rank has a slice.
+  bool was_cleared(int index) const { return was_cleared_[index] != 0; }
   // Sets the address of the gradient; does not move its content.
   void SetGradMemory(int index, TensorView grad) { params_[index].grad = grad; }
 
@@ -218,6 +228,8 @@ class ParameterSet {
   uint64_t memory_version_ = 0;
   std::vector<GradState> grad_states_;
   int64_t dropped_gradients_ = 0;
+  std::vector<uint8_t> was_cleared_;
+  bool is_reduced_ = false;
   TrainableMask mask_;
   uint64_t mask_version_ = 0;
   StreamRef stream_;

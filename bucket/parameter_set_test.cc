@@ -47,6 +47,22 @@ TEST_F(ParameterSetTest, KeepsWhatWasAdded) {
   EXPECT_TRUE(params_.Validate().ok()) << params_.Validate();
 }
 
+TEST_F(ParameterSetTest, KnowsWhatWasClearedSinceTheReduction) {
+  EXPECT_FALSE(params_.is_reduced());
+  params_.SetGradState(1, GradState::kNone);
+  params_.SetReduced(true);
+  EXPECT_TRUE(params_.is_reduced());
+  EXPECT_FALSE(params_.was_cleared(1));
+  params_.SetGradState(1, GradState::kReduced);
+  params_.SetGradState(2, GradState::kNone);  // It was before; the program has decided it.
+  EXPECT_FALSE(params_.was_cleared(1));
+  EXPECT_TRUE(params_.was_cleared(2));
+  params_.ClearGradients();
+  params_.SetReduced(false);
+  EXPECT_FALSE(params_.is_reduced());
+  EXPECT_TRUE(params_.was_cleared(1));
+}
+
 TEST_F(ParameterSetTest, FindsByName) {
   EXPECT_EQ(params_.Find("fc10.weight"), 2);
   EXPECT_EQ(params_.Find("fc1"), -1);

@@ -377,7 +377,7 @@ void DataParallelBase::Replica::TakeGradients() {
     if (grad.defined() && grad.is_meta() && !IsPlaceholder(grad))  // Set to zeros.
       grad = torch::zeros_like(params[i].tensor);
     if (!grad.defined()) {
-      set.SetGradState(i, GradState::kNone);
+      if (set.grad_state(i) != GradState::kNone) set.SetGradState(i, GradState::kNone);
     } else if (!set.trainable(i) || !params[i].tensor.requires_grad() || IsPlaceholder(grad)) {
       continue;
     } else if (set.row_size(i) > 0) {

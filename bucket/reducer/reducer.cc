@@ -194,6 +194,7 @@ Reducer::~Reducer() {
     core.comm->AbortProvisionally(why);
   }
   impl.ForgetStep();
+  core.params->SetReduced(false);
   if (core.options.gradient_as_bucket_view && core.storage != nullptr)
     (void)core.storage->MoveGradients(*core.params, /*are_views=*/false, core.device.get());
   if (core.device != nullptr) (void)core.device->Drain();  // Pending work uses the buckets.
@@ -352,7 +353,9 @@ void Reducer::Impl::LeaveGroup(bool keeps_gradients) {
   }
   ForgetStep();
   recorded_topic.clear();
-  if (!keeps_gradients) core.params->ClearGradients();
+  if (keeps_gradients) return;
+  core.params->ClearGradients();
+  core.params->SetReduced(false);
 }
 
 absl::Status Reducer::Impl::AgreeOnPlan(int plan_from, const PlanState& own) {
@@ -403,6 +406,7 @@ absl::Status Reducer::BeginStep(std::shared_ptr<StepTicket> ticket, StepMode mod
     if (absl::Status status = impl.core.device->Confirm(); !status.ok())
       return impl.EndWith(Annotate(status, "an earlier step"));
   }
+  impl.core.params->SetReduced(false);
   impl.ticket = std::move(ticket);
   impl.mode = mode;
   impl.divisor = divisor;
@@ -474,6 +478,7 @@ absl::Status Reducer::Impl::End(double scale, const StepAnswer& answer,
                                 const Announcer* announcer) {
   EK_RETURN_IF_ERROR(launcher.WaitForUnused());
   EK_RETURN_IF_ERROR(completer.Complete(scale));
+  core.params->SetReduced(true);
   RecordFor(answer);
   EK_RETURN_IF_ERROR(completer.Account(announcer));
   ForgetStep();

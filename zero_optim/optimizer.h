@@ -26,8 +26,19 @@
 // Join:          put it and the DataParallel into RunJoined()'s list. Exhausted ranks take every
 //                step, with the settings of the lowest active rank, so that weights, moments and
 //                step counts stay equal on all ranks.
-// Your own code: inside RunJoined() exhausted ranks do not run the code that follows Step() in the
-//                loop: pass changes of the values, averages and schedules to AfterUpdate().
+// Your own code: inside RunJoined() exhausted ranks do not run the code of the loop: pass changes
+// of
+//                the gradients between FinishStep() and Step() to BeforeUpdate(), and changes of
+//                the values, averages and schedules to AfterUpdate(). Clearing gradients, freezing
+//                parameters or a further Step() between FinishStep() and the next BeginStep() needs
+//                neither: it counts on exhausted ranks, too, with every placement.
+// Compared:      the settings of each step, and which parameters have no gradient in it, with the
+//                next step or at the loop's end. In steps with exhausted ranks also the values, and
+//                the reduced gradients, as Step() finds them: a change that only loops have made is
+//                an error that names the tensor. Each rank reads them once then. With Slices the
+//                memory of gradients must not change between FinishStep() and Step(), which is
+//                checked in the same steps, and in the first ones. On a device, and for values with
+//                Replicated{.update_in_backward}, only the loop's end finds changes.
 // Replicas:      OptimizerOptions::check_replicas compares Replicated state at regular steps.
 //                The other placements have it once; DataParallelOptions::check_replicas compares
 //                the parameters of all of them (bucket/replica_check.h).
@@ -73,6 +84,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/plan/planner.h"
 #include "evenkeel/bucket/reduction.h"
@@ -154,6 +166,13 @@ struct ReductionOptions {
   std::unique_ptr<BucketReduction> inner = nullptr;  // Null means all-reduce.
 };
 
+// A part of a parameter's gradient; see Optimizer::BeforeUpdate().
+struct GradientPiece {
+  int param = 0;
+  int64_t first = 0;    // The number of elements of the parameter before this piece.
+  TensorView gradient;  // To be read, and changed in place.
+};
+
 class Optimizer : public Joinable {
  public:
   // Creates an optimizer with one rule for all parameters, or with groups (parameter_groups.h), for
@@ -180,6 +199,34 @@ class Optimizer : public Joinable {
 
   // Updates the parameters. A collective of all ranks with inputs, with equal options.
   virtual absl::Status Step(const StepOptions& options = {}) = 0;
+
+  // Adds a function that runs at the start of each Step(), before norms, clipping and checks for
+  // non-finite values, on all ranks: on exhausted ones in the step that they shadow. For clipping
+  // by value, noise, masks of pruned weights:
+  //
+  //   EK_RETURN_IF_ERROR(optimizer->BeforeUpdate([](absl::Span<const GradientPiece> pieces) {
+  //     for (const GradientPiece& piece : pieces)
+  //       for (float& element : piece.gradient.as<float>())
+  //         element = std::clamp(element, -0.5f, 0.5f);
+  //     return absl::OkStatus();
+  //   }));
+  //
+  // Pieces:  the group's gradients, in any order; grad_scale of the step has not been applied.
+  //          Replicated: all of them, whole. WholeTensors: the same, but those that Step() itself
+  //          reduces on their owner only. Slices: this rank's slices. So a function of single
+  //          elements, with their index `first` + k, gives the same weights with every placement;
+  //          a function of whole tensors needs Replicated or WholeTensors. Of a sparse parameter
+  //          the piece has the elements of its rows (ParameterSet::sparse_grad()).
+  // Order:   the same functions on all ranks, which is compared; they run in the order of the
+  // calls,
+  //          change equal elements equally on all ranks, and must not communicate. A further Step()
+  //          without a backward runs them again. CheckGradients() sees the gradients before them.
+  //          On a device they put work on the parameters' stream. No rank can leave then
+  //          (JoinOptions::leave_after_shadow_steps).
+  // Errors:  Step(), or RunJoined() on an exhausted rank, returns that of `function`: nothing was
+  //          updated on this rank. Unimplemented with update_in_backward.
+  virtual absl::Status BeforeUpdate(
+      std::function<absl::Status(absl::Span<const GradientPiece>)> function) = 0;
 
   // Adds a function that runs at the end of each Step(), skipped ones included, on all ranks: on
   // exhausted ones at the end of the step that they shadow. For averages of the weights, clamping,

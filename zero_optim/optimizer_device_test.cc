@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/device/simulated.h"
@@ -116,6 +117,44 @@ TEST(OptimizerOnADeviceTest, IsThePlainTrainingBitForBit) {
           rank.PlainStep(step, {.grad_scale = 0.5, .skip = step == 2});
         }
         return rank.ExpectEqual();
+      });
+    }
+  }
+}
+
+TEST(OptimizerOnADeviceTest, FunctionsBeforeTheUpdateAndDroppedGradientsCount) {
+  for (const int world_size : {1, 3}) {
+    for (const Placement& placement :
+         {Placement(Replicated{}), Placement(WholeTensors{}), Placement(Slices{})}) {
+      SimulatedDevices devices({.count = world_size, .delay = absl::Microseconds(20)});
+      RunOn(devices, world_size, [&](Communicator& comm) -> absl::Status {
+        Rank rank(comm, devices);
+        EK_RETURN_IF_ERROR(rank.Create(kMomentum));
+        EK_ASSIGN_OR_RETURN(auto optimizer,
+                            Optimizer::Create(*rank.ddp, kMomentum, {.placement = placement}));
+        EK_RETURN_IF_ERROR(
+            optimizer->BeforeUpdate([&](absl::Span<const GradientPiece> pieces) -> absl::Status {
+              for (const GradientPiece& piece : pieces) {
+                EK_RETURN_IF_ERROR(devices.Put(rank.stream.ref(), [view = piece.gradient] {
+                  for (float& element : view.as<float>()) element *= 0.5f;
+                }));
+              }
+              return absl::OkStatus();
+            }));
+        for (int step = 0; step < 5; ++step) {
+          EK_RETURN_IF_ERROR(rank.Reduce(step));
+          if (step == 2) rank.model.params().SetGradState(1, GradState::kNone);
+          for (ParameterSet* const params : {&rank.model.params(), &rank.plain_model.params()})
+            if (step == 3) params->SetTrainable(5, false);
+          rank.plain_model.params().SetTrainable(1, step != 2);
+          EK_RETURN_IF_ERROR(optimizer->Step());
+          rank.PlainStep(step, {.grad_scale = 0.5});
+        }
+        EK_RETURN_IF_ERROR(optimizer->WaitForAll());
+        EK_RETURN_IF_ERROR(devices.Synchronize(rank.stream.ref(), absl::Now() + absl::Minutes(1)));
+        EXPECT_TRUE(rank.model.Bytes() == rank.plain_model.Bytes())
+            << "placement " << placement.index() << ", rank " << comm.rank();
+        return absl::OkStatus();
       });
     }
   }

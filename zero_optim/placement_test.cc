@@ -331,9 +331,10 @@ TEST(PlacementTest, AGradientThatOneRankLacksIsFound) {
     texts[comm.rank()] = std::string(next.message());
     return next;
   });
-  EXPECT_THAT(texts, Each(testing::ContainsRegex(
-                         "optimizer#0: step 1 was taken with different settings: rank 1 has "
-                         "missing gradients=1 \\([0-9a-f]+\\); ranks 0,2 have none of these")));
+  EXPECT_THAT(texts,
+              Each(testing::ContainsRegex(
+                  "optimizer#0: step 1 was taken with different settings: rank 1 has "
+                  "missing gradients=1 \\(\"p2\" [0-9a-f]+\\); ranks 0,2 have none of these")));
 }
 
 TEST(PlacementTest, ARankWithAnotherPlacementDoesNotComeIntoAGroup) {

@@ -76,6 +76,9 @@ PROMISES = {
         "//bucket:replica_check_over_shm_test",
         "//tests/unequal_steps:unequal_steps_over_shm_test",
     ],
+    "10": [  # Code of the loop counts on all ranks, or is an error.
+        "//tests/programs:program_over_shm_test",
+    ],
 }
 
 # Keys: a program that the docs name, other than benchmarks, or a package with public headers. Values: tests, or the script

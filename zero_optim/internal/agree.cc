@@ -76,14 +76,16 @@ absl::Status AddGroupOnAllRanks(Communicator& comm, const std::string& name,
   return absl::OkStatus();
 }
 
-absl::Status AdoptFromLastJoiners(Communicator& comm, const std::string& name,
-                                  ParameterGroups& groups, bool is_last_joiner) {
+absl::StatusOr<bool> AdoptFromLastJoiners(Communicator& comm, const std::string& name,
+                                          ParameterGroups& groups, bool is_last_joiner) {
   const std::string mine = is_last_joiner ? StepMessage{.rules = groups.rules()}.Serialize() : "";
   EK_ASSIGN_OR_RETURN(
       const ControlChannel::Parts parts,
       comm.control().Exchange(absl::StrCat("settings/", name), mine, comm.timeout()));
   int source = -1;
+  bool is_even = true;
   for (int rank = 0; rank < comm.world_size(); ++rank) {
+    is_even = is_even && !parts[rank].empty();
     if (parts[rank].empty()) continue;
     if (source >= 0 && parts[rank] != parts[source]) {
       EK_ASSIGN_OR_RETURN(const StepMessage first, StepMessage::Parse(parts[source], 0));
@@ -95,9 +97,10 @@ absl::Status AdoptFromLastJoiners(Communicator& comm, const std::string& name,
     }
     source = rank;
   }
-  if (source < 0) return absl::OkStatus();
+  if (source < 0) return is_even;
   EK_ASSIGN_OR_RETURN(const StepMessage last, StepMessage::Parse(parts[source], 0));
-  return groups.Adopt(last.rules);
+  EK_RETURN_IF_ERROR(groups.Adopt(last.rules));
+  return is_even;
 }
 
 }  // namespace evenkeel::internal

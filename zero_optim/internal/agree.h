@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/agree.h"
 #include "evenkeel/comm/communicator.h"
@@ -39,9 +40,9 @@ absl::Status AddGroupOnAllRanks(Communicator& comm, const std::string& name,
 
 // Takes the settings with which the ranks that were active to the end of a joined loop end it:
 // others may have missed a change after the last step. Every rank must call it; FailedPrecondition
-// on all if those ranks differ, with both values.
-absl::Status AdoptFromLastJoiners(Communicator& comm, const std::string& name,
-                                  ParameterGroups& groups, bool is_last_joiner);
+// on all if those ranks differ, with both values. Returns whether all ranks were active to the end.
+absl::StatusOr<bool> AdoptFromLastJoiners(Communicator& comm, const std::string& name,
+                                          ParameterGroups& groups, bool is_last_joiner);
 
 }  // namespace evenkeel::internal
 

@@ -57,7 +57,8 @@ absl::StatusOr<std::vector<GradientSource>> ChooseSources(const ParameterSet& pa
   if (local != LocalGradients::kReduced) return sources;
   if (is_among(GradientSource::kHere) && !is_among(GradientSource::kToReduce)) return sources;
   for (int i = 0; i < params.size(); ++i) {
-    if (is_trained(i) && sources[i] == GradientSource::kNone)
+    const bool has_none = params.is_reduced() && params.was_cleared(i);  // It had the group's.
+    if (is_trained(i) && sources[i] == GradientSource::kNone && !has_none)
       sources[i] = GradientSource::kToReduce;
   }
   return sources;

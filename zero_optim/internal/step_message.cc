@@ -154,6 +154,8 @@ std::string StepMessage::Serialize() const {
       .Bool(options.skip_nonfinite)
       .Bool(options.clip.has_value());
   if (options.clip.has_value()) writer.F64(options.clip->max_norm).F64(options.clip->norm);
+  writer.U32(static_cast<uint32_t>(hashes.size()));
+  for (const uint64_t hash : hashes) writer.U64(hash);
   std::string packed((sources.size() + kSourcesPerByte - 1) / kSourcesPerByte, '\0');
   for (size_t i = 0; i < sources.size(); ++i) {
     packed[i / kSourcesPerByte] |=
@@ -179,6 +181,9 @@ absl::StatusOr<StepMessage> StepMessage::Parse(absl::string_view bytes, int para
     clip.max_norm = reader.F64();
     clip.norm = reader.F64();
   }
+  const uint32_t hash_count = reader.U32();
+  if (hash_count != 0 && hash_count != 2 * static_cast<uint32_t>(param_count)) reader.Refuse();
+  for (uint32_t i = 0; i < hash_count && reader.ok(); ++i) step.hashes.push_back(reader.U64());
   ReadSources(reader, param_count, step.sources);
   if (!CheckOptions(step.options).ok()) reader.Refuse();
   EK_RETURN_IF_ERROR(

@@ -42,6 +42,9 @@ struct StepMessage {
   std::vector<UpdateRule> rules;  // By group.
   StepOptions options;
   std::vector<GradientSource> sources;  // By parameter.
+  // In a step with exhausted ranks, by parameter: of its value and of its gradient (0: none that
+  // all ranks have) as the step finds them. Else empty.
+  std::vector<uint64_t> hashes;
 
   std::string Serialize() const;
   // InvalidArgument for what Serialize() with `param_count` sources can't have made.

@@ -15,6 +15,8 @@ StepMessage MessageOf(const UpdateRule& rule, int params) {
   StepMessage step{.rules = {rule, AdamW{}},
                    .options = {.grad_scale = 0.3, .skip = params % 2 == 0}};
   for (int i = 0; i < params; ++i) step.sources.push_back(static_cast<GradientSource>(i % 3));
+  for (int i = 0; i < 2 * params && params % 4 == 1; ++i)
+    step.hashes.push_back(static_cast<uint64_t>(i) << 40);
   return step;
 }
 

@@ -5,8 +5,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "evenkeel/bucket/divergence.h"
 #include "evenkeel/comm/base/bytes.h"
+#include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/failure_info.h"
 #include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/work.h"
@@ -14,6 +17,7 @@
 #include "evenkeel/zero_optim/checkpoint/checkpoint.h"
 #include "evenkeel/zero_optim/checkpoint/checkpoint_writer.h"
 #include "evenkeel/zero_optim/internal/action_hook.h"
+#include "evenkeel/zero_optim/internal/gradients.h"
 
 namespace evenkeel::internal {
 namespace {
@@ -21,6 +25,24 @@ namespace {
 absl::string_view NameOf(const Placement& placement) {
   constexpr absl::string_view kNames[] = {"Replicated", "WholeTensors", "Slices"};
   return kNames[placement.index()];
+}
+
+// Returns which parameters have no gradient in a step, for the comparison of the ranks: of the
+// first ones the names.
+std::string MissingText(const ParameterSet& params, absl::Span<const GradientSource> sources) {
+  constexpr int kNames = 2;
+  int missing = 0;
+  uint64_t hash = 0;
+  std::string names;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    const int param = static_cast<int>(i);
+    if (sources[i] != GradientSource::kNone || params.is_ignored(param)) continue;
+    if (++missing <= kNames) absl::StrAppend(&names, "\"", params[param].name, "\" ");
+    hash = StableHash(hash, static_cast<uint64_t>(i));
+  }
+  if (missing == 0) return "";
+  return absl::StrCat("missing gradients=", missing, " (", names, missing > kNames ? "... " : "",
+                      absl::Hex(hash), ")");
 }
 
 // Where a chunk of state comes to, one after the other; on a device it goes on to the host.
@@ -114,12 +136,17 @@ absl::Status PlacedOptimizer::CheckSame(const absl::Status& own, std::vector<Fac
                              std::move(facts));
 }
 
-// The end of a step -------------------------------------------------------------------------------
+// The program's code before and after a step ------------------------------------------------------
+
+absl::Status PlacedOptimizer::BeforeUpdate(
+    std::function<absl::Status(absl::Span<const GradientPiece>)> function) {
+  if (updates_in_backward()) return Lacks("BeforeUpdate() with update_in_backward");
+  before_update_.push_back(std::move(function));
+  return absl::OkStatus();
+}
 
 absl::Status PlacedOptimizer::AfterUpdate(std::function<absl::Status()> function) {
-  const auto* const replicated = std::get_if<Replicated>(&placement());
-  if (replicated != nullptr && replicated->update_in_backward)
-    return Lacks("AfterUpdate() with update_in_backward");
+  if (updates_in_backward() && !is_split()) return Lacks("AfterUpdate() with update_in_backward");
   after_update_.push_back(std::move(function));
   return absl::OkStatus();
 }
@@ -137,11 +164,117 @@ absl::Status PlacedOptimizer::CheckFirstValues() {
       ": broadcast the values of one rank, or use a DataParallel, which does so"));
 }
 
-absl::Status PlacedOptimizer::EndUpdate(std::string settings) {
-  if (has_functions())
-    absl::StrAppend(&settings, settings.empty() ? "" : ", ",
-                    "functions after the step=", after_update_.size());
-  CountStep(settings);
+std::vector<int> PlacedOptimizer::ExhaustedRanks() const {
+  std::vector<int> ranks;
+  const std::vector<int> active = StepControl::Of(communicator()).active_ranks();
+  for (int rank = 0; rank < communicator().world_size(); ++rank) {
+    if (!std::ranges::binary_search(active, rank)) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+std::vector<uint64_t> PlacedOptimizer::HashTensors(absl::Span<const GradientSource> sources) const {
+  std::vector<uint64_t> hashes;
+  if (updater_.is_on_device()) return hashes;
+  for (int i = 0; i < params_->size(); ++i) {
+    const bool is_own = groups().contains(i) && !params_->is_ignored(i);
+    const bool has_gradient = is_own && sources[i] == GradientSource::kHere &&
+                              params_->grad_state(i) == GradState::kReduced;
+    hashes.push_back(is_own ? HashOf((*params_)[i].value) : 0);
+    hashes.push_back(has_gradient ? HashOf(ElementsOf(*params_, i)) : 0);
+  }
+  return hashes;
+}
+
+absl::Status PlacedOptimizer::CheckUnchanged(const StepMessage& step) const {
+  const std::vector<uint64_t> own = HashTensors(step.sources);
+  for (size_t i = 0; i < std::min(own.size(), step.hashes.size()); ++i) {
+    if (own[i] == step.hashes[i]) continue;
+    const std::string& name = (*params_)[static_cast<int>(i / 2)].name;
+    return i % 2 == 0
+               ? ChangedError(absl::StrCat("\"", name, "\""), "AfterUpdate()")
+               : ChangedError(absl::StrCat("the gradient of \"", name, "\""), "BeforeUpdate()");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<Divergence>> PlacedOptimizer::CompareValues() const {
+  std::vector<NamedView> values = NamedValuesOf(*params_);
+  for (int i = 0; i < params_->size(); ++i)
+    if (!groups().contains(i)) values[i].view = TensorView();
+  return FindDivergence(
+      values, communicator(),
+      {.stream = updater_.stream(), .topic = absl::StrCat("values/", join_name())});
+}
+
+absl::Status PlacedOptimizer::CheckValuesUnchanged() const {
+  if (updater_.is_on_device() || ExhaustedRanks().empty()) return absl::OkStatus();
+  EK_ASSIGN_OR_RETURN(const std::optional<Divergence> found, CompareValues());
+  return found.has_value() ? ChangedError(absl::StrCat("\"", found->tensor, "\""), "AfterUpdate()")
+                           : absl::OkStatus();
+}
+
+absl::Status PlacedOptimizer::EndLoop(bool is_last_joiner) {
+  EK_ASSIGN_OR_RETURN(const bool is_even, AdoptFromLastJoiners(communicator(), join_name(),
+                                                               settings(), is_last_joiner));
+  if (is_even) return absl::OkStatus();
+  EK_RETURN_IF_ERROR(WaitForAll());
+  EK_ASSIGN_OR_RETURN(const std::optional<Divergence> found, CompareValues());
+  if (!found.has_value()) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat("after the loop the replicas differ: ", ToString(*found),
+                   ": exhausted ranks do not run code that changes parameters in the loop, unless "
+                   "it is passed to AfterUpdate()"));
+}
+
+absl::Status PlacedOptimizer::ChangedError(absl::string_view tensor,
+                                           absl::string_view function) const {
+  const int64_t step = steps_finished() + 1;
+  const std::vector<int> exhausted = ExhaustedRanks();
+  return WithFailureInfo(
+      absl::FailedPreconditionError(absl::StrCat(
+          tensor, " is not equal on all ranks when step ", step, " of ", join_name(),
+          " begins: ", RankList(exhausted), exhausted.size() == 1 ? " has" : " have",
+          " no more input, and did not run the code of the loop that changed it; pass such code to "
+          "the optimizer's ",
+          function, ", which runs it on all ranks")),
+      {.kind = FailureKind::kDisagreement,
+       .ranks = StepControl::Of(communicator()).active_ranks(),
+       .step = step});
+}
+
+std::vector<GradientPiece> PlacedOptimizer::WholePieces(
+    absl::Span<const GradientSource> sources) const {
+  std::vector<GradientPiece> pieces;
+  for (int i = 0; i < params_->size() && has_functions_before(); ++i) {
+    if (sources[i] == GradientSource::kHere)
+      pieces.push_back({.param = i, .gradient = ElementsOf(*params_, i)});
+  }
+  return pieces;
+}
+
+absl::Status PlacedOptimizer::RunBeforeUpdate(absl::Span<const GradientPiece> pieces) {
+  for (size_t i = 0; i < before_update_.size(); ++i)  // A function may add another one.
+    EK_RETURN_IF_ERROR(before_update_[i](pieces));
+  return absl::OkStatus();
+}
+
+absl::Status PlacedOptimizer::EndUpdate(const StepMessage& step) {
+  std::vector<std::string> settings;
+  const auto add = [&](std::string text) {
+    if (!text.empty()) settings.push_back(std::move(text));
+  };
+  add(SettingsText(groups(), step.rules, step.options));
+  add(MissingText(*params_, step.sources));
+  uint64_t hash = 0;
+  for (const uint64_t one : step.hashes) hash = StableHash(hash, one);
+  if (hash != 0) add(absl::StrCat("hash of values and gradients=", absl::Hex(hash)));
+  const auto add_count = [&](absl::string_view what, size_t count) {
+    if (count > 0) add(absl::StrCat(what, "=", count));
+  };
+  add_count("functions before the step", before_update_.size());
+  add_count("functions after the step", after_update_.size());
+  CountStep(absl::StrJoin(settings, ", "));
   for (size_t i = 0; i < after_update_.size(); ++i)  // A function may add another one.
     EK_RETURN_IF_ERROR(after_update_[i]());
   return absl::OkStatus();
@@ -176,9 +309,7 @@ absl::StatusOr<std::unique_ptr<JoinHook>> PlacedOptimizer::MakeJoinHook(
     const JoinOptions& /*options*/) {
   return std::make_unique<ActionHook>(
       [this](const StepAnswer& step, absl::string_view payload) { return OnAction(step, payload); },
-      [this](bool is_last_joiner) {
-        return AdoptFromLastJoiners(communicator(), join_name(), settings(), is_last_joiner);
-      },
+      [this](bool is_last_joiner) { return EndLoop(is_last_joiner); },
       [this] { return OnExhausted(); });
 }
 

@@ -21,6 +21,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "evenkeel/bucket/divergence.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/agree.h"
 #include "evenkeel/comm/communicator.h"
@@ -33,6 +35,7 @@
 #include "evenkeel/zero_optim/internal/parameter_updater.h"
 #include "evenkeel/zero_optim/internal/placement/slice_layout.h"
 #include "evenkeel/zero_optim/internal/state_sync.h"
+#include "evenkeel/zero_optim/internal/step_message.h"
 #include "evenkeel/zero_optim/optimizer.h"
 
 namespace evenkeel::internal {
@@ -44,6 +47,8 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   absl::Status Start(absl::Status own);
 
   // Optimizer.
+  absl::Status BeforeUpdate(
+      std::function<absl::Status(absl::Span<const GradientPiece>)> function) override;
   absl::Status AfterUpdate(std::function<absl::Status()> function) override;
   absl::StatusOr<GradientCheck> CheckGradients(double norm) override;
   const std::optional<GradientCheck>& last_check() const override { return checks_.last(); }
@@ -97,9 +102,28 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   // Compares the values before the first update, unless a reducer has made them equal. A collective
   // of all ranks, exhausted ones included.
   absl::Status CheckFirstValues();
-  // The end of a step, with these settings, when all values are there.
-  absl::Status EndUpdate(std::string settings);
-  bool has_functions() const { return !after_update_.empty(); }
+  // The loop of an active rank may have changed values, or gradients that are to be used, and
+  // exhausted ranks do not run that code. So in steps with exhausted ranks active ranks send what
+  // they find (StepMessage::hashes), and exhausted ranks compare it with what the library left
+  // there; CheckUnchanged() returns the error that names it.
+  std::vector<uint64_t> HashTensors(absl::Span<const GradientSource> sources) const;
+  absl::Status CheckUnchanged(const StepMessage& step) const;
+  // The same for values alone, on all ranks: for updates before an optimizer's step.
+  absl::Status CheckValuesUnchanged() const;
+  absl::Status RunBeforeUpdate(absl::Span<const GradientPiece> pieces);
+  bool has_functions_before() const { return !before_update_.empty(); }
+  // Those of whole parameters whose gradients are reduced already.
+  std::vector<GradientPiece> WholePieces(absl::Span<const GradientSource> sources) const;
+  // The end of a step, when all values are there. `step.sources` may be empty.
+  absl::Status EndUpdate(const StepMessage& step);
+  bool has_functions() const { return has_functions_before() || has_functions_after(); }
+  bool has_functions_after() const { return !after_update_.empty(); }
+  bool updates_in_backward() const {
+    const auto* const replicated = std::get_if<Replicated>(&options_.placement);
+    const auto* const slices = std::get_if<Slices>(&options_.placement);
+    return (replicated != nullptr && replicated->update_in_backward) ||
+           (slices != nullptr && slices->update_in_backward);
+  }
   bool is_split() const { return !std::holds_alternative<Replicated>(options_.placement); }
   ParameterGroups& settings() override { return updater_.groups(); }
 
@@ -174,6 +198,12 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   void FinishSave(absl::Duration timeout);
   void Unregister(Communicator* comm);
 
+  std::vector<int> ExhaustedRanks() const;
+  absl::StatusOr<std::optional<Divergence>> CompareValues() const;
+  absl::Status EndLoop(bool is_last_joiner);
+  absl::Status ChangedError(absl::string_view tensor, absl::string_view function) const;
+
+  std::vector<std::function<absl::Status(absl::Span<const GradientPiece>)>> before_update_;
   std::vector<std::function<absl::Status()>> after_update_;
   bool is_registered_ = false;
   bool has_begun_ = false;  // A first update: the values were compared.

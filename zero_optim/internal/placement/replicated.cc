@@ -9,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "evenkeel/bucket/divergence.h"
 #include "evenkeel/bucket/replica_check.h"
-#include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/phase.h"
 #include "evenkeel/zero_optim/internal/gradient_measure.h"
@@ -18,22 +17,6 @@
 namespace evenkeel::internal {
 namespace {
 constexpr int kStepList = 0;  // In a device's tables.
-
-// Returns the settings of a step that the ranks compare. Replicas diverge if one of them lacks a
-// gradient that the others use.
-std::string SettingsOf(const ParameterGroups& groups, const StepMessage& step) {
-  std::string text = SettingsText(groups, step.rules, step.options);
-  uint64_t missing = 0, hash = 0;
-  for (size_t i = 0; i < step.sources.size(); ++i) {
-    if (step.sources[i] != GradientSource::kNone) continue;
-    ++missing;
-    hash = StableHash(hash, static_cast<uint64_t>(i));
-  }
-  if (missing > 0)
-    absl::StrAppend(&text, ", missing gradients=", missing, " (", absl::Hex(hash), ")");
-  return text;
-}
-
 }  // namespace
 
 std::vector<Fact> ReplicatedOptimizer::OtherSettings() const {
@@ -61,8 +44,9 @@ absl::Status ReplicatedOptimizer::Step(const StepOptions& options) {
   }
   EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, Notify());
   EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
-  EK_ASSIGN_OR_RETURN(const StepMessage step, PlanStep(options));
+  EK_ASSIGN_OR_RETURN(StepMessage step, PlanStep(options));
   if (!answer.everyone_active()) {
+    step.hashes = HashTensors(step.sources);
     EK_RETURN_IF_ERROR(Announce(Action::kStep, step.Serialize()));
   }
   return Apply(step);
@@ -107,11 +91,13 @@ absl::Status ReplicatedOptimizer::RepeatStep(const StepAnswer& /*answer*/,
   EK_ASSIGN_OR_RETURN(const StepMessage step, StepMessage::Parse(payload, params_->size()));
   EK_RETURN_IF_ERROR(updater_.groups().Adopt(step.rules));
   EK_RETURN_IF_ERROR(CheckArrived(*params_, step.sources, communicator().rank()));
+  EK_RETURN_IF_ERROR(CheckUnchanged(step));
   return Apply(step);
 }
 
 absl::Status ReplicatedOptimizer::Apply(const StepMessage& step) {
   EK_RETURN_IF_ERROR(CheckFirstValues());
+  EK_RETURN_IF_ERROR(RunBeforeUpdate(WholePieces(step.sources)));
   if (updater_.is_on_device()) return ApplyThere(step);
   StepOptions options = step.options;
   checks_.Begin();
@@ -125,11 +111,11 @@ absl::Status ReplicatedOptimizer::Apply(const StepMessage& step) {
     if (step.sources[i] == GradientSource::kNone) continue;
     updater_.Update(i, ElementsOf(*params_, i), options.grad_scale);
   }
-  return EndStep(SettingsOf(groups(), step));
+  return EndStep(step);
 }
 
-absl::Status ReplicatedOptimizer::EndStep(std::string settings) {
-  EK_RETURN_IF_ERROR(EndUpdate(std::move(settings)));
+absl::Status ReplicatedOptimizer::EndStep(const StepMessage& step) {
+  EK_RETURN_IF_ERROR(EndUpdate(step));
   if (!IsCheckDue(options_.check_replicas, communicator(), steps_finished()))
     return absl::OkStatus();
   const absl::StatusOr<std::vector<NamedView>> state = updater_.NamedState();
@@ -161,7 +147,7 @@ absl::Status ReplicatedOptimizer::ApplyThere(const StepMessage& step) {
     EK_RETURN_IF_ERROR(updater_.UpdateThere(kStepList, step.options, is_measured, stream));
     if (is_measured) checks_.SetThere(&updater_.device());
   }
-  return EndStep(SettingsOf(groups(), step));
+  return EndStep(step);
 }
 
 absl::Status ReplicatedOptimizer::TakeState(const OptimizerState& state) {

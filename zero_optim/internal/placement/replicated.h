@@ -37,13 +37,10 @@ class ReplicatedOptimizer : public PlacedOptimizer {
   class Reduction;
   enum class InBackward { kNothing, kPart, kAll };
 
-  bool updates_in_backward() const {
-    return std::get<Replicated>(options_.placement).update_in_backward;
-  }
   absl::StatusOr<StepMessage> PlanStep(const StepOptions& options) const;
   absl::Status Apply(const StepMessage& step);
   absl::Status ApplyThere(const StepMessage& step);  // On a device.
-  absl::Status EndStep(std::string settings);        // Compares the state, if that is due.
+  absl::Status EndStep(const StepMessage& step);     // Compares the state, if that is due.
   GradientCheck Measure(const StepMessage& step, double norm) const;
   std::vector<ParameterUpdater::Gradient> GradientsOf(const StepMessage& step) const;
 

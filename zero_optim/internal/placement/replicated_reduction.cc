@@ -81,7 +81,7 @@ class ReplicatedOptimizer::Reduction : public BucketReduction {
     return link_->Call([&](Owner& owner) {
       owner.is_torn_ = false;
       // Otherwise Step() does.
-      return updates_.empty() ? owner.EndStep(SettingsOf(owner)) : absl::OkStatus();
+      return updates_.empty() ? owner.EndStep({.rules = owner.groups().rules()}) : absl::OkStatus();
     });
   }
   absl::Status WaitForValues() override { return inner_->WaitForValues(); }

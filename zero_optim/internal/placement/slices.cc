@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "evenkeel/bucket/divergence.h"
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/phase.h"
@@ -102,6 +103,20 @@ absl::Status SlicesOptimizer::CheckSliced() const {
   return absl::OkStatus();
 }
 
+absl::Status SlicesOptimizer::CheckMemory() {
+  absl::MutexLock lock(&mutex_);
+  for (const Note& note : std::exchange(notes_, {})) {
+    const Parameter& param = (*params_)[note.param];
+    if (param.grad.data != note.data || HashOf(param.grad) == note.hash) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        join_name(), ": rank ", communicator().rank(), " changed the memory of the gradient of \"",
+        param.name,
+        "\" between FinishStep() and Step(); with Slices that has no effect, because each rank has "
+        "a slice of the gradient elsewhere: pass such code to the optimizer's BeforeUpdate()"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status SlicesOptimizer::Step(const StepOptions& options) {
   const PhaseScope phase(communicator(), StepPhase::kOptimizer);
   EK_RETURN_IF_ERROR(CheckOptions(options));
@@ -109,32 +124,62 @@ absl::Status SlicesOptimizer::Step(const StepOptions& options) {
     return absl::InvalidArgumentError(
         absl::StrCat(join_name(), ": Step() has options, but the update was made in backward"));
   }
+  EK_RETURN_IF_ERROR(CheckMemory());
   EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, Notify());
   EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
   EK_RETURN_IF_ERROR(CheckSliced());
-  const StepMessage step{.rules = groups_.rules(), .options = options};
+  StepMessage step{.rules = groups_.rules(), .options = options};
+  EK_ASSIGN_OR_RETURN(step.sources, ChooseSlices());
+  if (!updates_in_backward())
+    EK_RETURN_IF_ERROR(WaitForGathers());  // Of a step before without a reduction in between.
   last_step_ = std::move(ticket);
   if (!answer.everyone_active()) {
+    if (!updates_in_backward()) step.hashes = HashTensors(step.sources);
     EK_RETURN_IF_ERROR(Announce(Action::kStep, step.Serialize()));
   }
   return Run(step, /*has_inputs=*/true);
 }
 
+absl::StatusOr<std::vector<GradientSource>> SlicesOptimizer::ChooseSlices() const {
+  absl::MutexLock lock(&mutex_);
+  std::vector<GradientSource> sources(params_->size(), GradientSource::kNone);
+  for (int i = 0; i < params_->size(); ++i) {
+    if (!groups_.contains(i) || params_->is_ignored(i)) continue;
+    const bool is_dropped = params_->was_cleared(i) || !params_->trainable(i);
+    if (!is_dropped) sources[i] = GradientSource::kHere;
+    if (!is_dropped && gradients_are_lost_) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(join_name(),
+                       ": the buckets were planned anew after the backward: call the optimizer "
+                       "before the next step begins"));
+    }
+    if (is_dropped && awaits_step_ && plan_->bucket_of[i] >= 0) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          join_name(), ": the gradient of \"", (*params_)[i].name,
+          "\" was cleared, or the parameter frozen, before Step(), but it was updated in backward "
+          "already: do this after Step()"));
+    }
+  }
+  if (updates_in_backward() && has_stepped_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(join_name(),
+                     ": a second Step() after one backward has nothing left to update: the "
+                     "gradients were used up in backward"));
+  }
+  return sources;
+}
+
 absl::Status SlicesOptimizer::RepeatStep(const StepAnswer& /*answer*/, absl::string_view message) {
-  EK_ASSIGN_OR_RETURN(const StepMessage step, StepMessage::Parse(message, 0));
+  EK_ASSIGN_OR_RETURN(const StepMessage step, StepMessage::Parse(message, params_->size()));
   EK_RETURN_IF_ERROR(groups_.Adopt(step.rules));
+  EK_RETURN_IF_ERROR(WaitForGathers());
+  if (!step.hashes.empty()) EK_RETURN_IF_ERROR(CheckUnchanged(step));
   return Run(step, /*has_inputs=*/false);
 }
 
 absl::Status SlicesOptimizer::Run(const StepMessage& step, bool has_inputs) {
   {
     absl::MutexLock lock(&mutex_);
-    if (gradients_are_lost_) {
-      return absl::FailedPreconditionError(
-          absl::StrCat(join_name(),
-                       ": the buckets were planned anew after the backward: call the optimizer "
-                       "before the next step begins"));
-    }
     if (updates_in_backward() && !(updater_.groups().rules() == step.rules)) {
       return absl::FailedPreconditionError(absl::StrCat(
           join_name(),
@@ -142,29 +187,60 @@ absl::Status SlicesOptimizer::Run(const StepMessage& step, bool has_inputs) {
           "change them before BeginStep()"));
     }
     EK_RETURN_IF_ERROR(updater_.groups().Adopt(step.rules));
+    sources_ = step.sources;
   }
   if (!updates_in_backward()) EK_RETURN_IF_ERROR(UpdateAll(step.options));
   // A rank without inputs has no forward to overlap with.
-  if (!how_.overlap_forward || !has_inputs || has_functions()) EK_RETURN_IF_ERROR(WaitForGathers());
+  if (!how_.overlap_forward || !has_inputs || has_functions_after())
+    EK_RETURN_IF_ERROR(WaitForGathers());
   {
     absl::MutexLock lock(&mutex_);
     awaits_step_ = false;
-    reduced_.assign(reduced_.size(), false);
+    has_stepped_ = true;
   }
-  return EndUpdate(SettingsText(groups_, step.rules, step.options));
+  return EndUpdate(step);
+}
+
+// On a device the host doesn't know whether any rank has a gradient.
+bool SlicesOptimizer::IsUsed(const SlicePlan::Bucket& bucket, size_t position) const {
+  const int param = bucket.layout.params[position];
+  if (!sources_.empty() && sources_[param] == GradientSource::kNone) return false;
+  return updater_.is_on_device() || flags_[bucket.first_flag + position] != 0;
+}
+
+absl::Status SlicesOptimizer::RunBefore() {
+  std::vector<GradientPiece> pieces;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (size_t b = 0; b < reduced_.size() && has_functions_before(); ++b) {
+      const SlicePlan::Bucket& bucket = plan_->buckets[b];
+      size_t position = 0;
+      for (const Segment& own : bucket.own) {
+        while (bucket.layout.params[position] != own.param) ++position;
+        if (reduced_[b] && IsUsed(bucket, position))
+          pieces.push_back({own.param, own.begin, bucket.gradients[position]});
+      }
+    }
+  }
+  return RunBeforeUpdate(pieces);
 }
 
 absl::Status SlicesOptimizer::UpdateAll(const StepOptions& options) {
+  if (updater_.is_on_device()) {
+    EK_RETURN_IF_ERROR(RunBefore());
+    absl::MutexLock lock(&mutex_);
+    return UpdateAllThere(options);
+  }
   std::vector<Work> flags;
   std::shared_ptr<StateMove> move;
   {
     absl::MutexLock lock(&mutex_);
-    if (updater_.is_on_device()) return UpdateAllThere(options);
     flags = flag_works_;
     move = move_;
   }
   if (move != nullptr) EK_RETURN_IF_ERROR(move->Wait());
   EK_RETURN_IF_ERROR(internal::WaitForAll(flags));
+  EK_RETURN_IF_ERROR(RunBefore());
   StepOptions decided = options;
   checks_.Begin();
   if (NeedsCheck(options)) {
@@ -218,6 +294,7 @@ std::vector<ParameterUpdater::Gradient> SlicesOptimizer::GradientsOf(int index) 
   const SlicePlan::Bucket& bucket = plan_->buckets[index];
   std::vector<ParameterUpdater::Gradient> gradients;
   for (size_t i = 0; i < bucket.layout.params.size(); ++i) {
+    if (!IsUsed(bucket, i)) continue;
     gradients.push_back(
         {bucket.layout.params[i], bucket.gradients[i], bucket.first_flag + static_cast<int>(i)});
   }
@@ -291,8 +368,7 @@ absl::StatusOr<GradientCheck> SlicesOptimizer::Measure(double norm, double grad_
     for (size_t b = 0; b < reduced_.size(); ++b) {
       const SlicePlan::Bucket& bucket = plan_->buckets[b];
       for (size_t i = 0; i < bucket.layout.params.size() && reduced_[b]; ++i) {
-        if (flags_[bucket.first_flag + i] != 0)
-          measure.Add(bucket.layout.params[i], bucket.gradients[i]);
+        if (IsUsed(bucket, i)) measure.Add(bucket.layout.params[i], bucket.gradients[i]);
       }
     }
   }
@@ -311,7 +387,7 @@ void SlicesOptimizer::UpdateBucket(int index, double grad_scale) {
   const SlicePlan::Bucket& bucket = plan_->buckets[index];
   is_torn_ = true;
   for (size_t i = 0; i < bucket.layout.params.size(); ++i) {
-    if (flags_[bucket.first_flag + i] == 0) continue;  // No rank has a gradient.
+    if (!IsUsed(bucket, i)) continue;
     updater_.Update(bucket.layout.params[i], bucket.gradients[i], grad_scale);
   }
   SendOut(index, {});

@@ -56,7 +56,6 @@ class SlicesOptimizer : public PlacedOptimizer {
   class Reduction;
 
   absl::Status TakeChannels();
-  bool updates_in_backward() const { return how_.update_in_backward; }
 
   // StepParticipant. What the ranks must agree on of the plan they agree on with the reducer's.
   absl::StatusOr<ParticipantState> PrepareStep() override;
@@ -72,11 +71,22 @@ class SlicesOptimizer : public PlacedOptimizer {
   absl::Status CheckGroups() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The state moves to where the newest plan has it.
   absl::Status AdoptPlan() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ForgetSlices() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SendFlags(const BucketInfo& bucket, bool contributes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // A step.
   absl::Status CheckSliced() const;
+  // The program must not change the memory of gradients between the reduction, which has left
+  // nothing there that is used, and Step().
+  void NoteGradients() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckMemory();
+  // By parameter: kHere if the slices of its gradient are to be used, kNone if the program has
+  // cleared or frozen it since they were reduced.
+  absl::StatusOr<std::vector<GradientSource>> ChooseSlices() const;
   absl::Status Run(const StepMessage& step, bool has_inputs);
+  absl::Status RunBefore();
+  bool IsUsed(const SlicePlan::Bucket& bucket, size_t position) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status UpdateAll(const StepOptions& options);
   absl::Status UpdateAllThere(const StepOptions& options)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // On a device.
@@ -149,12 +159,21 @@ class SlicesOptimizer : public PlacedOptimizer {
       ABSL_GUARDED_BY(mutex_);  // Which parameters of the buckets have a gradient on some rank.
   std::vector<Work> flag_works_ ABSL_GUARDED_BY(mutex_);  // By bucket.
   std::vector<bool> reduced_
-      ABSL_GUARDED_BY(mutex_);  // By bucket: its gradient waits for its update.
+      ABSL_GUARDED_BY(mutex_);  // By bucket: its slice is the last reduction's.
+  std::vector<GradientSource> sources_
+      ABSL_GUARDED_BY(mutex_);  // By parameter, of the step that runs; empty: all are used.
   bool is_between_reductions_ ABSL_GUARDED_BY(mutex_) = true;
+  struct Note {
+    int param = 0;
+    void* data = nullptr;
+    uint64_t hash = 0;
+  };
+  std::vector<Note> notes_ ABSL_GUARDED_BY(mutex_);    // Of gradients' memory, until Step().
   std::vector<Work> gathers_ ABSL_GUARDED_BY(mutex_);  // By bucket; empty when all have ended.
   OpenWorks settling_ ABSL_GUARDED_BY(mutex_);         // Gathers on a device, see Settle().
   bool gradients_are_lost_ ABSL_GUARDED_BY(mutex_) = false;  // The buckets went before Step().
   bool awaits_step_ ABSL_GUARDED_BY(mutex_) = false;         // Buckets were updated in backward.
+  bool has_stepped_ ABSL_GUARDED_BY(mutex_) = false;         // Since the last reduction.
   bool is_torn_ ABSL_GUARDED_BY(mutex_) = false;             // An update began and did not end.
 };
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "evenkeel/bucket/divergence.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/steps/step_control.h"
@@ -130,21 +131,30 @@ absl::StatusOr<RoundBuffers> SlicesOptimizer::BeginReduction(const BucketInfo& b
                                                              const ReductionStep& step) {
   EK_RETURN_IF_ERROR(WaitForGathers());  // The last step's, if they were not waited for.
   std::shared_ptr<StateMove> last_move;
+  bool is_first = false;
   {
     absl::MutexLock lock(&mutex_);
-    if (is_between_reductions_)
-      reduced_.assign(reduced_.size(), false);  // Gradients that no Step() has used.
-    is_between_reductions_ = false;
+    is_first = std::exchange(is_between_reductions_, false);
+    if (is_first) ForgetSlices();
     EK_RETURN_IF_ERROR(CheckGroups());
     if (next_plan_ != nullptr) last_move = move_;
     Settle();
   }
   if (last_move != nullptr) EK_RETURN_IF_ERROR(last_move->Wait());  // Nobody called Step() since.
+  if (is_first && updates_in_backward()) EK_RETURN_IF_ERROR(CheckValuesUnchanged());
   absl::MutexLock lock(&mutex_);
   if (next_plan_ != nullptr) EK_RETURN_IF_ERROR(AdoptPlan());
   SendFlags(bucket, step.contributes);
   return RoundBuffers{
       .in = {bucket.data}, .out = {plan_->buckets[bucket.index].gradient}, .scale = step.scale};
+}
+
+// Others come.
+void SlicesOptimizer::ForgetSlices() {
+  reduced_.assign(reduced_.size(), false);
+  sources_.clear();
+  gradients_are_lost_ = false;
+  has_stepped_ = false;
 }
 
 absl::Status SlicesOptimizer::AdoptPlan() {
@@ -153,7 +163,6 @@ absl::Status SlicesOptimizer::AdoptPlan() {
     EK_RETURN_IF_ERROR(updater_.device().Keep(plan_->padding, updater_.stream()));
   }
   plan_ = std::move(next_plan_);
-  gradients_are_lost_ = false;  // Others come.
   flags_.assign(plan_->flag_count, 0);
   flag_works_.assign(plan_->buckets.size(), Work());
   reduced_.assign(plan_->buckets.size(), false);
@@ -190,8 +199,25 @@ void SlicesOptimizer::SendFlags(const BucketInfo& bucket, bool contributes) {
 
 void SlicesOptimizer::OnStepEnd() {
   absl::MutexLock lock(&mutex_);
-  if (is_between_reductions_) reduced_.assign(reduced_.size(), false);  // All buckets were skipped.
+  if (is_between_reductions_) ForgetSlices();  // All buckets were skipped.
   is_between_reductions_ = true;
+  NoteGradients();
+}
+
+// A program that changes gradients does so from its first steps on. So the memory is read in these,
+// and where ranks without inputs can't follow.
+void SlicesOptimizer::NoteGradients() {
+  constexpr int64_t kFirstSteps = 4;
+  const StepControl& steps = StepControl::Of(communicator());
+  notes_.clear();
+  if (updater_.is_on_device() || steps.is_exhausted() || steps.current() == nullptr) return;
+  const absl::StatusOr<StepAnswer> answer = steps.current()->Wait();
+  if (!answer.ok() || (answer->everyone_active() && steps_finished() >= kFirstSteps)) return;
+  for (int i = 0; i < params_->size(); ++i) {
+    const TensorView& gradient = (*params_)[i].grad;
+    if (groups_.contains(i) && params_->trainable(i) && gradient.data != nullptr)
+      notes_.push_back({i, gradient.data, HashOf(gradient)});
+  }
 }
 
 absl::Status SlicesOptimizer::OnReduced(int bucket, StreamRef stream) {

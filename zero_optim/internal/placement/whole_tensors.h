@@ -65,14 +65,14 @@ class WholeTensorsOptimizer : public PlacedOptimizer {
   struct Gradients {
     StepAnswer answer;
     std::shared_ptr<StepTicket> ticket;   // Null on a rank without inputs.
-    std::vector<GradientSource> chosen;   // As the lowest active rank sees them.
-    std::vector<GradientSource> sources;  // As far as they concern this rank.
+    std::vector<GradientSource> sources;  // As the lowest active rank sees them.
+    std::vector<uint64_t> hashes;         // StepMessage::hashes.
     std::vector<int> to_reduce;
     double scale = 1.0;  // For the gradients to reduce.
     bool is_reduced = false;
   };
   absl::Status ChooseGradients();
-  absl::Status TakeGradients(StepAnswer answer, std::vector<GradientSource> chosen);
+  absl::Status TakeGradients(StepAnswer answer, std::vector<GradientSource> sources);
   absl::Status CheckOwnGradients();
   absl::Status ReduceGradients();
   absl::StatusOr<TensorView> GradientOf(int param);
@@ -87,6 +87,7 @@ class WholeTensorsOptimizer : public PlacedOptimizer {
   // Chooses the gradients of a step that is to be repeated.
   absl::StatusOr<StepMessage> Repeat(const StepAnswer& answer, absl::string_view message);
   absl::Status Run(const StepOptions& options);
+  absl::Status RunBefore(const StepOptions& options);
   absl::Status UpdateAndSend(double grad_scale);
   absl::Status UpdateBucket(int index, const ShardBucket& bucket, double grad_scale);
 

@@ -41,6 +41,7 @@ absl::Status WholeTensorsOptimizer::Step(const StepOptions& options) {
   const PhaseScope phase(communicator(), StepPhase::kOptimizer);
   EK_RETURN_IF_ERROR(CheckOptions(options));
   EK_RETURN_IF_ERROR(ChooseGradients());
+  if (!gradients_->answer.everyone_active()) gradients_->hashes = HashTensors(gradients_->sources);
   last_step_ = gradients_->ticket;
   EK_RETURN_IF_ERROR(AnnounceStep(Action::kStep, options));
   return Run(options);
@@ -57,8 +58,10 @@ absl::StatusOr<GradientCheck> WholeTensorsOptimizer::CheckGradients(double norm)
 
 absl::Status WholeTensorsOptimizer::AnnounceStep(Action action, const StepOptions& options) {
   if (gradients_->answer.everyone_active()) return absl::OkStatus();
-  const StepMessage step{
-      .rules = groups().rules(), .options = options, .sources = gradients_->chosen};
+  const StepMessage step{.rules = groups().rules(),
+                         .options = options,
+                         .sources = gradients_->sources,
+                         .hashes = gradients_->hashes};
   return Announce(action, step.Serialize());
 }
 
@@ -73,23 +76,22 @@ absl::Status WholeTensorsOptimizer::ChooseGradients() {
       join_config().divisor.by() != DivideBy::kSamples;  // Nothing to divide by.
   const LocalGradients local = is_complete ? LocalGradients::kComplete : LocalGradients::kReduced;
   EK_ASSIGN_OR_RETURN(
-      std::vector<GradientSource> chosen,
+      std::vector<GradientSource> sources,
       ChooseSources(*params_, groups(), plan()->mask, local, communicator().rank()));
-  EK_RETURN_IF_ERROR(TakeGradients(std::move(answer), std::move(chosen)));
+  EK_RETURN_IF_ERROR(TakeGradients(std::move(answer), std::move(sources)));
   gradients_->ticket = std::move(ticket);
   return absl::OkStatus();
 }
 
 absl::Status WholeTensorsOptimizer::TakeGradients(StepAnswer answer,
-                                                  std::vector<GradientSource> chosen) {
+                                                  std::vector<GradientSource> sources) {
   // Those of a check without a step may still be on their way.
   if (gradients_.has_value() && gradients_->is_reduced) EK_RETURN_IF_ERROR(reduction_->WaitAll());
-  gradients_ = Gradients{.answer = std::move(answer), .chosen = std::move(chosen)};
-  gradients_->sources = gradients_->chosen;
+  gradients_ = Gradients{.answer = std::move(answer), .sources = std::move(sources)};
   gradients_->scale = join_config().divisor.ScaleOf(gradients_->answer, join_name());
   left_samples_ = 0;  // After a skipped step, too: the gradients are used up.
   for (int i = 0; i < params_->size(); ++i) {
-    if (gradients_->chosen[i] == GradientSource::kToReduce) gradients_->to_reduce.push_back(i);
+    if (gradients_->sources[i] == GradientSource::kToReduce) gradients_->to_reduce.push_back(i);
   }
   if (!gradients_->to_reduce.empty()) EK_RETURN_IF_ERROR(CheckSamples());
   seen_drops_ = params_->dropped_gradients();
@@ -101,7 +103,7 @@ absl::Status WholeTensorsOptimizer::CheckOwnGradients() {
   if (!communicator().check_finite() || communicator().runtime() != nullptr)
     return absl::OkStatus();
   for (int i = 0; i < params_->size(); ++i) {
-    if (gradients_->chosen[i] == GradientSource::kNone) continue;
+    if (gradients_->sources[i] == GradientSource::kNone) continue;
     if (params_->grad_state(i) != GradState::kLocal) continue;
     EK_RETURN_IF_ERROR(internal::CheckFinite(communicator(), *params_, i));
   }
@@ -191,17 +193,8 @@ absl::StatusOr<StepMessage> WholeTensorsOptimizer::Repeat(const StepAnswer& answ
   const bool is_known =
       gradients_.has_value() && gradients_->answer.step == answer.step;  // From a check before.
   if (!is_known) {
-    if (!step.options.skip && plan()->better.has_value())
-      EK_RETURN_IF_ERROR(MoveTo(*plan()->better));
     EK_RETURN_IF_ERROR(TakeGradients(answer, step.sources));
-    const PlanPtr plan = this->plan();
-    for (int i = 0; i < params_->size(); ++i) {
-      GradientSource& source = gradients_->sources[i];
-      const bool is_owner = plan->owners.owner(i) == communicator().rank();
-      if (!is_owner && source == GradientSource::kHere) source = GradientSource::kNone;
-    }
-    if (!step.options.skip)
-      EK_RETURN_IF_ERROR(CheckArrived(*params_, gradients_->sources, communicator().rank()));
+    EK_RETURN_IF_ERROR(CheckArrived(*params_, step.sources, communicator().rank()));
   }
   return step;
 }
@@ -209,6 +202,8 @@ absl::StatusOr<StepMessage> WholeTensorsOptimizer::Repeat(const StepAnswer& answ
 absl::Status WholeTensorsOptimizer::RepeatStep(const StepAnswer& answer,
                                                absl::string_view message) {
   EK_ASSIGN_OR_RETURN(const StepMessage step, Repeat(answer, message));
+  EK_RETURN_IF_ERROR(CheckUnchanged(step));
+  gradients_->hashes = step.hashes;
   return Run(step.options);
 }
 
@@ -227,6 +222,7 @@ absl::Status WholeTensorsOptimizer::Run(const StepOptions& options) {
   // failed step can be repeated (on a device it can't). The broadcasts would queue behind the
   // reductions anyway.
   if (!options.skip) EK_RETURN_IF_ERROR(ReduceGradients());
+  EK_RETURN_IF_ERROR(RunBefore(options));
   if (!options.skip && updater_.is_on_device()) EK_RETURN_IF_ERROR(DecideThere(options));
   if (NeedsCheck(options) && !updater_.is_on_device()) {
     EK_ASSIGN_OR_RETURN(decided, DecideHere(options));
@@ -235,10 +231,26 @@ absl::Status WholeTensorsOptimizer::Run(const StepOptions& options) {
   if (gradients_->is_reduced) EK_RETURN_IF_ERROR(reduction_->WaitAll());
   for (int param : gradients_->to_reduce) params_->SetGradState(param, GradState::kNone);
   for (size_t i = 0; i < was_updated_.size() && !decided.skip; ++i) {
-    if (gradients_->chosen[i] != GradientSource::kNone) was_updated_[i] = 1;
+    if (gradients_->sources[i] != GradientSource::kNone) was_updated_[i] = 1;
   }
+  const StepMessage step{.rules = groups().rules(),
+                         .options = options,
+                         .sources = std::move(gradients_->sources),
+                         .hashes = std::move(gradients_->hashes)};
   gradients_.reset();
-  return EndUpdate(SettingsText(groups(), groups().rules(), options));
+  return EndUpdate(step);
+}
+
+// On a rank without inputs those that have arrived are all, too.
+absl::Status WholeTensorsOptimizer::RunBefore(const StepOptions& options) {
+  std::vector<GradientPiece> pieces = WholePieces(gradients_->sources);
+  for (const int param : gradients_->to_reduce) {
+    const bool is_owner = plan()->owners.owner(param) == communicator().rank();
+    if (options.skip || !is_owner || !has_functions_before()) continue;
+    EK_ASSIGN_OR_RETURN(const TensorView gradient, GradientOf(param));
+    if (gradient.data != nullptr) pieces.push_back({.param = param, .gradient = gradient});
+  }
+  return RunBeforeUpdate(pieces);
 }
 
 absl::StatusOr<StepOptions> WholeTensorsOptimizer::DecideHere(const StepOptions& options) {

@@ -68,10 +68,14 @@ Action DrawAction(Draws& draw, const Program& program) {
   const bool has_slices = std::holds_alternative<Slices>(program.placement);
   if (action.act == Act::kChangeGradient && has_slices) action.step = std::min(action.step, 1);
   if (action.act == Act::kChangeGradient) action.at = At::kBeforeStep;
-  // Changes of memory by a rank alone are found in uneven steps only.
+  // Changes of memory by a rank alone are found in uneven steps only. Its own gradients, which
+  // Step() will reduce, it may clear.
   const bool is_change = action.act == Act::kChangeValue || action.act == Act::kChangeGradient;
-  const bool is_compared = is_change ? !program.IsEven(action.step)
-                                     : action.act >= Act::kOmitStep || action.at == At::kBeforeStep;
+  const bool clears_own =
+      program.is_without_reducer && (action.act == Act::kClear || action.act == Act::kClearAll);
+  const bool is_before_step = action.at == At::kBeforeStep && !clears_own;
+  const bool is_compared =
+      is_change ? !program.IsEven(action.step) : action.act >= Act::kOmitStep || is_before_step;
   const bool is_first_partial =
       std::ranges::all_of(program.acts, [](const Action& other) { return other.ranks.empty(); });
   std::vector<int> active;

@@ -196,6 +196,12 @@ void DataParallel::PublishPlan() {
   exported_ = plan.Serialize();
 }
 
+std::string DataParallel::OtherFlagsText() const {
+  const std::string frozen = FrozenNote(*params_, params_->mask());
+  return absl::StrCat("which it began because the trained parameters of ", join_name(),
+                      " have changed (", frozen.empty() ? "nothing frozen" : frozen, ")");
+}
+
 absl::Status DataParallel::BeginStep(StepMode mode) {
   if (reducer_->in_step())
     return reducer_->BeginStep(nullptr, mode, StepDivisor());  // Answers what is wrong.
@@ -207,7 +213,7 @@ absl::Status DataParallel::BeginStep(StepMode mode) {
   // A step that another object has begun has the parameters that were trained at that time.
   if (!steps.WillBegin(this, static_cast<int>(join_phase()))) {
     EK_ASSIGN_OR_RETURN(const bool has_changed, trainability_.BeforeStep(steps.steps_begun()));
-    if (has_changed) steps.EndStep();
+    if (has_changed) steps.EndStep(OtherFlagsText());
   }
   EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, Notify());
   CountSamples(mode);

@@ -213,6 +213,8 @@ class DataParallel : public Joinable, public GradientReducer, private StepPartic
   absl::Status BeginBufferSync(const StepAnswer& answer);
   // Adopts the current addresses. Called before any of that memory is read or written.
   absl::Status FollowMemory();
+  // For messages: why a step that another object began ended without this one.
+  std::string OtherFlagsText() const;
   // Called when a step has begun, whether or not it made buffers equal.
   void NoteStepBegun(bool synchronises);
   absl::Status Shadow(const StepAnswer& answer, absl::string_view message);

@@ -405,6 +405,21 @@ TEST_P(TrainabilityTest, EvaluationBetweenStepsIsEachRanksOwn) {
   });
 }
 
+TEST(TrainabilityOfTwoTest, AFlagThatOneRankChangesInAStepThatAnotherOneHasBegunIsNamed) {
+  const absl::Status status = RunTestRanks(3, [](Communicator& comm) -> absl::Status {
+    Replica first(comm), second(comm);
+    EK_RETURN_IF_ERROR(first.Wrap());
+    EK_RETURN_IF_ERROR(second.Wrap());
+    EK_RETURN_IF_ERROR(first.ddp().BeginStep());
+    if (comm.rank() == 1) second.flags()[1] = 0;
+    return second.Step(0);
+  });
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("rank 1 waits in step 1, which it began because the trained parameters of "
+                        "data_parallel#1 have changed (frozen: p1), until all ranks"));
+}
+
 INSTANTIATE_TEST_SUITE_P(Worlds, TrainabilityTest, testing::Values(1, 2, 3, 5, 8));
 
 TEST(TrainabilityOptionsTest, IntervalsThatAreNoneAreRefused) {

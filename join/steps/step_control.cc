@@ -261,10 +261,11 @@ int64_t StepAnswer::SamplesOf(absl::string_view participant_name) const {
 
 // StepTicket --------------------------------------------------------------------------------------
 
-StepTicket::StepTicket(int64_t step, bool is_exhausted, StepControl* control)
+StepTicket::StepTicket(int64_t step, bool is_exhausted, StepControl* control, std::string why)
     : step_(step),
       is_exhausted_(is_exhausted),
       control_(control),
+      why_(std::move(why)),
       deadline_(SteadyNow() + control->comm_->timeout()) {}
 
 absl::StatusOr<StepAnswer> StepTicket::Wait() const {
@@ -292,6 +293,7 @@ internal::Wait StepTicket::Describe() const {
           .sequence = step_,
           .topic = kStepTopic,
           .text = absl::StrCat(is_exhausted_ ? internal::kExhausted : "", "step ", step_,
+                               why_.empty() ? "" : absl::StrCat(", ", why_, ","),
                                " until all ranks have begun it")};
 }
 
@@ -494,7 +496,8 @@ absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Begin(StepRecord record
   const int64_t step = records_sent_;
   EK_RETURN_IF_ERROR(CheckAgainstLeft(step));
   ++records_sent_;
-  auto ticket = std::shared_ptr<StepTicket>(new StepTicket(step, record.joined, this));
+  auto ticket = std::shared_ptr<StepTicket>(
+      new StepTicket(step, record.joined, this, std::exchange(why_ended_, "")));
   unanswered_.push_back(ticket);
   std::string mine = record.Serialize();
   // A message wakes a thread, which may take this one's core: not this rank's delay.
@@ -696,9 +699,10 @@ absl::StatusOr<std::optional<std::string>> StepControl::NextCall(
   return std::nullopt;
 }
 
-void StepControl::EndStep() {
+void StepControl::EndStep(std::string why) {
   if (ended_ || current_ == nullptr) return;
   ended_ = true;
+  why_ended_ = std::move(why);
   TellJoined(StepAction::Kind::kEnd, "",
              "");  // The answer of a step without reduction may still be on its way.
 }

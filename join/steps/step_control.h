@@ -156,7 +156,7 @@ class StepTicket {
 
  private:
   friend class StepControl;
-  StepTicket(int64_t step, bool is_exhausted, StepControl* control);
+  StepTicket(int64_t step, bool is_exhausted, StepControl* control, std::string why = "");
   // Restarts the timeout, because the other ranks are making progress before this step. Returns the
   // new deadline.
   absl::Time Renew();
@@ -168,6 +168,7 @@ class StepTicket {
   const int64_t step_;
   const bool is_exhausted_;
   StepControl* const control_;
+  const std::string why_;  // This rank began it; empty: as usual.
   mutable absl::Mutex mutex_;
   absl::Time deadline_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<absl::StatusOr<StepAnswer>> answer_ ABSL_GUARDED_BY(mutex_);
@@ -240,8 +241,9 @@ class StepControl final : public internal::GroupExtension {
   // To be called when this rank's loop has ended: from now on it shadows the other ranks' calls.
   void BecomeExhausted() { calls_.BecomeExhausted(); }
 
-  // Ends the current step on this rank; Enter() does so, too. Idempotent.
-  void EndStep();
+  // Ends the current step on this rank; Enter() does so, too. Idempotent. `why`: for the message
+  // if the other ranks do not end it, too.
+  void EndStep(std::string why = "");
 
   // Does the same without a message to exhausted ranks, when all ranks have ended the step early.
   void AbandonStep() { ended_ = true; }
@@ -332,6 +334,7 @@ class StepControl final : public internal::GroupExtension {
       entered_;  // Who takes part in the current step, and the latest of their phases.
   int entered_phase_ = 0;
   bool ended_ = true;
+  std::string why_ended_;
   const void* scope_ = nullptr;
   uint64_t scope_hash_ = 0;
   bool agreement_ = true;

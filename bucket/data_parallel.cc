@@ -440,7 +440,7 @@ absl::StatusOr<std::unique_ptr<JoinHook>> DataParallel::MakeJoinHook(const JoinO
     has_stale_state_ = false;
   }
   saw_uneven_ = std::make_shared<std::atomic<bool>>(false);
-  shadowed_ = false;
+  last_rank_ = -1;
   return std::make_unique<Hook>(this);
 }
 
@@ -460,7 +460,6 @@ absl::Status DataParallel::Shadow(const StepAnswer& answer, absl::string_view me
   EK_RETURN_IF_ERROR(FollowMemory());
   if (action == Action::kBuffers) return BeginBufferSync(answer);
   *saw_uneven_ = true;
-  shadowed_ = true;
   EK_RETURN_IF_ERROR(KeepBuffers(/*is_active=*/false));
   EK_RETURN_IF_ERROR(PrepareTensors(answer));
   NoteStepBegun(action == Action::kSync);
@@ -477,18 +476,15 @@ absl::StatusOr<ControlChannel::Parts> DataParallel::Exchange(absl::string_view t
 
 absl::Status DataParallel::EndJoin(bool is_last_joiner) {
   const bool syncs_buffers = options_.buffers.every > 0 && !buffers_.empty();
-  if (!syncs_buffers && !*saw_uneven_) return absl::OkStatus();
   EK_RETURN_IF_ERROR(FollowMemory());
-  // This rank followed others, and has had no chance to clear what they left.
-  for (int i = 0; shadowed_ && i < params_->size(); ++i) {
-    if (params_->grad_state(i) == GradState::kReduced) params_->SetGradState(i, GradState::kNone);
-  }
   // The ranks that were active to the end have what the others lack; the highest of them stands for
   // all.
   const TrainabilityOptions& flags = options_.trainability;
   std::string mine = is_last_joiner ? "1" : "0";
-  for (int i = 0; i < params_->size(); ++i)
+  for (int i = 0; i < params_->size(); ++i) {
     mine += (flags.reader ? flags.reader(i) : params_->trainable(i)) ? '1' : '0';
+    mine += params_->grad_state(i) == GradState::kReduced ? '1' : '0';
+  }
   EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts, Exchange("join/", mine));
   StateSource last{.root = -1, .contributors = 0, .contributes = is_last_joiner};
   for (size_t rank = 0; rank < parts.size(); ++rank) {
@@ -497,9 +493,14 @@ absl::Status DataParallel::EndJoin(bool is_last_joiner) {
     ++last.contributors;
   }
   if (last.root < 0) return absl::InternalError("no rank was active to the end of the loop");
-  // The flags that their loops set after the last step count, too.
-  for (int i = 0; shadowed_ && i < params_->size(); ++i) {
-    const bool is_trained = parts[last.root][1 + i] == '1';
+  if (last.contributors < static_cast<int>(parts.size())) last_rank_ = last.root;
+  // The flags that their loops set, and the gradients that they cleared, after the last step count,
+  // too.
+  for (int i = 0; !is_last_joiner && i < params_->size(); ++i) {
+    const bool is_trained = parts[last.root][1 + 2 * i] == '1';
+    const bool is_kept = parts[last.root][2 + 2 * i] == '1';
+    if (!is_kept && params_->grad_state(i) == GradState::kReduced)
+      params_->SetGradState(i, GradState::kNone);
     if (params_->is_ignored(i)) continue;
     if (flags.writer) {
       flags.writer(i, is_trained);
@@ -588,7 +589,6 @@ void DataParallel::LeaveGroup(Communicator* old, const GroupChange& change) {
   mode_ = StepMode::kSync;
   last_step_synced_ = true;  // Whoever repeats a step begins it with one rank's buffers.
   buffer_turn_ = 0;
-  shadowed_ = false;
   saw_uneven_ = std::make_shared<std::atomic<bool>>(false);
 }
 

@@ -46,7 +46,8 @@
 //                what earlier steps have in flight); Recover() then treats this rank's state as
 //                inconsistent.
 // Clear gradients between a reduction and the next backward: a reduced gradient that is not cleared
-// is reduced again. With several DataParallel in one step, the ranks compare their modes when the
+// is reduced again. RunJoined() ends with those that the ranks with inputs to the end have not
+// cleared. With several DataParallel in one step, the ranks compare their modes when the
 // first of them begins the step; the control plane reports a difference in the others as a
 // deadlock.
 //
@@ -179,6 +180,9 @@ class DataParallel : public Joinable, public GradientReducer, private StepPartic
 
   const Reducer& reducer() const { return *reducer_; }
   const std::vector<BucketInfo>& buckets() const { return reducer_->buckets(); }
+  // Returns the highest of the ranks that had inputs to the end of the last RunJoined(); -1 if all
+  // had.
+  int last_rank() const { return last_rank_; }
   // Adopts the recorded gradient order now instead of in the next step. A collective.
   absl::Status RebuildNow();
   // ExportPlan() returns the plan as bytes; ImportPlan() adopts it in a later run of the same
@@ -279,9 +283,9 @@ class DataParallel : public Joinable, public GradientReducer, private StepPartic
   std::shared_ptr<std::atomic<bool>> saw_uneven_ = std::make_shared<std::atomic<bool>>(false);
   bool has_optimizer_state_ = false;
   std::vector<TensorView> optimizer_state_;
-  bool shadowed_ = false;  // In this loop, this rank followed the others.
   // In gradients that steps have accumulated and none has reduced: StepRecord::samples.
   int64_t accumulated_samples_ = 0;
+  int last_rank_ = -1;
   std::string refusal_;  // The reason why the next RunJoined() cannot start; empty if it can.
   int stale_root_ = -1;  // The rank with the optimizer state that then counts; -1: none.
   bool has_stale_state_ = false;  // The optimizer state of this rank does not count.

@@ -340,9 +340,16 @@ TEST_P(TrainabilityTest, TheFlagsOfARankThatRanDryFollow) {
         EK_RETURN_IF_ERROR(replica.Step(step));
       }
       if (is_last) replica.flags() = {1, 0, 0, 1};  // After its last step.
+      if (is_last) replica.params().SetGradState(2, GradState::kNone);
       return absl::OkStatus();
     }));
     EXPECT_THAT(replica.flags(), ElementsAre(1, 0, 0, 1)) << "rank " << comm.rank();
+    for (int p = 0; p < 4; ++p)  // Those of the last step; one was cleared after it.
+      EXPECT_EQ(replica.params().grad_state(p), p == 0 ? GradState::kReduced : GradState::kNone)
+          << "p" << p << ", rank " << comm.rank();
+    EXPECT_NEAR(replica.model().Gradient(0)[1],
+                replica.model().GradientAt(0, 1, comm.world_size() - 1, 5) / comm.world_size(),
+                1e-5);
     EK_RETURN_IF_ERROR(replica.Step(9));
     replica.ExpectGradientsOf(9);
     return absl::OkStatus();
@@ -383,6 +390,30 @@ TEST_P(TrainabilityTest, AStepThatAnotherOneHasBegunTakesTheFlagsOfNow) {
       EK_RETURN_IF_ERROR(first.ddp().FinishStep());
       first.ExpectGradientsOf(step);
     }
+    return absl::OkStatus();
+  });
+}
+
+// Its steps were the same on all ranks, those of the other one were not.
+TEST_P(TrainabilityTest, FlagsFollowThoughOnlyAnotherOneWasShadowed) {
+  RunWell([&](Communicator& comm) -> absl::Status {
+    Replica first(comm), second(comm);
+    const auto writer = [](Replica& replica) {
+      return [&](int param, bool trained) { replica.flags()[param] = trained ? 1 : 0; };
+    };
+    EK_RETURN_IF_ERROR(first.Wrap({.writer = writer(first)}));
+    EK_RETURN_IF_ERROR(second.Wrap({.writer = writer(second)}));
+    const bool is_last = comm.rank() == comm.world_size() - 1;
+    EK_RETURN_IF_ERROR(
+        RunJoined({&first.ddp(), &second.ddp()}, {}, [&](JoinScope&) -> absl::Status {
+          EK_RETURN_IF_ERROR(second.Step(0));
+          for (int step = 0; step < (is_last ? 3 : 1); ++step) EK_RETURN_IF_ERROR(first.Step(step));
+          if (is_last) second.flags() = {1, 0, 0, 1};
+          return absl::OkStatus();
+        }));
+    EXPECT_THAT(second.flags(), ElementsAre(1, 0, 0, 1)) << "rank " << comm.rank();
+    EK_RETURN_IF_ERROR(second.Step(9));
+    second.ExpectGradientsOf(9);
     return absl::OkStatus();
   });
 }

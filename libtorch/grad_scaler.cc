@@ -74,10 +74,11 @@ void GradScaler::step(Optimizer& optimizer) {
   state_->found_nonfinite |= optimizer.last_was_skipped();
 }
 
-void GradScaler::update() {
+void GradScaler::update(std::optional<double> new_scale) {
   if (!state_->is_enabled) return;
-  if (state_->stepped.empty()) Refuse("update() of GradScaler was called without a step() before");
-  Check(state_->core->Update(std::exchange(state_->found_nonfinite, false)));
+  if (state_->stepped.empty() && !new_scale.has_value())
+    Refuse("update() of GradScaler was called without a step() before");
+  Check(state_->core->Update(std::exchange(state_->found_nonfinite, false), new_scale));
   state_->unscaled.clear();
   state_->stepped.clear();
 }

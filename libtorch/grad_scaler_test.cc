@@ -47,39 +47,50 @@ struct Trained {
   double scale;
 };
 
+// The scale of one process.
+struct LossScale {
+  double scale;
+  int64_t growth_interval;
+  int64_t good_steps = 0;
+  void Update(bool is_finite) {
+    if (!is_finite) {
+      scale *= 0.5;
+      good_steps = 0;
+    } else if (++good_steps == growth_interval) {
+      scale *= 2;
+      good_steps = 0;
+    }
+  }
+};
+
 // `gradients_of`: the gradients of a rank in a step for this scale.
 template <class GradientsOf>
 Trained TrainAlone(const std::vector<int>& steps, Sequential net, const GradScalerOptions& options,
                    double clip, const GradientsOf& gradients_of) {
   torch::optim::AdamW optimizer(net->parameters(), kRule);
-  double scale = options.init_scale;
-  int64_t good_steps = 0;
+  LossScale scale{options.init_scale, options.growth_interval};
   for (int step = 0; step < *std::ranges::max_element(steps); ++step) {
     std::vector<Tensor> sums;
     for (const Tensor& param : net->parameters()) sums.push_back(torch::zeros_like(param));
     for (size_t rank = 0; rank < steps.size(); ++rank) {
       if (step >= steps[rank]) continue;
       optimizer.zero_grad();
-      gradients_of(net, static_cast<int>(rank), step, scale);
+      gradients_of(net, static_cast<int>(rank), step, scale.scale);
       for (size_t i = 0; i < sums.size(); ++i) sums[i] += net->parameters()[i].grad();
     }
     bool is_finite = true;
     for (size_t i = 0; i < sums.size(); ++i) {
-      net->parameters()[i].mutable_grad() = sums[i] / static_cast<double>(steps.size()) / scale;
+      net->parameters()[i].mutable_grad() =
+          sums[i] / static_cast<double>(steps.size()) / scale.scale;
       is_finite &= torch::isfinite(sums[i]).all().item<bool>();
     }
-    if (!is_finite) {
-      scale *= 0.5;
-      good_steps = 0;
-      continue;
+    if (is_finite) {
+      if (clip > 0) torch::nn::utils::clip_grad_norm_(net->parameters(), clip);
+      optimizer.step();
     }
-    if (clip > 0) torch::nn::utils::clip_grad_norm_(net->parameters(), clip);
-    optimizer.step();
-    if (++good_steps < options.growth_interval) continue;
-    scale *= 2;
-    good_steps = 0;
+    scale.Update(is_finite);
   }
-  return {net->parameters(), scale};
+  return {net->parameters(), scale.scale};
 }
 
 void RequireTrained(Group& group, Sequential& net, const GradScaler& scaler, const Trained& want,
@@ -189,6 +200,68 @@ TEST(GradScalerTest, TrainsHalvesUnderAutocast) {
       AllPass(2));
 }
 
+// As of a GAN: each model's gradients overflow in steps of its own, which only its optimizer skips.
+// One step sets the scale.
+TEST(GradScalerTest, OneScalerServesTwoOptimizers) {
+  const std::vector<int> steps = {3, 0, 8};
+  constexpr double kNewScale = 48;
+  const auto loss_of = [](const Tensor& output, int rank, int step, int of) {
+    return output.square().mean() * (step % 3 == of && rank == 2 ? INFINITY : 1.0);
+  };
+  const auto train = [&](Group& group, const Placement& first, const Placement& second) {
+    std::vector<Sequential> alone = {NewNet(torch::kDouble), NewNet(torch::kDouble)};
+    std::vector<torch::optim::AdamW> own;
+    for (Sequential& net : alone) own.emplace_back(net->parameters(), kRule);
+    LossScale want{kScale.init_scale, kScale.growth_interval};
+    for (int step = 0; step < 8; ++step) {
+      bool is_finite = true;
+      for (const int of : {0, 1}) {
+        own[of].zero_grad();
+        for (int rank = 0; rank < 3; ++rank) {
+          if (step >= steps[rank]) continue;
+          const Tensor output = alone[of]->forward(Batch(rank, step, of, torch::kDouble));
+          (loss_of(output, rank, step, of) / 3).backward();
+        }
+        bool is_own_finite = true;
+        for (const Tensor& param : alone[of]->parameters())
+          is_own_finite &= torch::isfinite(param.grad()).all().item<bool>();
+        if (is_own_finite) own[of].step();
+        is_finite &= is_own_finite;
+      }
+      step == 5 ? void(want.scale = kNewScale) : want.Update(is_finite);
+    }
+    std::vector<Sequential> nets = {NewNet(torch::kDouble), NewNet(torch::kDouble)};
+    DataParallel a(group, nets[0]), b(group, nets[1]);
+    Optimizer a_optimizer(a, kRule, {.placement = first});
+    Optimizer b_optimizer(b, kRule, {.placement = second});
+    GradScaler scaler(group, kScale);
+    const int rank = group.rank();
+    join({&a, &b}, [&] {
+      for (int step = 0; step < steps[rank]; ++step) {
+        const auto backward = [&](auto& model, auto& optimizer, int of) {
+          optimizer.zero_grad();
+          const Tensor output = model(Batch(rank, step, of, torch::kDouble));
+          scaler.scale(loss_of(output, rank, step, of)).backward();
+        };
+        backward(a, a_optimizer, 0);
+        if (step % 2 == 0) scaler.step(a_optimizer);
+        backward(b, b_optimizer, 1);
+        scaler.step(b_optimizer);
+        if (step % 2 == 1) scaler.step(a_optimizer);
+        step == 5 ? scaler.update(kNewScale) : scaler.update();
+      }
+    });
+    RequireTrained(group, nets[0], scaler, {alone[0]->parameters(), want.scale}, 1e-12);
+    RequireTrained(group, nets[1], scaler, {alone[1]->parameters(), want.scale}, 1e-12);
+  };
+  EXPECT_EQ(RunRanks(3,
+                     [&](Group& group) {
+                       train(group, Replicated{}, WholeTensors{});
+                       train(group, Slices{}, Slices{});
+                     }),
+            AllPass(3));
+}
+
 TEST(GradScalerTest, MisuseIsNamed) {
   EXPECT_EQ(
       RunRanks(1,
@@ -202,6 +275,7 @@ TEST(GradScalerTest, MisuseIsNamed) {
                      scaler.scale(ddp(Batch(0, 0, 0, torch::kFloat)).sum()).backward();
                    };
                    RequireError([&] { scaler.update(); }, "without a step()");
+                   RequireError([&] { scaler.update(0.0); }, "the new scale is 0, but");
                    backward();
                    scaler.unscale_(optimizer);
                    RequireError([&] { scaler.unscale_(optimizer); }, "unscale_() was called twice");

@@ -557,7 +557,7 @@ class GradScaler {
   torch::Tensor scale(const torch::Tensor& loss) const;
   void unscale_(Optimizer& optimizer);
   void step(Optimizer& optimizer);  // Optimizer::last_was_skipped() returns whether it did.
-  void update();
+  void update(std::optional<double> new_scale = std::nullopt);  // Equal on all ranks.
   double get_scale() const;
   bool is_enabled() const;
 

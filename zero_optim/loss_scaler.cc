@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/steps/step_control.h"
@@ -49,6 +50,11 @@ std::string Bytes(const LossScalerOptions& options) {
       .Take();
 }
 
+// For the comparison of the ranks' steps.
+std::string ScaleText(const LossScalerState& state) {
+  return absl::StrFormat("scale=%.17g", state.scale);
+}
+
 }  // namespace
 
 std::string LossScalerState::Serialize() const {
@@ -91,11 +97,18 @@ absl::StatusOr<std::unique_ptr<LossScaler>> LossScaler::Create(Communicator* com
   return scaler;
 }
 
-absl::Status LossScaler::Update(bool found_nonfinite) {
+absl::Status LossScaler::Update(bool found_nonfinite, std::optional<double> new_scale) {
+  if (new_scale.has_value() && (!std::isfinite(*new_scale) || *new_scale <= 0))
+    return absl::InvalidArgumentError(absl::StrCat(join_name(), ": the new scale is ", *new_scale,
+                                                   ", but must be finite and above 0"));
   EK_RETURN_IF_ERROR(Notify().status());
-  state_ = NextScale(options_, state_, found_nonfinite);
+  if (new_scale.has_value()) {
+    state_.scale = *new_scale;
+  } else {
+    state_ = NextScale(options_, state_, found_nonfinite);
+  }
   EK_RETURN_IF_ERROR(StepControl::Of(communicator()).Announce(join_name(), state_.Serialize()));
-  CountStep();
+  CountStep(ScaleText(state_));
   return absl::OkStatus();
 }
 
@@ -109,7 +122,7 @@ absl::StatusOr<std::unique_ptr<JoinHook>> LossScaler::MakeJoinHook(const JoinOpt
   return std::make_unique<internal::ActionHook>(
       [this](const StepAnswer& /*step*/, absl::string_view payload) -> absl::Status {
         EK_ASSIGN_OR_RETURN(state_, LossScalerState::Parse(payload));
-        CountStep();
+        CountStep(ScaleText(state_));
         return absl::OkStatus();
       },
       [](bool /*is_last_joiner*/) { return absl::OkStatus(); });

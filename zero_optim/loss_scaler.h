@@ -30,6 +30,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -72,7 +73,9 @@ class LossScaler : public Joinable {
                                                             LossScalerOptions options = {});
 
   double scale() const { return state_.scale; }
-  absl::Status Update(bool found_nonfinite);
+  // `new_scale`: takes the place of the one that would follow. InvalidArgument unless it is finite
+  // and positive.
+  absl::Status Update(bool found_nonfinite, std::optional<double> new_scale = std::nullopt);
 
   const LossScalerState& state() const { return state_; }
   // Sets the state, equal on all ranks, not inside RunJoined(). InvalidArgument unless the scale is

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -134,6 +135,31 @@ TEST(LossScalerTest, IsAgreedOverALargerGroupThanTheOptimizers) {
     EXPECT_EQ(scaler->scale(), 32768);
     return group->Finalize();
   });
+}
+
+TEST(LossScalerTest, TakesANewScaleThatIsTheSameOnAllRanks) {
+  RunGroup(3, [](Communicator& comm) -> absl::Status {
+    EK_ASSIGN_OR_RETURN(auto scaler, LossScaler::Create(&comm, {.growth_interval = 2}));
+    EXPECT_TRUE(absl::IsInvalidArgument(scaler->Update(false, 0.0)));
+    EXPECT_TRUE(absl::IsInvalidArgument(scaler->Update(false, INFINITY)));
+    EK_RETURN_IF_ERROR(RunJoined({scaler.get()}, {}, [&](JoinScope&) -> absl::Status {
+      for (int step = 0; step < 2 + comm.rank(); ++step)
+        EK_RETURN_IF_ERROR(
+            scaler->Update(step == 2, step == 3 ? std::optional(48.0) : std::nullopt));
+      return absl::OkStatus();
+    }));
+    EXPECT_EQ(scaler->state(), (LossScalerState{.scale = 48, .good_steps = 0}));
+    EK_RETURN_IF_ERROR(scaler->Update(true));
+    EXPECT_EQ(scaler->scale(), 24);
+    return absl::OkStatus();
+  });
+  const absl::Status status = RunTestRanks(3, [](Communicator& comm) -> absl::Status {
+    EK_ASSIGN_OR_RETURN(auto scaler, LossScaler::Create(&comm));
+    EK_RETURN_IF_ERROR(scaler->Update(false, comm.rank() == 1 ? 8.0 : 4.0));
+    return scaler->Update(false);
+  });
+  EXPECT_TRUE(absl::StrContains(status.message(), "rank 1 has scale=8; ranks 0,2 have scale=4"))
+      << status;
 }
 
 TEST(LossScalerTest, GoesOnFromASavedState) {

@@ -161,8 +161,10 @@ DataParallelBase::Replica::Replica(std::shared_ptr<Group::State> group,
           [this](int param) {
             Parameter& one = params[param];
             const bool is_trained = one.tensor.requires_grad();
-            if (!is_trained && ShowsBucket(param))  // A frozen parameter has no bucket.
+            if (!is_trained && ShowsBucket(param)) {  // A frozen parameter has no bucket.
               one.tensor.mutable_grad() = one.view.clone();
+              if (set.grad_state(param) == GradState::kReduced) one.kept = one.tensor.grad();
+            }
             return is_trained;
           },
       .writer = [this](int param, bool trained) { params[param].tensor.requires_grad_(trained); },
@@ -314,13 +316,13 @@ void DataParallelBase::Replica::Begin() {
   if (IsIncomplete()) Finish();
   if (is_open) return;
   CheckLayouts();
-  RefuseSlices(/*are_used_up=*/false);
+  RefuseSlices();
   AttachAll();
   had_late_forward = false;
   TakeGradients();
   for (int i = 0; i < set.size(); ++i) {
     Parameter& param = params[i];
-    param.is_unreached = param.is_ready = param.is_lost = false;
+    param.is_unreached = param.is_ready = param.is_lost = param.is_spoiled = false;
   }
   is_accumulating = no_sync > 0;
   Check(core->BeginStep(is_accumulating ? StepMode::kAccumulate : StepMode::kSync));
@@ -358,15 +360,26 @@ void DataParallelBase::Replica::ShowGradient(int param) {
 }
 
 // A gradient of which each rank has a slice is a tensor without memory: whatever reads it fails.
-void DataParallelBase::Replica::RefuseSlices(bool are_used_up) const {
+void DataParallelBase::Replica::RefuseSlices() const {
   for (int i = 0; i < set.size(); ++i) {
-    if (params[i].is_lost == are_used_up || !IsPlaceholder(params[i].tensor.grad())) continue;
-    Refuse(
-        absl::StrCat("the gradient of \"", NameOf(i), "\" is left from the last ",
-                     are_used_up ? "step" : "backward",
-                     ", and with Slices, or after unscale_() of GradScaler, no rank has it: call ",
-                     are_used_up ? "zero_grad() after step(), before the next backward"
-                                 : "step() before the next forward"));
+    if (!params[i].is_lost || !IsPlaceholder(params[i].tensor.grad())) continue;
+    Refuse(absl::StrCat("the gradient of \"", NameOf(i),
+                        "\" is left from the last backward, and with Slices, or after unscale_() "
+                        "of GradScaler, no rank has it: call step() before the next forward"));
+  }
+}
+
+// Where a step has used up its gradient, no rank can compute what a later backward adds to it.
+void DataParallelBase::Replica::DropUsedUp() {
+  for (int i = 0; i < set.size(); ++i) {
+    torch::Tensor& grad = params[i].tensor.mutable_grad();
+    if (!IsPlaceholder(grad)) continue;
+    if (is_accumulating)
+      Refuse(absl::StrCat("the gradient of \"", NameOf(i),
+                          "\" is left from the last step, and with Slices no rank has it: call "
+                          "zero_grad() after step(), before a backward under no_sync()"));
+    grad.reset();
+    params[i].is_spoiled = true;
   }
 }
 
@@ -377,14 +390,18 @@ void DataParallelBase::Replica::TakeGradients() {
     if (grad.defined() && grad.is_meta() && !IsPlaceholder(grad))  // Set to zeros.
       grad = torch::zeros_like(params[i].tensor);
     if (!grad.defined()) {
+      params[i].kept.reset();
       if (set.grad_state(i) != GradState::kNone) set.SetGradState(i, GradState::kNone);
     } else if (!set.trainable(i) || !params[i].tensor.requires_grad() || IsPlaceholder(grad)) {
       continue;
     } else if (set.row_size(i) > 0) {
       ReadSparseGradient(i);
     } else if (!ShowsBucket(i)) {
+      const bool is_reduced = grad.is_same(params[i].kept);  // Before it was frozen.
       MoveToBucket(i);
-      if (set.grad_state(i) == GradState::kNone) set.SetGradState(i, GradState::kLocal);
+      params[i].kept.reset();
+      if (set.grad_state(i) == GradState::kNone)
+        set.SetGradState(i, is_reduced ? GradState::kReduced : GradState::kLocal);
     }
   }
 }
@@ -397,7 +414,7 @@ void DataParallelBase::Replica::MoveToBucket(int param) {
 
 void DataParallelBase::Replica::PrepareGradients() {
   TakeGradients();
-  RefuseSlices(/*are_used_up=*/true);
+  DropUsedUp();
   if (!has_followers) return;
   const at::NoGradGuard no_grad;
   std::vector<int> kept;
@@ -615,9 +632,9 @@ void DataParallelBase::Replica::AdoptGradients() {
     } else if (set.grad_state(i) == GradState::kReduced) {
       ShowGradient(i);
       if (has_followers) params[i].reduced = {params[i].view._version(), SampleOf(set[i].grad)};
-    } else if (params[i].had_gradient) {
+    } else if (params[i].had_gradient || params[i].is_spoiled) {
       grad = torch::empty_like(params[i].tensor, torch::kMeta);
-      params[i].is_lost = true;
+      params[i].is_lost = !params[i].is_spoiled;
     } else if (ShowsBucket(i)) {
       grad.reset();  // No rank has one.
     }
@@ -626,7 +643,7 @@ void DataParallelBase::Replica::AdoptGradients() {
 
 void DataParallelBase::Replica::ShowSparseGradient(int param) {
   torch::Tensor& grad = params[param].tensor.mutable_grad();
-  if (set.grad_state(param) != GradState::kReduced) return grad.reset();
+  if (set.grad_state(param) == GradState::kNone) return grad.reset();
   const SparseRows& given = set.sparse_grad(param);
   const auto count = static_cast<int64_t>(given.rows.size());
   const torch::Tensor rows = torch::tensor(given.rows, torch::kLong).unsqueeze(0);
@@ -651,8 +668,9 @@ void DataParallelBase::Replica::CheckGradients(const std::vector<int>& of_step,
                           "has it: call zero_grad() after step()"));
     if (!param.is_lost && is_placeholder)
       Refuse(
-          "step() was called again after one backward; with Slices the first step() has used the "
-          "gradients up");
+          absl::StrCat("step() was called again, but with Slices the first one has used the "
+                       "gradient of \"",
+                       NameOf(i), "\" up: call zero_grad() after step()"));
     if (!may_clear && grad.defined()) CheckReduced(i);
     if (!has_followers || param.is_lost || !set.trainable(i) ||
         set.grad_state(i) != GradState::kReduced)
@@ -764,23 +782,75 @@ void DataParallelBase::Replica::EndLoop() {
                              "forward under NoGradGuard"));
   CheckValues();
   AfterLoop();
-  TakeGradients();
-  for (int i = 0; i < set.size(); ++i) {
-    params[i].had_gradient = false;
-    // The plans of the other ranks move buckets, and freeze parameters.
-    if (!set.is_ignored(i)) params[i].tensor.mutable_grad().reset();
-  }
 }
 
 void DataParallelBase::Replica::AfterLoop() {
   for (const Enrolled& optimizer : optimizers)
     if (optimizer.after_loop) optimizer.after_loop();
+  TakeGradients();
+  for (int i = 0; i < set.size(); ++i) {
+    params[i].had_gradient = false;
+    if (set.is_ignored(i)) continue;
+    // The plans of the other ranks move buckets, and freeze parameters.
+    torch::Tensor& grad = params[i].tensor.mutable_grad();
+    params[i].is_spoiled = IsPlaceholder(grad) && !params[i].is_lost;
+    params[i].is_as_reduced = (set.row_size(i) > 0 || params[i].reduced) && !HasChanged(i);
+    if (set.row_size(i) == 0 && !set.trainable(i)) params[i].kept = grad;
+    grad.reset();
+  }
+}
+
+// The ranks that had batches to the end have what the others lack: gradients that were changed
+// after the last reduction, and those of frozen parameters.
+void DataParallelBase::Replica::ShareGradients() {
+  const int root = core->last_rank();
+  if (root < 0) return;
+  enum Kind : uint8_t { kNone, kUsedUp, kAsReduced, kOther };
+  std::vector<uint8_t> kinds;
+  for (int i = 0; i < set.size(); ++i) {
+    const Parameter& one = params[i];
+    const bool is_kept = set.grad_state(i) == GradState::kReduced || one.kept.defined();
+    kinds.push_back(one.is_spoiled                          ? kUsedUp
+                    : !is_kept || one.tensor.numel() == 0   ? kNone
+                    : one.is_as_reduced && set.trainable(i) ? kAsReduced
+                                                            : kOther);
+  }
+  Communicator& comm = *group->comm;
+  Check(comm.Broadcast(TensorView(kinds.data(), set.size(), DType::kUint8), root));
+  const at::NoGradGuard no_grad;
+  for (int i = 0; i < set.size(); ++i) {
+    Parameter& one = params[i];
+    one.is_spoiled = kinds[i] == kUsedUp;
+    if (kinds[i] != kOther) one.kept.reset();
+    const bool is_sparse = set.row_size(i) > 0;
+    if ((kinds[i] == kOther && is_sparse) ||
+        (kinds[i] == kAsReduced && set.grad_state(i) != GradState::kReduced))
+      Refuse(absl::StrCat("the gradient of \"", NameOf(i),
+                          "\" was kept when the loop of join() ended, "
+                          "but ranks without a batch do not have it: clear it in the loop"));
+    if (kinds[i] != kOther) continue;
+    if (set.trainable(i)) {
+      ShowGradient(i);
+      set.SetGradState(i, GradState::kReduced);
+    } else if (comm.rank() != root) {
+      one.kept = torch::empty_like(one.tensor, one.tensor.options().requires_grad(false));
+    }
+    Check(comm.Broadcast(MemoryOf(set.trainable(i) ? one.view : one.kept), root));
+  }
 }
 
 void DataParallelBase::Replica::AfterJoin() {
   for (int i = 0; i < set.size(); ++i) {
-    if (set.trainable(i) && set.row_size(i) == 0 && set.grad_state(i) != GradState::kNone)
+    if (set.is_ignored(i)) continue;
+    if (std::exchange(params[i].is_spoiled, false)) {
+      params[i].tensor.mutable_grad() = torch::empty_like(params[i].tensor, torch::kMeta);
+    } else if (set.row_size(i) > 0) {
+      ShowSparseGradient(i);
+    } else if (!set.trainable(i)) {
+      params[i].tensor.mutable_grad() = params[i].kept;
+    } else if (set.grad_state(i) != GradState::kNone) {
       ShowGradient(i);
+    }
   }
   for (const Enrolled& optimizer : optimizers)
     if (optimizer.after_join) optimizer.after_join();
@@ -918,9 +988,10 @@ bool join(const std::vector<DataParallelBase*>& models, const std::function<void
     }
     return absl::OkStatus();
   });
-  if (options.stop_early && absl::IsOutOfRange(status)) return false;
-  Check(status);
-  return true;
+  const bool has_stopped = options.stop_early && absl::IsOutOfRange(status);
+  if (!has_stopped) Check(status);
+  for (const auto& replica : replicas) replica->ShareGradients();
+  return !has_stopped;
 }
 
 }  // namespace evenkeel::libtorch

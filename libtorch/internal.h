@@ -102,10 +102,15 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
     decltype(torch::autograd::impl::grad_accumulator(torch::Tensor())) accumulator;
     uintptr_t hook = 0;
     const torch::autograd::FunctionPreHook* pre_hook = nullptr;
-    bool had_gradient = false;  // Before the last reduction.
-    bool is_unreached = false;  // Marked as unused in the open step.
-    bool is_ready = false;      // Its gradient has arrived in the open step.
-    bool is_lost = false;       // Only the next step() can read its gradient, or a slice of it.
+    bool had_gradient = false;   // Before the last reduction.
+    bool is_unreached = false;   // Marked as unused in the open step.
+    bool is_ready = false;       // Its gradient has arrived in the open step.
+    bool is_lost = false;        // Only the next step() can read its gradient, or a slice of it.
+    bool is_spoiled = false;     // The open step, or the end of a loop, finds its gradient used up.
+    bool is_as_reduced = false;  // When the loop of join() ended, its gradient was.
+    // The gradient that was reduced before the parameter was frozen, or that it had when the loop
+    // of join() ended.
+    torch::Tensor kept;
     // The version of its gradient and SampleOf() it after the reduction, if `has_followers`.
     std::optional<std::pair<int64_t, uint64_t>> reduced;
     // A hash of its value after the last step that ranks without a batch took, too.
@@ -146,7 +151,8 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   void TakeGradients();
   // Around the end of a loop, after which this rank follows the others.
   void EndLoop();
-  void AfterLoop();  // Called after an early stop, too.
+  void AfterLoop();       // Called after an early stop, too.
+  void ShareGradients();  // On success: all ranks end with those of the last step.
   void AfterJoin();
 
   const std::shared_ptr<Group::State> group;
@@ -187,7 +193,8 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   void ShowGradient(int param);  // grad() becomes the view of its bucket.
   bool ShowsBucket(int param) const;
   void MoveToBucket(int param);  // It was computed, or stored by the user, elsewhere.
-  void RefuseSlices(bool are_used_up) const;
+  void RefuseSlices() const;
+  void DropUsedUp();
   // Before the open step's first gradient is computed, or in place of it. A gradient that was kept
   // after its reduction is part of the next one, without the ranks that are exhausted then: it
   // gets the weight that makes up for them.

@@ -60,8 +60,8 @@
 //               the optimizer's step it may be changed or replaced; but inside join() exhausted
 //               ranks would not apply the change, so step() throws if it finds one. With Slices no
 //               rank has a whole gradient after backward: `grad()` is a tensor on the device meta,
-//               so that any read throws; one step() uses it up, and it must be cleared between
-//               that and the next backward.
+//               so that any read throws. One step() uses it up; what a later backward adds to it
+//               can only be cleared, and a step() before that throws.
 // Parameters:   all that `named_parameters()` lists, with requires_grad or without; setting the
 //               flag takes effect in the next step, on all ranks in the same one. A tensor that is
 //               registered twice is one parameter. Their memory may be replaced (set_data), not
@@ -277,7 +277,8 @@ class DataParallelBase {
 
 // Calls `loop`, a training loop of these models, on each rank. A rank whose loop has ended goes on
 // to take part in the steps of the others, and returns when all loops have ended, with equal
-// parameters, buffers and optimizer states. Each Optimizer and Joined of the models takes part;
+// parameters, buffers and optimizer states, and with the gradients of those whose batches lasted
+// longest, unless these have cleared them. Each Optimizer and Joined of the models takes part;
 // each model must have one. No other DataParallel may train in the loop. An exhausted rank does not
 // run the code that follows step() in the loop: pass what changes parameters, averages of them or a
 // schedule by steps to the optimizer's after_step(). All ranks end with the rates of those whose

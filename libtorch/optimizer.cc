@@ -416,8 +416,6 @@ struct Joined::State : Joinable {
       owner->optimizer.step();
       owner->EndStep(groups);
       owner->optimizer.zero_grad();
-      for (const std::vector<int>& group : groups)
-        for (const int param : group) owner->replica->set.SetGradState(param, GradState::kNone);
       return absl::OkStatus();
     }
     absl::Status PostHook(bool is_last_joiner) override {

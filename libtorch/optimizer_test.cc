@@ -1233,11 +1233,23 @@ TEST(OptimizerTest, GradientsOfSlicesMustBeCleared) {
                        optimizer.step();  // As torch's without gradients.
                        LossOf(ddp(Batch(group.rank(), 0))).backward();
                        optimizer.step();
-                       const Tensor loss = LossOf(ddp(Batch(group.rank(), 0)));
                        const std::string advice = "call zero_grad() after step()";
-                       RequireError([&] { loss.backward({}, /*retain_graph=*/true); }, advice);
-                       RequireError([&] { optimizer.step(); }, advice);  // Would use it again.
+                       LossOf(ddp(Batch(group.rank(), 0))).backward();  // Adds to what is used up.
+                       RequireError([&] { optimizer.step(); }, advice);
+                       Require(net->parameters()[0].grad().is_meta(), "it has no values");
+                       ddp(Batch(group.rank(), 0));  // A step without a backward.
+                       RequireError([&] { optimizer.step(); }, advice);
                        optimizer.zero_grad();
+                       LossOf(ddp(Batch(group.rank(), 0))).backward();
+                       optimizer.step();
+                       {
+                         const auto accumulating = ddp.no_sync();
+                         const Tensor loss = LossOf(ddp(Batch(group.rank(), 0)));
+                         RequireError([&] { loss.backward({}, /*retain_graph=*/true); }, advice);
+                         optimizer.zero_grad();
+                         loss.backward();
+                       }
+                       const Tensor loss = LossOf(ddp(Batch(group.rank(), 0)));
                        loss.backward({}, /*retain_graph=*/true);
                        RequireError([&] { loss.backward(); }, "backward outside of a step");
                        optimizer.clip_grad_norm(0);

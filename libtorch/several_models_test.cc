@@ -138,7 +138,7 @@ std::vector<Tensor> TrainAlone(Order order, const std::vector<int>& steps) {
 template <class AnyOptimizer, class OtherOptimizer>
 void TrainParallel(Order order, int rank, int steps, Sequential& discriminator,
                    DataParallel<Sequential>& g, DataParallel<Sequential>& d,
-                   AnyOptimizer& g_optimizer, OtherOptimizer& d_optimizer, bool clears_late) {
+                   AnyOptimizer& g_optimizer, OtherOptimizer& d_optimizer) {
   const Calls calls{[&](const Tensor& input) { return g(input); },
                     [&](const Tensor& input) { return d(input); },
                     [&] { return std::make_shared<DataParallelBase::NoSync>(d); }};
@@ -146,7 +146,6 @@ void TrainParallel(Order order, int rank, int steps, Sequential& discriminator,
     for (int step = 0; step < steps; ++step) {
       Tensor fakes;
       d_optimizer.zero_grad();
-      if (!clears_late) g_optimizer.zero_grad();
       if (order == Order::kFreezes) {  // After the generator's forward, which begins the step.
         fakes = g(RandomBatch(rank, step, 3));
         Freeze(discriminator, false);
@@ -158,7 +157,7 @@ void TrainParallel(Order order, int rank, int steps, Sequential& discriminator,
       d_optimizer.step();
       if (!TrainsGenerator(order, step)) continue;
       if (order == Order::kFreezes) Freeze(discriminator, true);
-      clears_late ? g_optimizer.zero_grad() : d_optimizer.zero_grad();
+      g_optimizer.zero_grad();
       GeneratorBackward(rank, step, 1, calls, fakes);
       g_optimizer.step();
     }
@@ -176,7 +175,7 @@ void TrainGan(Group& group, Order order, const std::vector<int>& steps,
   DataParallel g(group, generator, small), d(group, discriminator, small);
   const auto train = [&](auto& g_optimizer, auto& d_optimizer) {
     TrainParallel(order, group.rank(), steps[group.rank()], discriminator, g, d, g_optimizer,
-                  d_optimizer, /*clears_late=*/!placement || placement->index() != 2);
+                  d_optimizer);
   };
   if (placement.has_value()) {
     Optimizer g_optimizer(g, kAdamW, {.placement = *placement});
@@ -296,6 +295,50 @@ TEST(SeveralModelsTest, GradientsFollowStepsOfOtherModels) {
       AllPass(2));
 }
 
+// The second step of the discriminator brings the generator's gradients to other buckets.
+TEST(SeveralModelsTest, GradientsFollowStepsOfOtherModelsInAJoin) {
+  const std::vector<int> steps = {1, 3};
+  const auto train = [&](const std::vector<int>& ranks, auto& g, auto& d, auto& g_optimizer,
+                         auto& d_optimizer) {
+    const double share = ranks.size() == 1 ? 1 : 0.5;
+    for (int step = 0; step < steps[ranks.back()]; ++step) {
+      const auto on_each = [&](const auto& loss_of) {
+        for (const int rank : ranks)
+          if (step < steps[rank]) (share * loss_of(rank)).backward();
+      };
+      g_optimizer.zero_grad();
+      on_each([&](int rank) { return LossOf(g(RandomBatch(rank, step, 3)), 1); });
+      for (const int of : {10, 20}) {
+        d_optimizer.zero_grad();
+        on_each([&](int rank) { return LossOf(d(RandomBatch(rank, of + step, 4)), 1); });
+        d_optimizer.step();
+      }
+      g_optimizer.step();
+    }
+  };
+  EXPECT_EQ(RunRanks(2,
+                     [&](Group& group) {
+                       Models got, want;
+                       const DataParallelOptions small{.first_bucket_bytes = 64,
+                                                       .bucket_bytes = 128};
+                       DataParallel g(group, got.generator, small);
+                       DataParallel d(group, got.discriminator, small);
+                       torch::optim::SGD sgd(got.generator->parameters(), kSgd);
+                       Joined g_optimizer(g, sgd);
+                       Optimizer d_optimizer(d, kSgd);
+                       const std::vector<int> own = {group.rank()};
+                       join({&g, &d}, [&] { train(own, g, d, g_optimizer, d_optimizer); });
+                       torch::optim::SGD g_alone(want.generator->parameters(), kSgd);
+                       torch::optim::SGD d_alone(want.discriminator->parameters(), kSgd);
+                       auto g_of = [&](const Tensor& x) { return want.generator->forward(x); };
+                       auto d_of = [&](const Tensor& x) { return want.discriminator->forward(x); };
+                       train({0, 1}, g_of, d_of, g_alone, d_alone);
+                       RequireReplicas(group, *got.generator);
+                       RequireClose(got.parameters(), want.parameters(), "the models");
+                     }),
+            AllPass(2));
+}
+
 TEST(SeveralModelsTest, AFunctionAfterAStepMayChangeAnotherModel) {
   EXPECT_EQ(RunRanks(2,
                      [](Group& group) {
@@ -334,10 +377,13 @@ TEST(SeveralModelsTest, WhatAJoinLacksIsNamed) {
                            },
                            "each DataParallel, but that with \"0.weight\" has none");
                        RequireError([&] { join({&g, &g}, [] {}); }, "more than once");
+                       Optimizer of_other(d, kSgd);
                        g.join([&] {
-                         RequireError([&] { g.join([] {}); },
-                                      "join() was called in the loop of a join()");
+                         for (DataParallelBase* model : {&g, &d})
+                           RequireError([&] { model->join([] {}); },
+                                        "join() was called in the loop of a join()");
                        });
+                       d.join([] {});
                      }),
             AllPass(1));
   const Endings endings = RunRanks(2, [](Group& group) {

@@ -15,42 +15,53 @@ the number of ranks that still have input).
 
 What differs from torch's:
 
+- A backward pass is announced when it begins, a forward pass only if it exchanges buffers. So the
+  models of a loop (GANs, twin critics) may have any number of forward passes per backward pass.
 - ZeroRedundancyOptimizer: before a step that an exhausted rank shadows, an active rank sends it
-  the gradients of its shard and the settings (learning rate ...), as they are at the call of
-  `step`, after clipping and unscaling. torch steps the shard with a stale gradient or with none.
-- Steps are announced while a rank is exhausted, so they may be skipped or come after several
-  `no_sync` passes. ZeroRedundancyOptimizer may be alone or first in the list.
-- Other optimizers, schedulers, scalers and modules (anything with `state_dict` and
-  `load_state_dict`) may be in the list: exhausted ranks get the state of a rank that trained to
-  the end.
-- A gradient that an exhausted rank accumulated under `no_sync` is added to the next reduction;
-  torch drops it. The other gradients of an exhausted rank stay as its loop left them.
+  the weights, gradients and settings (learning rate ...) of its shard, as they are at the call of
+  `step`, after clipping, unscaling and hooks. torch steps the shard with a stale gradient or none.
+- Gradients that are kept from one synchronized backward pass to the next count once.
+- Optimizers, schedulers, scalers and modules (anything with `state_dict` and `load_state_dict`)
+  may be in the list: exhausted ranks get the state of a rank that trained to the end. Optimizers of
+  the listed modules that the list lacks, their LRSchedulers, torch.amp.GradScaler and AveragedModel
+  are found. Groups of parameters that are added meanwhile are added, too.
+- A gradient that an exhausted rank accumulated under `no_sync` is added to the next reduction, also
+  if it is from before the context, unless the active ranks have cleared theirs; torch drops it.
 - `find_unused_parameters`, `static_graph` and forward passes without gradients are shadowed
   exactly: a parameter that no active rank uses keeps its gradient (or None).
+- The program's own all_reduce, reduce, broadcast and barrier in the loop are shadowed: an exhausted
+  rank contributes nothing, and an average is that of the active ranks. Where that cannot be (it
+  is the source; it would have to contribute, as in all_gather), all ranks raise RuntimeError.
 - The context ends with the `with` block; torch's leaves its collectives enabled.
-- One int64 message per forward pass, a table with one entry per rank, carries the number of active
-  ranks, their calls and early termination. Different calls are reported with the ranks' numbers.
+- One message per call carries what each rank does, and early termination. Different calls are
+  reported with the ranks' numbers.
 
 Order:   All ranks list the same objects in the same order. Active ranks make the same sequence of
-         forward passes and steps; the backward pass of one forward pass ends before the next
-         announced call. No other collective is allowed in the loop (SyncBatchNorm, barriers,
-         reductions of a metric): use throw_on_early_termination.
+         backward passes, steps and collectives of their own; forward passes, too, if the module
+         has buffers that are broadcast. Two models that share one backward pass are reduced one
+         after the other. Messages (send, recv) to an exhausted rank find no receiver.
 Errors:  With throw_on_early_termination all ranks raise RuntimeError in the same forward pass. An
          exception in the loop of one rank passes through at once and is recorded in the c10d
          store. It cannot complete the collectives in which the other ranks wait: these fail when
          the connection closes, at the latest after the group's timeout, and their exception then
          has a note that names the first failure. The group must not be used afterwards.
 Trust:   Settings and states travel pickled inside the group, as in `broadcast_object_list`.
-Limits:  Gradients that are accumulated over several synchronized backward passes without `no_sync`
-         weigh less once a rank is exhausted (as in torch). `step(closure)` of a
-         ZeroRedundancyOptimizer, `delay_all_reduce_named_params`, `skip_all_reduce_unused_params`
-         and the Python reducer are not supported. A buffer hook and a stateful communication hook
-         (PowerSGD) see zeros on exhausted ranks. With static_graph a rank without any input in the
-         first context cannot use the module afterwards.
+Limits:  The code of the loop does not run on an exhausted rank: its counters, its own averages
+         without `state_dict`, and what only some ranks do are behind. Gradients that are kept over
+         a `no_sync` pass that follows a synchronized one, and `step(closure)` of a
+         ZeroRedundancyOptimizer, raise RuntimeError. `delay_all_reduce_named_params`,
+         `skip_all_reduce_unused_params` and the Python reducer are not supported. A buffer hook and
+         a stateful communication hook (PowerSGD) see zeros on exhausted ranks. With
+         `broadcast_buffers=False` each rank keeps buffers of its own, as without Join. With
+         static_graph a rank without any input in the first context cannot use the module
+         afterwards.
 """
 
 import collections
+import contextlib
 import functools
+import sys
+import threading
 import warnings
 
 import torch
@@ -58,14 +69,30 @@ import torch.distributed as dist
 from torch.distributed.algorithms import join as torch_join
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from . import _join_calls, _join_states
 
 __all__ = ["Join"]
 
-# Rank states in the table that all ranks exchange before each forward pass and, while a rank is
-# exhausted, before each step. An active rank sends _ACTIVE + 4 * joinable + 2 * has_grad + syncs.
+# Rank states in the table that all ranks exchange before each call. An active rank sends
+# _ACTIVE + kind + 8 * joinable, and the kind's detail.
 _JUST_EXHAUSTED, _EXHAUSTED, _ACTIVE = 1, 2, 3
+_ENTRY, _CALL, _FORWARD, _BACKWARD, _COLLECTIVE = range(5)
+_NAMES = ("the entry of", "a call of", "a forward pass of", "a backward pass of")
+# Details of a forward pass, and of a backward pass.
+_SYNCS, _HAS_GRAD = 1, 2
+_KEPT, _MIXED, _CLEARED = 1, 2, 4
 _SKEW_WARNING = 1000
+_HOOK_ID = 0x6A6F696E  # Of the groups' pre-hooks.
 _contexts = collections.Counter()  # Contexts entered, by group name: the same on all ranks.
+_ENGINE = torch.autograd.graph._engine_run_backward.__code__
+# The functions of Joinables that call collectives after an announcement.
+_ANNOUNCED = {
+    DistributedDataParallel._pre_forward.__code__,
+    DistributedDataParallel._post_forward.__code__,
+    ZeroRedundancyOptimizer._sync_params.__code__,
+}
 
 
 class _Config:
@@ -75,7 +102,7 @@ class _Config:
     `is_first_joinable` once. The announcement is made there, so that torch adds no message.
     """
 
-    enable = True
+    enable = True  # In DistributedDataParallel: the forward pass has collectives to shadow.
     throw_on_early_termination = False
 
     def __init__(self, announce):
@@ -83,7 +110,7 @@ class _Config:
 
     @property
     def is_first_joinable(self):
-        self._announce()
+        self._announce(self, sys._getframe(2))
         return False
 
     def __reduce__(self):  # A copied or pickled Joinable is outside of the context.
@@ -102,19 +129,30 @@ class Join(torch_join.Join):
                     "load_state_dict()"
                 )
         own = [j for j in joinables if isinstance(j, torch_join.Joinable)]
-        for ddp in own:
-            if isinstance(ddp, DistributedDataParallel):
-                _check_supported(ddp)
+        self._ddps = [j for j in own if isinstance(j, DistributedDataParallel)]
+        self._zeros = [j for j in own if isinstance(j, ZeroRedundancyOptimizer)]
+        for ddp in self._ddps:
+            _check_supported(ddp)
         super().__init__(own, enable, throw_on_early_termination, **kwargs)
-        self._has_ddp = any(isinstance(j, DistributedDataParallel) for j in own)
         self._clear()
 
     def _clear(self):
         self._is_shadowing = False
-        self._codes = None  # The table: one code per rank of the group.
+        self._is_internal = False  # The collectives that follow are of this class.
+        self._frame = None  # The function that has announced the call of a user's Joinable.
+        self._table = None  # One row per rank of the group: code and detail.
         self._pending_table = None  # The table in flight, and its work.
-        self._unsynced = set()  # Modules whose last backward pass was not synchronized.
         self._count_work = {}  # The work that the reducer of a module takes its divisor from.
+        self._handles = []  # Of hooks; removed at the end.
+        self._groups = []  # The groups of these ranks, whose collectives are observed.
+        # The state of modules. A synchronized forward pass makes the module expect a reduction.
+        # `unsynced` has gradients of passes without one; `synced` was reduced in this context;
+        # `mixed`: both. `carried` had gradients of its own when it entered, `cleared` no longer.
+        self._expecting, self._unsynced, self._synced = set(), set(), set()
+        self._mixed, self._carried, self._cleared = set(), set(), set()
+        self._reduced = {}  # The parameters that a module reduces.
+        self._passing = []  # The modules that the running backward pass reduces, in order.
+        self._current = None  # The module of the last gradient, and the pass.
 
     def _set_joinable_configs(self):
         """Does nothing here; `__enter__` and `__exit__` set the configurations."""
@@ -123,17 +161,35 @@ class Join(torch_join.Join):
         if not self._enable:
             return
         self._clear()
+        self._thread = threading.get_ident()
         _contexts[self._process_group.group_name] += 1
+        for index, ddp in enumerate(self._joinables):
+            if ddp in self._ddps:
+                self._enter_ddp(index, ddp)
+        self._params = [p for ddp in self._ddps for p in ddp.module.parameters()]
+        self._positions = {param: index for index, param in enumerate(self._params)}
+        self._unlisted = _join_states.Unlisted(
+            [*self._stateful, *self._zeros], [d.module for d in self._ddps], self._positions
+        )
+        self._handles.append(
+            register_optimizer_step_post_hook(self._unlisted.note_step)
+        )
         for index, joinable in enumerate(self._joinables):
             if not getattr(joinable, "_overlap_with_ddp", False):  # It steps in DDP's hook.
                 joinable._join_config = _Config(functools.partial(self._announce, index))
+        ranks = dist.get_process_group_ranks(self._process_group)
+        for group in dist.distributed_c10d._world.pg_map:
+            if dist.get_process_group_ranks(group) == ranks:
+                hook = functools.partial(self._before_collective, group)
+                group.register_pre_hook(_HOOK_ID, hook)
+                self._groups.append(group)
 
     def __exit__(self, exception_type, exception, traceback):
         if not self._enable:
             return
         try:
             if exception is None:
-                self._is_shadowing = True
+                self._is_shadowing = self._is_internal = True
                 self._shadow()
             else:
                 self._record(exception)
@@ -145,83 +201,237 @@ class Join(torch_join.Join):
                 joinable._join_config = torch_join._JoinConfig.construct_disabled_join_config()
             for ddp, work in self._count_work.items():  # Divide by the world size again.
                 ddp.reducer._set_forward_pass_work_handle(work, True)
+            for handle in self._handles:
+                handle.remove()
+            for group in self._groups:
+                group.unregister_pre_hook(_HOOK_ID)
+
+    def _enter_ddp(self, index, ddp):
+        """Finds out whose gradients the module has, and observes its backward passes."""
+        if ddp.reducer._rebuild_buckets():  # So that a forward pass need not before it is reduced.
+            ddp._has_rebuilt_buckets = True
+        params, _ = ddp._build_params_for_reducer()
+        self._reduced[ddp] = params
+        self._exchange(_ENTRY, index, _digest(params))
+        details = [detail for _, detail in self._read()]
+        if len(set(details)) > 1:
+            if details[self._rank]:
+                self._unsynced.add(ddp)
+                self._carried.add(ddp)
+        elif details[0]:
+            self._synced.add(ddp)
+        before = functools.partial(self._before_gradient, index, ddp)
+        for param in params:
+            node = torch.autograd.graph.get_gradient_edge(param).node
+            self._handles.append(node.register_prehook(before))
 
     # The exchange of the table.
 
-    def _exchange(self, code):
+    def _exchange(self, kind, index=0, detail=0):
         """Starts the exchange of the table; `_read` waits for it."""
-        if self._pending_table is not None:
-            self._pending_table[1].wait()
-        table = torch.zeros(
-            dist.get_world_size(self._process_group), dtype=torch.int64, device=self._device
-        )
-        table[self._rank] = code
-        work = dist.all_reduce(table, group=self._process_group, async_op=True)
+        self._send(_ACTIVE + kind + 8 * index, detail)
+
+    def _send(self, code, detail=0):
+        self._read()
+        row = torch.tensor([code, detail], dtype=torch.int64, device=self._device)
+        table = row.new_empty(2 * dist.get_world_size(self._process_group))
+        with self._internal():
+            work = dist.all_gather_into_tensor(
+                table, row, group=self._process_group, async_op=True
+            )
         self._pending_table = table, work
 
     def _read(self):
-        """Returns the codes of the last exchange."""
+        """Returns the rows of the last exchange."""
         if self._pending_table is not None:
             table, work = self._pending_table
             work.wait()
-            self._codes, self._pending_table = table.tolist(), None
-            calls = {code for code in self._codes if code >= _ACTIVE}
-            if len(calls) > 1:
+            values = table.tolist()
+            self._table, self._pending_table = list(zip(values[::2], values[1::2])), None
+            if len({_compared(*row) for row in self._table if row[0] >= _ACTIVE}) > 1:
                 raise RuntimeError(f"Join: the ranks make different calls: {self._describe()}")
-        return self._codes
+        return self._table
 
     def _describe(self):
-        def call(code):
+        def call(code, detail):
             if code < _ACTIVE:
                 return "no more input"
-            index, flags = divmod(code - _ACTIVE, 4)
-            name = type(self._joinables[index]).__name__
-            return f"{name} (joinable {index}) with{'' if flags & 2 else 'out'} gradients, " + (
-                "synchronized" if flags & 1 else "no_sync"
-            )
+            index, kind = divmod(code - _ACTIVE, 8)
+            if kind == _COLLECTIVE:
+                return "a collective of the program"
+            text = f"{_NAMES[kind]} {type(self._joinables[index]).__name__} (joinable {index})"
+            if kind == _FORWARD:
+                text += f" with{'' if detail & _HAS_GRAD else 'out'} gradients, "
+                text += "synchronized" if detail & _SYNCS else "no_sync"
+            elif kind == _BACKWARD:
+                text += f" with{'' if detail & _KEPT else 'out'} kept gradients"
+            return text
 
-        return "; ".join(f"rank {rank}: {call(code)}" for rank, code in enumerate(self._codes))
+        return "; ".join(f"rank {rank}: {call(*row)}" for rank, row in enumerate(self._table))
 
     def _exhausted(self):
-        return [rank for rank, code in enumerate(self._read()) if code < _ACTIVE]
+        return [rank for rank, (code, _) in enumerate(self._read()) if code < _ACTIVE]
+
+    def _active(self):
+        return [rank for rank, (code, _) in enumerate(self._read()) if code >= _ACTIVE]
+
+    @contextlib.contextmanager
+    def _internal(self):
+        was, self._is_internal = self._is_internal, True
+        try:
+            yield
+        finally:
+            self._is_internal = was
 
     # Active ranks.
 
-    def _announce(self, index):
+    def _announce(self, index, config, frame):
         """Tells the exhausted ranks which joinable starts its collectives."""
         if self._is_shadowing:
             return
         joinable = self._joinables[index]
-        is_zero = isinstance(joinable, ZeroRedundancyOptimizer)
-        is_told = is_zero and self._has_ddp and self._started() and not self._exhausted()
-        if is_told:  # All ranks made the last forward pass, so all make this step.
+        self._frame = None
+        if isinstance(joinable, DistributedDataParallel):
+            self._before_forward(index, joinable, config)
             return
-        has_grad = torch.is_grad_enabled()
-        syncs = getattr(joinable, "require_backward_grad_sync", True)
-        self._exchange(_ACTIVE + 4 * index + 2 * has_grad + syncs)
+        is_zero = isinstance(joinable, ZeroRedundancyOptimizer)
+        if is_zero and frame.f_locals.get("closure") is not None:
+            raise RuntimeError(
+                "Join: step(closure) of a ZeroRedundancyOptimizer is not supported, because a rank "
+                "without input cannot evaluate it; call the closure before the step"
+            )
+        self._exchange(_CALL, index)
+        self._check_termination()
+        if is_zero:
+            self._share_gradients(joinable)
+        else:
+            self._frame = frame
+
+    def _check_termination(self):
         if self._throw_on_early_termination and self._exhausted():
             raise RuntimeError(
                 "Detected at least one rank that exhausted inputs. Throwing across all ranks."
             )
-        if is_zero:
-            self._share_gradients(joinable)
-        elif isinstance(joinable, DistributedDataParallel):
-            if has_grad:
-                (self._unsynced.discard if syncs else self._unsynced.add)(joinable)
-            _check_started(joinable)
-            self._count(joinable, 1)
 
-    def _started(self):
-        return self._codes is not None or self._pending_table is not None
+    def _before_forward(self, index, ddp, config):
+        has_grad, syncs = torch.is_grad_enabled(), ddp.require_backward_grad_sync
+        can_rebuild = ddp.static_graph or not ddp.find_unused_parameters
+        rebuilds = can_rebuild and ddp in self._synced and not ddp._has_rebuilt_buckets
+        config.enable = (has_grad and rebuilds) or (
+            ddp.forward_sync_buffers and len(ddp.modules_buffers) > 0
+        )
+        if config.enable or (has_grad and self._throw_on_early_termination):
+            self._exchange(_FORWARD, index, _HAS_GRAD * has_grad + _SYNCS * syncs)
+            self._check_termination()
+        if has_grad:
+            _check_started(ddp)
+            self._current = None
+            if torch._C._current_graph_task_id() < 0:  # The last pass may have failed.
+                self._passing.clear()
+            if syncs:
+                self._expecting.add(ddp)
+
+    def _before_gradient(self, index, ddp, _):
+        """Runs before a gradient is added to a parameter of the module."""
+        current = ddp, torch._C._current_graph_task_id()
+        if self._current == current:
+            return
+        self._current = current
+        if ddp in self._carried and not self._has_gradients(ddp):
+            self._cleared.add(ddp)
+        self._carried.discard(ddp)
+        if ddp in self._expecting:
+            self._begin_backward(index, ddp)
+        elif ddp in self._passing:
+            # The reductions of two modules alternate in an order that only active ranks know.
+            if self._passing[-1] is not ddp and self._exhausted():
+                raise RuntimeError(
+                    f"Join: one backward pass reduces the joinables {self._numbers()} alternately, "
+                    f"and {_ranks(self._exhausted())} had no more input; call backward() for each"
+                )
+        else:  # A pass under no_sync.
+            if ddp in self._synced and ddp not in self._unsynced and self._has_gradients(ddp):
+                self._mixed.add(ddp)
+            self._unsynced.add(ddp)
+
+    def _has_gradients(self, ddp):
+        return _digest(self._reduced[ddp]) != 0
+
+    def _numbers(self):
+        return ", ".join(str(self._joinables.index(ddp)) for ddp in self._passing)
+
+    def _begin_backward(self, index, ddp):
+        self._expecting.remove(ddp)
+        if not self._passing:
+            torch.autograd.Variable._execution_engine.queue_callback(self._passing.clear)
+        self._passing.append(ddp)
+        is_mixed, is_cleared = ddp in self._mixed, ddp in self._cleared
+        is_synced = ddp in self._synced and ddp not in self._unsynced
+        kept = is_mixed or (is_synced and self._has_gradients(ddp))
+        self._synced.add(ddp)
+        for marks in (self._unsynced, self._mixed, self._cleared):
+            marks.discard(ddp)
+        if self._throw_on_early_termination:
+            return
+        detail = _KEPT * kept + _MIXED * is_mixed + _CLEARED * is_cleared
+        self._exchange(_BACKWARD, index, detail)
+        if kept and self._exhausted():
+            self._share_kept(ddp, is_mixed)
+        self._count(ddp, 1)
 
     def _count(self, ddp, present):
         """Gives the reducer the number of active ranks as its divisor, if that is wanted."""
         if ddp._divide_by_initial_world_size:
             return
         count = torch.full((1,), float(present), device=self._device)
-        work = dist.all_reduce(count, group=self._process_group, async_op=True)
+        with self._internal():
+            work = dist.all_reduce(count, group=self._process_group, async_op=True)
         ddp.reducer._set_forward_pass_work_handle(work, False)
         self._count_work[ddp] = work
+
+    def _before_collective(self, group, args):
+        """Announces a collective that neither this class nor a joinable calls."""
+        if (
+            self._is_internal
+            or threading.get_ident() != self._thread
+            or args.name.name in _join_calls.MESSAGES
+        ):
+            return
+        first = frame = sys._getframe(1)
+        while frame is not None and frame.f_code is not _ENGINE:
+            if frame is self._frame:
+                return
+            if frame.f_code in _ANNOUNCED and frame.f_locals["self"] in self._joinables:
+                return
+            frame = frame.f_back
+        is_backward = frame is not None and bool(self._passing)
+        if is_backward:
+            is_of_reducer = first is frame or any(ddp._comm_hooks for ddp in self._passing)
+            if is_of_reducer or not self._exhausted():
+                return
+        call = _join_calls.call_of(group, args, first)
+        if is_backward:
+            reason = "it is in the middle of the reductions of a backward pass"
+        else:
+            self._exchange(_COLLECTIVE, detail=call.digest())
+            self._check_termination()
+            if not self._exhausted():
+                return
+            self._broadcast_object(lambda: (call, _join_calls.place_of(first)))
+            reason = call.refusal(self._exhausted())
+        if reason:
+            raise self._refused(call, _join_calls.place_of(first), reason)
+        if call.op == "AVG":
+            with torch.no_grad():
+                args.input_tensors[0].mul_(len(self._table) / len(self._active()))
+
+    def _refused(self, call, place, reason):
+        return RuntimeError(
+            f"Join: {call.text()} at {place} while {_ranks(self._exhausted())} had no more input: "
+            f"{reason}. Inside of a Join context a rank without input shadows the listed modules "
+            "and optimizers, and all_reduce, reduce, broadcast and barrier of the program; list "
+            "what is missing, move the call behind the context, or set throw_on_early_termination"
+        )
 
     # Exhausted ranks.
 
@@ -229,16 +439,21 @@ class Join(torch_join.Join):
         """Shadows the active ranks until there is none, then makes the ranks' states equal."""
         shadowed = 0
         while True:
-            self._exchange(_EXHAUSTED if shadowed else _JUST_EXHAUSTED)
-            calls = [code for code in self._read() if code >= _ACTIVE]
-            if not calls:
+            self._send(_EXHAUSTED if shadowed else _JUST_EXHAUSTED)
+            active = [row for row in self._read() if row[0] >= _ACTIVE]
+            if not active:
                 break
             if self._throw_on_early_termination:
                 raise RuntimeError(f"Rank {self._rank} exhausted all inputs.")
-            index, flags = divmod(calls[0] - _ACTIVE, 4)
-            joinable = self._joinables[index]
-            if isinstance(joinable, DistributedDataParallel):
-                self._shadow_ddp(joinable, bool(flags & 2), bool(flags & 1))
+            index, kind = divmod(active[0][0] - _ACTIVE, 8)
+            joinable, detail = self._joinables[index], active[0][1]
+            if kind == _FORWARD:
+                self._shadow_forward(joinable, bool(detail & _HAS_GRAD), bool(detail & _SYNCS))
+            elif kind == _BACKWARD:
+                is_cleared = any(detail & _CLEARED for _, detail in active)
+                self._shadow_backward(joinable, detail, is_cleared)
+            elif kind == _COLLECTIVE:
+                self._shadow_collective()
             elif isinstance(joinable, ZeroRedundancyOptimizer):
                 self._shadow_zero(joinable)
             else:
@@ -250,24 +465,37 @@ class Join(torch_join.Join):
                     "other ranks; distribute the inputs more evenly",
                     stacklevel=3,
                 )
-        last = [rank for rank, code in enumerate(self._codes) if code == _JUST_EXHAUSTED]
+        last = [rank for rank, (code, _) in enumerate(self._table) if code == _JUST_EXHAUSTED]
         for hook in self._join_hooks:
             hook.post_hook(self._rank in last)
-        if len(last) < len(self._codes):
+        if len(last) < len(self._table):
             self._copy_states(last)
 
-    def _shadow_ddp(self, ddp, has_grad, syncs):
-        """Makes the collectives of one forward and backward pass, in the reducer's order."""
-        self._count(ddp, 0)
-        if has_grad:
-            ddp.reducer._rebuild_buckets()
+    def _shadow_collective(self):
+        call, place = self._broadcast_object(None)
+        reason = call.refusal(self._exhausted())
+        if reason:
+            raise self._refused(call, place, reason)
+        group = next(g for g in self._groups if g.group_name == call.group)
+        _join_calls.shadow(call, group, self._device)
+
+    def _shadow_forward(self, ddp, has_grad, syncs):
+        """Makes the collectives of one forward pass."""
+        if has_grad and ddp.reducer._rebuild_buckets():
+            ddp._has_rebuilt_buckets = True
         ddp._check_and_sync_module_buffers()
         ddp._check_global_requires_backward_grad_sync(is_joined_rank=True)
         ddp.require_forward_param_sync = has_grad and syncs
-        if not (has_grad and syncs):
-            return
+
+    def _shadow_backward(self, ddp, detail, is_cleared):
+        """Makes the collectives of one backward pass, in the reducer's order."""
+        kept = self._share_kept(ddp, bool(detail & _MIXED)) if detail & _KEPT else {}
+        self._synced.add(ddp)
+        self._count(ddp, 0)
         buckets = ddp.reducer._get_zeros_like_grad_buckets()
-        own = self._add_own_gradients(ddp, buckets)
+        if ddp in self._carried and is_cleared:
+            self._unsynced.discard(ddp)
+        own = self._add_gradients(ddp, buckets, kept)
         # The first static pass reduces the map of used parameters first and records no order.
         is_first_static = ddp.static_graph and not _has_static_pass(ddp)
         if is_first_static:
@@ -281,100 +509,190 @@ class Join(torch_join.Join):
         if not is_first_static:
             ddp.reducer._push_all_rebuilt_params()
 
-    def _add_own_gradients(self, ddp, buckets):
-        """Puts gradients from `no_sync` into the zero buckets; returns their parameters."""
-        if ddp not in self._unsynced:
+    def _add_gradients(self, ddp, buckets, kept):
+        """Puts into the zero buckets what this rank has of its own, and what all have kept.
+
+        Returns the parameters with a gradient from `no_sync`.
+        """
+        is_unsynced = ddp in self._unsynced
+        self._unsynced.discard(ddp)
+        if not (is_unsynced or kept):
             return set()
-        self._unsynced.remove(ddp)
         initial = ddp._divide_by_initial_world_size
-        divisor = len(self._codes) - (0 if initial else len(self._exhausted()))
-        has_hook = bool(ddp._get_ddp_logging_data().get("comm_hook"))
+        # A communication hook divides by itself.
+        divisor = 1 if _has_hook(ddp) else len(self._table) if initial else len(self._active())
         own = set()
         for bucket in buckets:
             if bucket.buffer().is_sparse:
                 continue
             for param, grad in zip(bucket.parameters(), bucket.gradients()):
-                if param.grad is None:
-                    continue
                 if torch.ops.aten.is_non_overlapping_and_dense(param):  # The reducer's layout.
                     grad = grad.as_strided(param.size(), param.stride(), grad.storage_offset())
-                # A communication hook divides by itself.
-                grad.copy_(param.grad if has_hook else param.grad / divisor)
-                param.grad = None
-                own.add(param)
-        if ddp.find_unused_parameters and not ddp.static_graph:
+                if is_unsynced and param.grad is not None:
+                    grad.add_(param.grad / divisor)
+                    param.grad = None
+                    own.add(param)
+                if param in kept:
+                    grad.add_(kept[param] / divisor)
+        if is_unsynced and ddp.find_unused_parameters and not ddp.static_graph:
             ddp.reducer._reset_state()  # Its local map still marks the parameters as used.
         return own
 
     def _reduce_used_map(self, ddp, own):
-        params, _ = ddp._build_params_for_reducer()
         used = ddp.reducer._get_local_used_map()
-        used.copy_(torch.tensor([param in own for param in params]))
+        used.copy_(torch.tensor([param in own for param in self._reduced[ddp]]))
         dist.all_reduce(used, group=self._process_group)
 
-    # States that an exhausted rank takes over.
+    # What an active rank sends to exhausted ranks.
+
+    def _share_kept(self, ddp, is_mixed):
+        """Returns the gradients that the active ranks have kept from a reduction, by parameter."""
+        if is_mixed:
+            raise RuntimeError(
+                f"Join: joinable {self._joinables.index(ddp)} adds a pass under no_sync to gradients "
+                f"that a synchronized pass has left, and {_ranks(self._exhausted())} had no more "
+                "input; call zero_grad() between them, or backward() without no_sync"
+            )
+        if not ddp._divide_by_initial_world_size:
+            return {}  # The active ranks alone make the mean of what all of them have kept.
+        params = self._reduced[ddp]
+        has_grad = self._broadcast_object(lambda: [p.grad is not None for p in params])
+        used = [param for param, has in zip(params, has_grad) if has]
+        return dict(zip(used, self._broadcast_tensors(used, [p.grad for p in used])))
 
     def _share_gradients(self, zero):
         """Broadcasts what a step of the exhausted ranks' shards needs.
 
-        Returns the settings and [(parameter, gradient or None)] of these shards.
+        Returns [(parameter, gradient or None)] of these shards, whose weights are set.
         """
         exhausted = self._exhausted()
         if not exhausted:
-            return [], []
-        source = max(rank for rank in range(len(self._codes)) if rank not in exhausted)
-        params = [p for p in zero._all_params if zero._param_to_rank[p] in exhausted]
-        has_grad, settings = self._broadcast_object(
-            source, lambda: ([p.grad is not None for p in params], _settings(zero))
+            return []
+
+        def in_shards():
+            params = [p for group in zero.param_groups for p in group["params"]]
+            return [p for p in params if zero._param_to_rank[p] in exhausted]
+
+        groups, has_grad = self._broadcast_object(
+            lambda: (
+                _join_states.groups_of(zero, self._positions),
+                [p.grad is not None for p in in_shards()],
+            )
         )
-        grads = dict.fromkeys(params)
-        used = [p for p, has in zip(params, has_grad) if has]
-        if used:
-            if self._rank == source:
-                flat = torch.cat([p.grad.reshape(-1) for p in used])
-            else:
-                flat = used[0].new_empty(sum(p.numel() for p in used), requires_grad=False)
-            dist.broadcast(flat, self._global_rank(source), group=self._process_group)
-            pieces = flat.split([p.numel() for p in used])
-            grads.update((p, piece.view(p.size())) for p, piece in zip(used, pieces))
-        return settings, list(grads.items())
+        if self._is_shadowing:
+            _join_states.set_groups(zero, groups, self._params)
+        params = in_shards()
+        used = [param for param, has in zip(params, has_grad) if has]
+        sent = self._broadcast_tensors(
+            params + used, [p.detach() for p in params] + [p.grad for p in used]
+        )
+        if self._is_shadowing:  # The program may have changed weights outside of its steps.
+            for param, value in zip(params, sent):
+                param.detach().copy_(value)
+        grads = {**dict.fromkeys(params), **dict(zip(used, sent[len(params) :]))}
+        return list(grads.items())
 
     def _shadow_zero(self, zero):
-        """Steps this rank's shard as an active rank would; the rank's own gradients stay."""
-        settings, shared = self._share_gradients(zero)
-        _set_settings(zero, settings)
+        """Steps this rank's shard as an active rank would; the rank's own gradients stay.
+
+        Hooks that the program runs before a step have changed the gradients already. Those after
+        it run, and may call collectives as those of the active ranks do.
+        """
+        shared = self._share_gradients(zero)
         own = [(p, p.grad) for p, _ in shared]
         _set_gradients(shared)
-        zero.step()
+        zero._local_step()
+        zero._sync_params()
         _set_gradients(own)
+        self._is_shadowing = self._is_internal = False
+        for hook in zero._optimizer_step_post_hooks.values():
+            hook(zero, (), {})
+        self._is_shadowing = self._is_internal = True
 
     def _copy_states(self, last):
         """Copies to the ranks outside of `last` what their own loop has not updated."""
-        zeros = [j for j in self._joinables if isinstance(j, ZeroRedundancyOptimizer)]
-        states, settings = self._broadcast_object(
-            last[-1], lambda: ([o.state_dict() for o in self._stateful], [*map(_settings, zeros)])
+        params = [p for zero in self._zeros for g in zero.param_groups for p in g["params"]]
+        params = [p for p in params if p not in self._positions]  # The rest is a module's.
+
+        def make():
+            reduced = [ddp for ddp in self._ddps if ddp in self._synced - self._unsynced]
+            with_grad = [
+                self._positions[param]
+                for ddp in reduced
+                for param in self._reduced[ddp]
+                if param.grad is not None
+            ]
+            return (
+                [self._groups_of(other) for other in [*self._stateful, *self._zeros]],
+                [other.state_dict() for other in self._stateful],
+                self._unlisted.states(),
+                [self._ddps.index(ddp) for ddp in reduced],
+                with_grad,
+            )
+
+        groups, states, unlisted, reduced, with_grad = self._broadcast_object(make, last[-1])
+        used = [self._params[i] for i in with_grad]
+        sent = self._broadcast_tensors(
+            params + used, [p.detach() for p in params] + [p.grad for p in used], last[-1]
         )
         if self._rank in last:
             return
+        for other, values in zip([*self._stateful, *self._zeros], groups):
+            if values is not None:
+                _join_states.set_groups(other, values, self._params)
         for other, state in zip(self._stateful, states):
             other.load_state_dict(state)
-        for zero, values in zip(zeros, settings):
-            _set_settings(zero, values)
+        self._unlisted.take_over(unlisted)
+        for param, value in zip(params, sent):
+            param.detach().copy_(value)
+        grads = dict(zip(used, sent[len(params) :]))
+        for ddp in (self._ddps[i] for i in reduced):
+            if ddp not in self._unsynced:
+                _set_gradients([(p, grads.get(p)) for p in self._reduced[ddp]])
 
-    def _broadcast_object(self, source, make):
+    def _groups_of(self, other):
+        if isinstance(other, torch.optim.Optimizer):
+            return _join_states.groups_of(other, self._positions)
+        return None
+
+    def _broadcast_object(self, make, source=None):
+        """Returns `make()` of the source, the highest active rank if there is none given."""
+        source = max(self._active()) if source is None else source
         box = [make() if self._rank == source else None]
-        dist.broadcast_object_list(
-            box, self._global_rank(source), group=self._process_group, device=self._device
-        )
+        with self._internal():
+            dist.broadcast_object_list(
+                box, group=self._process_group, group_src=source, device=self._device
+            )
         return box[0]
 
-    def _global_rank(self, rank):
-        return dist.get_global_rank(self._process_group, rank)
+    def _broadcast_tensors(self, like, tensors, source=None):
+        """Returns the source's `tensors`, which have sizes and types as `like`."""
+        source = max(self._active()) if source is None else source
+        by_type = collections.defaultdict(list)
+        for index, tensor in enumerate(like):
+            by_type[tensor.dtype].append(index)
+        result = [None] * len(like)
+        for indices in by_type.values():
+            if self._rank == source:
+                flat = torch.cat([tensors[i].reshape(-1) for i in indices])
+            else:
+                size = sum(like[i].numel() for i in indices)
+                flat = like[indices[0]].new_empty(size, requires_grad=False)
+            with self._internal():
+                dist.broadcast(flat, group=self._process_group, group_src=source)
+            for i, piece in zip(indices, flat.split([like[i].numel() for i in indices])):
+                result[i] = piece.view(like[i].size())
+        return result
 
     # Failures.
 
     def _record(self, error):
         """Records the first failure of the context, or notes it on the failures that follow."""
+        if getattr(error, "kind", "") == "disagreement" and hasattr(error, "add_note"):
+            error.add_note(
+                "Join: a rank without input takes part in what the listed modules and optimizers do, "
+                "and in collectives of groups with the same ranks, not in messages and other groups"
+            )
         name = self._process_group.group_name
         text = f"rank {self._rank}: {type(error).__name__}: {error}"
         try:
@@ -385,6 +703,28 @@ class Join(torch_join.Join):
             return
         if first != text and hasattr(error, "add_note"):
             error.add_note(f"Join: the first failure was on {first}")
+
+
+def _compared(code, detail):
+    """Returns the part of an active rank's row that must be the same on all active ranks."""
+    kind = (code - _ACTIVE) % 8
+    return code, 0 if kind == _ENTRY else detail & ~_CLEARED if kind == _BACKWARD else detail
+
+
+def _ranks(ranks):
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _has_hook(ddp):
+    return bool(ddp._get_ddp_logging_data().get("comm_hook"))
+
+
+def _digest(params):
+    """Returns a number that depends on the gradients, and is 0 if all are 0 or None."""
+    grads = [p.grad for p in params if p.grad is not None]
+    grads = [grad.coalesce().values() if grad.is_sparse else grad for grad in grads]
+    norms = torch.stack(torch._foreach_norm(grads)).tolist() if grads else []
+    return hash(tuple(norms)) if any(norms) else 0
 
 
 def _check_supported(ddp):
@@ -410,15 +750,6 @@ def _check_started(ddp):
                 "Join: this rank had no input in the first pass of a static graph, so its reducer "
                 "lacks the graph; construct DistributedDataParallel again"
             )
-
-
-def _settings(optimizer):
-    return [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
-
-
-def _set_settings(optimizer, settings):
-    for group, values in zip(optimizer.param_groups, settings):
-        group.update(values)
 
 
 def _set_gradients(pairs):

@@ -5,12 +5,15 @@
 JOIN_TEST_BACKEND names another c10d backend than gloo. JOIN_TEST_TORCH=1 runs torch's own Join.
 """
 
+import contextlib
 import copy
 import dataclasses
 import datetime
 import functools
 import io
 import os
+import pathlib
+import re
 import sys
 import tempfile
 import time
@@ -25,10 +28,7 @@ from torch.distributed.algorithms.join import Join as TorchJoin
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-try:
-    from evenkeel_c10d import Join
-except ImportError:
-    from join import Join
+from evenkeel_c10d import Join
 
 BACKEND = os.environ.get("JOIN_TEST_BACKEND", "gloo")
 if os.environ.get("JOIN_TEST_TORCH"):
@@ -273,6 +273,324 @@ def difference(case, rank, world, group=None):
     return largest
 
 
+# Programs with several models, forward passes and backward passes, and what surrounds their steps.
+# `step` trains with the batches of the ranks that have one, and divides by the world size: a rank
+# has one batch and divides by 1, the reference has all.
+
+
+def mlp(sizes, seed=3):
+    torch.manual_seed(seed)
+    pairs = zip(sizes, sizes[1:])
+    return torch.nn.Sequential(
+        *[layer for pair in pairs for layer in (torch.nn.Linear(*pair), torch.nn.Tanh())]
+    ).double()
+
+
+@dataclasses.dataclass
+class Program:
+    models: list
+    optimizers: list
+    rank: int  # -1 in the reference.
+    more: dict = dataclasses.field(default_factory=dict)
+
+    def backward(self, loss_of, batches, divisor, model=0):
+        for batch in batches:
+            (loss_of(self.models[model], batch) / divisor).backward()
+
+    def step(self):
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def only_loss(self, batches, divisor):
+        self.backward(square, batches, divisor)
+
+    @property
+    def distributed(self):
+        return self.rank >= 0
+
+
+def square(model, batch):
+    return model(batch).square().mean()
+
+
+def clamp(program, batches, divisor, i):
+    program.only_loss(batches, divisor)
+    program.step()
+    for param in program.models[0].parameters():
+        param.data.clamp_(-0.2, 0.2)
+
+
+class Slow:
+    """The weights of Lookahead: state of the program's own."""
+
+    def __init__(self, model):
+        self.weights = [param.detach().clone() for param in model.parameters()]
+
+    def state_dict(self):
+        return {"weights": self.weights}
+
+    def load_state_dict(self, state):
+        self.weights = state["weights"]
+
+
+def lookahead(program, batches, divisor, i):
+    program.only_loss(batches, divisor)
+    program.step()
+    with torch.no_grad():
+        for slow, param in zip(program.more["slow"].weights, program.models[0].parameters()):
+            if i % 2:
+                slow.lerp_(param, 0.5)
+                param.copy_(slow)
+
+
+def pre_hook(program, batches, divisor, i):
+    if "hook" not in program.more:
+        program.more["hook"] = program.optimizers[0].register_step_pre_hook(
+            lambda *_: [p.grad.mul_(0.5) for p in program.models[0].parameters()] and None
+        )
+    program.only_loss(batches, divisor)
+    program.step()
+
+
+def added_group(program, batches, divisor, i):
+    program.only_loss(batches, divisor)
+    program.step()
+    if i == 2:  # A rank without input has not run this.
+        params = list(program.models[0].parameters())[2:]
+        group = {"params": params, "lr": 0.01}
+        program.optimizers[0].add_param_group(group)
+
+
+def two_backwards(program, batches, divisor, i):
+    program.only_loss(batches, divisor)
+    program.backward(lambda model, x: model(x).abs().mean(), batches, divisor)
+    program.step()
+
+
+def kept_and_zeroed(program, batches, divisor, i):
+    program.only_loss(batches, divisor)
+    if i % 2:
+        program.optimizers[0].step()
+        program.optimizers[0].zero_grad(set_to_none=False)
+
+
+def gan(program, batches, divisor, i):
+    generator, discriminator = program.models
+    g_optimizer, d_optimizer = program.optimizers
+    d_optimizer.zero_grad()
+    program.backward(lambda model, x: (model(x) - 1).square().mean(), batches, divisor, 1)
+    fakes = [generator(batch[:, :3]) for batch in batches]
+    for fake in fakes:
+        (discriminator(fake.detach()).square().mean() / divisor).backward()
+    d_optimizer.step()
+    g_optimizer.zero_grad()
+    for fake in fakes:
+        ((discriminator(fake) - 1).square().mean() / divisor).backward()
+    g_optimizer.step()
+
+
+def twin_critics(program, batches, divisor, i):
+    first, second = program.models
+    for batch in batches:
+        with torch.no_grad():
+            target = torch.minimum(first(batch), second(batch))
+        both = (first(batch) - target - 1).square() + (second(batch) - target - 1).square()
+        (both.mean() / divisor).backward()
+    program.step()
+
+
+def siamese(program, batches, divisor, i):
+    def contrast(model, batch):
+        return (model(batch) - model(batch.flip(1))).square().mean()
+
+    program.backward(contrast, batches, divisor)
+    program.step()
+
+
+def episodes(program, batches, divisor, i):
+    """Actor and critic: episodes have different lengths, and some forward passes no backward."""
+    actor, critic = program.models
+    for batch in batches:
+        length = 1 + int(batch.abs().sum() * 10) % 4
+        actor(batch)
+        loss = sum(actor(batch[:k + 1]).mean() * critic(batch[:k + 1]).mean() for k in range(length))
+        (loss / divisor).backward()
+    program.step()
+
+
+def language_model(program, batches, divisor, i):
+    """Accumulates two micro-batches, logs, evaluates and saves on rank 0."""
+    model = program.models[0]
+    for micro in range(2):
+        with contextlib.ExitStack() as stack:
+            if program.distributed and micro == 0:
+                stack.enter_context(model.no_sync())
+            program.backward(lambda m, x: m(x[micro::2]).square().mean() / 2, batches, divisor)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+    program.step()
+    if program.distributed:
+        log_everything(batches[0], program.rank)
+        if program.rank == 0:
+            with torch.no_grad():
+                model.eval()
+                model(batches[0])
+                model.train()
+            torch.save(model.state_dict(), io.BytesIO())
+        dist.barrier()
+
+
+def log_everything(batch, rank):
+    """Collectives of a program: their results are those of the ranks that have input."""
+    world = dist.get_world_size()
+    ones = torch.ones(world, dtype=torch.int64)  # As large as what Join itself could send.
+    dist.all_reduce(ones)
+    active = int(ones[0])
+    assert 1 <= active <= world and ones.unique().numel() == 1, ones
+    value = torch.tensor([2.0 + rank, -2.0])
+    for op, least, largest in (("AVG", 2, 1 + world), ("MIN", 2, 1 + world),
+                               ("MAX", 2, 1 + world), ("SUM", 2, 3 * world * world)):
+        result = value.clone()
+        dist.all_reduce(result, getattr(dist.ReduceOp, op))
+        assert least <= result[0] <= largest, (op, result)
+        assert result[1] == (-2 * active if op == "SUM" else -2), (op, result)
+    product = torch.tensor([3])
+    work = dist.all_reduce(product, dist.ReduceOp.PRODUCT, async_op=True)
+    work.wait()
+    assert product == 3**active, product
+    dist.reduce(value, 0)
+    dist.barrier()
+
+
+def unlisted(program, batches, divisor, i):
+    """Nothing but the model is in the list of Join."""
+    more = program.more
+    if "schedule" not in more:
+        more["schedule"] = torch.optim.lr_scheduler.StepLR(program.optimizers[0], 2, 0.5)
+    program.only_loss(batches, divisor)
+    program.step()
+    more["schedule"].step()
+    more["average"].update_parameters(program.models[0])
+
+
+def carried(program, batches, divisor, i):
+    program.only_loss(batches, divisor)
+    program.step()
+
+
+def carried_cleared(program, batches, divisor, i):
+    program.optimizers[0].zero_grad()
+    program.only_loss(batches, divisor)
+    program.optimizers[0].step()
+
+
+PROGRAMS = [clamp, lookahead, pre_hook, added_group, two_backwards, kept_and_zeroed, gan,
+            twin_critics, siamese, episodes, language_model, unlisted, carried, carried_cleared]
+TWO_MODELS = {gan: ((3, 6), (6, 4, 1)), twin_critics: ((6, 4, 1), (6, 4, 1)),
+              episodes: ((6, 4, 1), (6, 4, 1))}
+# In the second epoch the ranks have these in reverse order.
+COUNTS = {"uneven": lambda rank, world: 2 + 2 * rank, "none": lambda rank, world: 3 * rank}
+
+
+def run_program(step, counts, sharded, rank, world):
+    """Trains two epochs on the rank, or with the batches of all ranks if it is -1."""
+    is_reference = rank < 0
+    sizes = TWO_MODELS.get(step, ((6, 5, 1),))
+    models = [mlp(size, seed) for seed, size in enumerate(sizes)]
+    kind = ADAMW if step is unlisted else SGD
+    optimizers = []
+    for i, model in enumerate(models):
+        params = list(model.parameters())
+        if step is added_group:
+            params = params[:2]
+        if sharded and not is_reference:
+            optimizers.append(ZeroRedundancyOptimizer(params, kind.func, **kind.keywords))
+        else:
+            optimizers.append(kind(params))
+    if not is_reference:
+        models = [DistributedDataParallel(model, bucket_cap_mb=1e-4) for model in models]
+    program = Program(models, optimizers, rank)
+    if step is unlisted:
+        module = models[0] if is_reference else models[0].module
+        program.more["average"] = torch.optim.swa_utils.AveragedModel(module)
+        program.more["average"].update_parameters(module)
+        program.more["schedule"] = torch.optim.lr_scheduler.StepLR(optimizers[0], 2, 0.5)
+    ranks = range(world) if is_reference else [rank]
+    divisor = world if is_reference else 1
+    listed = [*models, *(optimizers if sharded or step is not unlisted else ())]
+    if step is lookahead:
+        program.more["slow"] = Slow(models[0])
+        listed.append(program.more["slow"])
+    if step in (carried, carried_cleared):  # Passes before the context, without a reduction.
+        for r in ranks:
+            with contextlib.nullcontext() if is_reference else models[0].no_sync():
+                batch = inputs_of(Case(""), 5, r, world)[0]
+                program.backward(square, [batch], divisor)
+    for epoch in range(2):
+        inputs = [
+            [torch.randn(4, 6, dtype=torch.float64,
+                         generator=torch.Generator().manual_seed(50 * epoch + 7 * i + r))
+             for i in range(counts(r if epoch == 0 else world - 1 - r, world))]
+            for r in ranks
+        ]
+        with contextlib.nullcontext() if is_reference else Join(listed):
+            for i in range(max(map(len, inputs))):
+                step(program, [own[i] for own in inputs if i < len(own)], divisor,
+                     i + 10 * epoch)
+    return program
+
+
+def program_difference(step, counts, sharded, rank, world):
+    program = run_program(step, counts, sharded, rank, world)
+    expected = run_program(step, counts, sharded, -1, world)
+    differences = [0.0]
+
+    def compare(value, other):
+        if torch.is_tensor(value):
+            differences.append((value - other).abs().max().item())
+        else:
+            assert value == other, (value, other)
+
+    for mine, theirs in zip(program.models, expected.models):
+        twin = dict(zip(mine.parameters(), theirs.parameters()))
+        for param, other in twin.items():
+            compare(param, other)
+        for optimizer, reference in zip(program.optimizers, expected.optimizers):
+            inner = optimizer.optim if sharded else optimizer
+            for param, state in inner.state.items():
+                if param in twin:
+                    for key, value in state.items():
+                        compare(value, reference.state[twin[param]][key])
+            assert len(optimizer.param_groups) == len(reference.param_groups)
+            if not sharded:
+                assert len(optimizer.state) == len(reference.state)
+            for group, other in zip(optimizer.param_groups, reference.param_groups):
+                assert group["lr"] == other["lr"], (group["lr"], other["lr"])
+    for key, value in program.more.items():
+        if key == "average":
+            assert value.n_averaged == expected.more[key].n_averaged
+            for param, other in zip(value.parameters(), expected.more[key].parameters()):
+                compare(param, other)
+        elif key == "schedule":
+            assert value.last_epoch == expected.more[key].last_epoch
+    return max(differences)
+
+
+def check_programs(rank, world):
+    wanted = os.environ.get("JOIN_TEST_PROGRAM", "")
+    for step in PROGRAMS:
+        if wanted and step.__name__ != wanted:
+            continue
+        for name, counts in COUNTS.items():
+            for sharded in (False, True):
+                value = torch.tensor([program_difference(step, counts, sharded, rank, world)])
+                dist.all_reduce(value, dist.ReduceOp.MAX)
+                text = f"{step.__name__}, {name}, {'ZeRO' if sharded else 'plain'}: {value.item()}"
+                if wanted and rank == 0:
+                    print(text, flush=True)
+                assert value <= BOUND, text
+
+
 # Other tests, on the same group.
 
 
@@ -378,9 +696,110 @@ def check_subgroup(rank, world):
             for case in (CASES[0], CASES[5]):
                 assert difference(case, rank - 1, world - 1, group) <= BOUND
 
+def expect_error(words, rank, world, step, **options):
+    """All ranks raise a RuntimeError with these words, and the group is still in step."""
+    model = DistributedDataParallel(mlp((6, 4, 1)))
+    other = DistributedDataParallel(mlp((6, 4, 1)))
+    zero = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+    count = options.pop("counts", 1 + rank)
+    try:
+        with Join([model, zero], **options):
+            for _ in range(count):
+                step(model, zero, other)
+    except RuntimeError as error:
+        for word in words:
+            assert word in str(error), error
+    else:
+        raise AssertionError(f"no exception with {words}")
+    ones = torch.ones(1)
+    dist.all_reduce(ones)
+    assert ones == world
+
+
+def train_step(model, zero, other):
+    square(model, torch.ones(4, 6, dtype=torch.float64)).backward()
+    zero.step()
+    zero.zero_grad()
+
+
+def gathered(model, zero, other):  # Contrastive training with the embeddings of all ranks.
+    embedding = model(torch.ones(4, 6, dtype=torch.float64))
+    every = [torch.empty_like(embedding) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, embedding.detach())
+    sum(every, embedding).square().mean().backward()
+    zero.step()
+
+
+def from_rank_0(model, zero, other):
+    train_step(model, zero, other)
+    dist.broadcast(torch.ones(2), 0)
+
+
+def with_closure(model, zero, other):
+    zero.step(lambda: square(model, torch.ones(4, 6, dtype=torch.float64)))
+
+
+def not_listed(model, zero, other):
+    square(other, torch.ones(4, 6, dtype=torch.float64)).backward()
+    train_step(model, zero, other)
+
+
+def kept_over_no_sync(model, zero, other):
+    batch = torch.ones(4, 6, dtype=torch.float64)
+    square(model, batch).backward()
+    with model.no_sync():
+        square(model, batch).backward()
+    square(model, batch).backward()
+    zero.zero_grad()
+
+
+def check_documentation(rank, world):
+    """The examples of docs/pytorch.md run with uneven inputs, and end with equal weights."""
+    page = pathlib.Path(__file__).parents[3] / "docs" / "pytorch.md"
+    section = page.read_text().split("## Uneven inputs")[1].split("\n## ")[0]
+    examples = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    assert len(examples) == 4, len(examples)
+    for example in examples:
+        ddp, generator, discriminator = (
+            DistributedDataParallel(mlp(sizes)) for sizes in ((6, 4, 1), (3, 6), (6, 4, 1))
+        )
+        models = (ddp, generator, discriminator)
+        optimizer, g_optimizer, d_optimizer = (ADAMW(model.parameters()) for model in models)
+        names = {
+            "Join": Join, "torch": torch, "dist": dist, "rank": rank, "ddp": ddp, "optimizer": optimizer,
+            "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5),
+            "generator": generator, "g_optimizer": g_optimizer, "d_optimizer": d_optimizer,
+            "discriminator": discriminator, "loss": lambda output: output.square().mean(),
+            "loader": inputs_of(CASES[0], 0, rank, world), "path": io.BytesIO(),
+        }
+        exec(example, names)
+        values = [p.detach() for model in models for p in model.parameters()]
+        values += [torch.tensor([optimizer.param_groups[0]["lr"]])]
+        values += [names["average"].n_averaged] if "average" in names else []
+        values += [torch.tensor(names["progress"].steps)] if "progress" in names else []
+        for value in values:
+            every = [torch.empty_like(value) for _ in range(world)]
+            dist.all_gather(every, value.contiguous())
+            assert all(torch.equal(value, other) for other in every), example
+
+
+def check_errors(rank, world):
+    here = "join_test.py:"
+    no_input = "rank 0 had no more input" if world == 2 else "ranks 0, 1 had no more input"
+    uneven = dict(counts=3 if rank == world - 1 else 2)
+    for step, words in {
+        gathered: ("all_gather", here, no_input, "nothing to contribute", "throw_on_early"),
+        from_rank_0: ("broadcast", here, no_input, "its source is rank 0"),
+        not_listed: ("all_reduce", here, no_input, "not in the list"),
+    }.items():
+        expect_error(words, rank, world, step, **uneven)
+    expect_error(("step(closure)", "call the closure before"), rank, world, with_closure, counts=1)
+    expect_error(("no_sync", no_input), rank, world, kept_over_no_sync, **uneven)
+
 
 CHECKS = [check_custom_joinable, check_throw, check_disabled_and_copied, check_arguments,
-          check_zero_alone, check_subgroup]
+          check_zero_alone, check_subgroup, check_programs,
+          check_errors, check_documentation]
 
 
 def init(rank, world, folder, seconds):
@@ -443,7 +862,9 @@ def fail_rank(rank, world, folder, phase):
 
 def check_failure(world, phase):
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(fail_rank, (world, folder, phase), nprocs=world)
+        mp.start_processes(
+            fail_rank, (world, folder, phase), nprocs=world, start_method="fork"
+        )
         for rank in range(world):
             with open(f"{folder}/{rank}") as file:
                 seconds, text = file.read().split(" ", 1)
@@ -457,7 +878,9 @@ def main():
     wanted = os.environ.get("JOIN_TEST_CASE", "")
     for world in map(int, sys.argv[1:] or (2, 3, 4)):
         with tempfile.TemporaryDirectory() as folder:
-            mp.spawn(run_rank, (world, folder, wanted), nprocs=world)
+            mp.start_processes(
+                run_rank, (world, folder, wanted), nprocs=world, start_method="fork"
+            )
     if not wanted:
         for phase in ("forward", "backward", "step"):
             check_failure(3, phase)

@@ -87,8 +87,8 @@ if [[ ${1:-} == --all ]]; then
   # PyTorch's own files alone decide this, and their version is fixed above.
   promise 'Join with ZeroRedundancyOptimizer: torch is wrong, its patched files are right' \
     timeout 300 "$python" python/join_zero/join_zero_test.py
-  promise 'Join trains exactly over evenkeel, with 2 ranks' \
-    env JOIN_TEST_BACKEND=evenkeel timeout 600 "$python" "$tests/join_test.py" 2
+  promise 'Join trains exactly over evenkeel, with 2 and 3 ranks' \
+    env JOIN_TEST_BACKEND=evenkeel timeout 600 "$python" "$tests/join_test.py" 2 3
   for world in 2 4; do
     promise "tests of PyTorch itself pass with $world ranks" \
       timeout 900 "$python" "$tests/pytorch_tests.py" "--world=$world"

@@ -67,9 +67,8 @@ def shadow(call, group, device):
         dist.barrier(group=group)
         return
     shape, dtype, kind = call.tensors[0]
-    tensor = torch.full(
-        shape, _identity(call.op, dtype), dtype=dtype, device=device if kind == device.type else kind
-    )
+    device = device if kind == device.type else torch.device(kind)
+    tensor = torch.full(shape, _identity(call.op, dtype), dtype=dtype, device=device)
     if call.name == "BROADCAST":
         dist.broadcast(tensor, group=group, group_src=call.root)
     elif call.name == "REDUCE":

@@ -68,16 +68,13 @@ class Unlisted:
         found = self._find(only_stepped=False)
         for key, values in states.items():
             others = found.get(key, [])
-            is_optimizer = key[1] == "optimizer"
-            if len(others) > 1 and is_optimizer:
-                others = [o for o in others if id(o) in self._stepped] or others
+            if len(others) > 1 and key[1] == "optimizer":
+                others = [other for other in others if id(other) in self._stepped] or others
             if len(others) == len(values) == 1:
                 others[0].load_state_dict(values[0])
-            elif is_optimizer or sorted(repr(o.state_dict()) for o in others) != sorted(
-                map(repr, values)
-            ):
-                if not others and not is_optimizer:
-                    continue  # It is on some ranks only.
+            elif not others and key[1] != "optimizer":
+                continue  # It is on some ranks only.
+            elif sorted(_print(o.state_dict()) for o in others) != sorted(map(_print, values)):
                 raise RuntimeError(
                     f"Join: a {key[0]} was used inside of the context, and a rank that had no more "
                     f"input has {len(others)} that it may be; add it to the list: "
@@ -112,6 +109,15 @@ class Unlisted:
             shapes = _shapes(other.module)
             return (name, "average", shapes) if shapes in self._shapes else None
         return (name, "scaler") if other.is_enabled() else None
+
+
+def _print(state):
+    """Returns a text that differs where two states do."""
+    if torch.is_tensor(state):
+        return repr(torch.linalg.vector_norm(state.double()).item())
+    if isinstance(state, dict):
+        return ", ".join(f"{key}: {_print(value)}" for key, value in state.items())
+    return repr(state)
 
 
 def _shapes(module):

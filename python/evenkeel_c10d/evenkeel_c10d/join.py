@@ -63,6 +63,7 @@ import functools
 import sys
 import threading
 import warnings
+import zlib
 
 import torch
 import torch.distributed as dist
@@ -152,6 +153,7 @@ class Join(torch_join.Join):
         self._mixed, self._carried, self._cleared = set(), set(), set()
         self._reduced = {}  # The parameters that a module reduces.
         self._passing = []  # The modules that the running backward pass reduces, in order.
+        self._begun = set()  # The modules of which the last forward pass has been reduced.
         self._current = None  # The module of the last gradient, and the pass.
 
     def _set_joinable_configs(self):
@@ -163,17 +165,14 @@ class Join(torch_join.Join):
         self._clear()
         self._thread = threading.get_ident()
         _contexts[self._process_group.group_name] += 1
-        for index, ddp in enumerate(self._joinables):
-            if ddp in self._ddps:
-                self._enter_ddp(index, ddp)
+        for ddp in self._ddps:
+            self._enter_ddp(self._joinables.index(ddp), ddp)
         self._params = [p for ddp in self._ddps for p in ddp.module.parameters()]
         self._positions = {param: index for index, param in enumerate(self._params)}
         self._unlisted = _join_states.Unlisted(
             [*self._stateful, *self._zeros], [d.module for d in self._ddps], self._positions
         )
-        self._handles.append(
-            register_optimizer_step_post_hook(self._unlisted.note_step)
-        )
+        self._handles.append(register_optimizer_step_post_hook(self._unlisted.note_step))
         for index, joinable in enumerate(self._joinables):
             if not getattr(joinable, "_overlap_with_ddp", False):  # It steps in DDP's hook.
                 joinable._join_config = _Config(functools.partial(self._announce, index))
@@ -208,7 +207,7 @@ class Join(torch_join.Join):
 
     def _enter_ddp(self, index, ddp):
         """Finds out whose gradients the module has, and observes its backward passes."""
-        if ddp.reducer._rebuild_buckets():  # So that a forward pass need not before it is reduced.
+        if ddp.reducer._rebuild_buckets():  # A collective, which else is in a forward pass.
             ddp._has_rebuilt_buckets = True
         params, _ = ddp._build_params_for_reducer()
         self._reduced[ddp] = params
@@ -221,7 +220,7 @@ class Join(torch_join.Join):
         elif details[0]:
             self._synced.add(ddp)
         before = functools.partial(self._before_gradient, index, ddp)
-        for param in params:
+        for param in params:  # The reducer keeps these nodes.
             node = torch.autograd.graph.get_gradient_edge(param).node
             self._handles.append(node.register_prehook(before))
 
@@ -236,9 +235,8 @@ class Join(torch_join.Join):
         row = torch.tensor([code, detail], dtype=torch.int64, device=self._device)
         table = row.new_empty(2 * dist.get_world_size(self._process_group))
         with self._internal():
-            work = dist.all_gather_into_tensor(
-                table, row, group=self._process_group, async_op=True
-            )
+            group = self._process_group
+            work = dist.all_gather_into_tensor(table, row, group=group, async_op=True)
         self._pending_table = table, work
 
     def _read(self):
@@ -326,6 +324,7 @@ class Join(torch_join.Join):
         if has_grad:
             _check_started(ddp)
             self._current = None
+            self._begun.discard(ddp)
             if torch._C._current_graph_task_id() < 0:  # The last pass may have failed.
                 self._passing.clear()
             if syncs:
@@ -349,7 +348,7 @@ class Join(torch_join.Join):
                     f"Join: one backward pass reduces the joinables {self._numbers()} alternately, "
                     f"and {_ranks(self._exhausted())} had no more input; call backward() for each"
                 )
-        else:  # A pass under no_sync.
+        elif not (ddp in self._begun and _depth() > 1):  # A pass under no_sync.
             if ddp in self._synced and ddp not in self._unsynced and self._has_gradients(ddp):
                 self._mixed.add(ddp)
             self._unsynced.add(ddp)
@@ -362,7 +361,8 @@ class Join(torch_join.Join):
 
     def _begin_backward(self, index, ddp):
         self._expecting.remove(ddp)
-        if not self._passing:
+        self._begun.add(ddp)
+        if not self._passing and _depth() < 2:  # Else the callback would run too early.
             torch.autograd.Variable._execution_engine.queue_callback(self._passing.clear)
         self._passing.append(ddp)
         is_mixed, is_cleared = ddp in self._mixed, ddp in self._cleared
@@ -543,14 +543,14 @@ class Join(torch_join.Join):
         used.copy_(torch.tensor([param in own for param in self._reduced[ddp]]))
         dist.all_reduce(used, group=self._process_group)
 
-    # What an active rank sends to exhausted ranks.
+    # The record that an active rank sends to exhausted ranks.
 
     def _share_kept(self, ddp, is_mixed):
         """Returns the gradients that the active ranks have kept from a reduction, by parameter."""
         if is_mixed:
             raise RuntimeError(
-                f"Join: joinable {self._joinables.index(ddp)} adds a pass under no_sync to gradients "
-                f"that a synchronized pass has left, and {_ranks(self._exhausted())} had no more "
+                f"Join: joinable {self._joinables.index(ddp)} adds a pass under no_sync to the "
+                f"gradients of a synchronized one, and {_ranks(self._exhausted())} had no more "
                 "input; call zero_grad() between them, or backward() without no_sync"
             )
         if not ddp._divide_by_initial_world_size:
@@ -611,8 +611,6 @@ class Join(torch_join.Join):
 
     def _copy_states(self, last):
         """Copies to the ranks outside of `last` what their own loop has not updated."""
-        params = [p for zero in self._zeros for g in zero.param_groups for p in g["params"]]
-        params = [p for p in params if p not in self._positions]  # The rest is a module's.
 
         def make():
             reduced = [ddp for ddp in self._ddps if ddp in self._synced - self._unsynced]
@@ -631,15 +629,18 @@ class Join(torch_join.Join):
             )
 
         groups, states, unlisted, reduced, with_grad = self._broadcast_object(make, last[-1])
+        if self._rank not in last:
+            for other, values in zip([*self._stateful, *self._zeros], groups):
+                if values is not None:
+                    _join_states.set_groups(other, values, self._params)
+        params = [p for zero in self._zeros for g in zero.param_groups for p in g["params"]]
+        params = [p for p in params if p not in self._positions]  # The rest is a module's.
         used = [self._params[i] for i in with_grad]
         sent = self._broadcast_tensors(
             params + used, [p.detach() for p in params] + [p.grad for p in used], last[-1]
         )
         if self._rank in last:
             return
-        for other, values in zip([*self._stateful, *self._zeros], groups):
-            if values is not None:
-                _join_states.set_groups(other, values, self._params)
         for other, state in zip(self._stateful, states):
             other.load_state_dict(state)
         self._unlisted.take_over(unlisted)
@@ -690,8 +691,8 @@ class Join(torch_join.Join):
         """Records the first failure of the context, or notes it on the failures that follow."""
         if getattr(error, "kind", "") == "disagreement" and hasattr(error, "add_note"):
             error.add_note(
-                "Join: a rank without input takes part in what the listed modules and optimizers do, "
-                "and in collectives of groups with the same ranks, not in messages and other groups"
+                "Join: a rank without input takes part in what listed modules and optimizers do, "
+                "and in collectives of groups of the same ranks, not in messages and other groups"
             )
         name = self._process_group.group_name
         text = f"rank {self._rank}: {type(error).__name__}: {error}"
@@ -715,6 +716,15 @@ def _ranks(ranks):
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
+def _depth():
+    """Returns how many backward passes run inside of each other (reentrant checkpoints)."""
+    depth, frame = 0, sys._getframe(1)
+    while frame is not None:
+        depth += frame.f_code is _ENGINE
+        frame = frame.f_back
+    return depth
+
+
 def _has_hook(ddp):
     return bool(ddp._get_ddp_logging_data().get("comm_hook"))
 
@@ -722,9 +732,12 @@ def _has_hook(ddp):
 def _digest(params):
     """Returns a number that depends on the gradients, and is 0 if all are 0 or None."""
     grads = [p.grad for p in params if p.grad is not None]
-    grads = [grad.coalesce().values() if grad.is_sparse else grad for grad in grads]
-    norms = torch.stack(torch._foreach_norm(grads)).tolist() if grads else []
-    return hash(tuple(norms)) if any(norms) else 0
+    norms = [
+        torch.linalg.vector_norm(grad, dtype=torch.promote_types(grad.dtype, torch.float32))
+        for grad in (grad.coalesce().values() if grad.is_sparse else grad for grad in grads)
+    ]
+    values = torch.stack([norm.double() for norm in norms]).tolist() if norms else []
+    return 1 + zlib.crc32(repr(values).encode()) if any(values) else 0
 
 
 def _check_supported(ddp):

@@ -23,6 +23,7 @@ from typing import Any, Callable
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+import torch.utils.checkpoint
 from torch.distributed.algorithms.join import Joinable, JoinHook
 from torch.distributed.algorithms.join import Join as TorchJoin
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -318,7 +319,7 @@ def clamp(program, batches, divisor, i):
     program.only_loss(batches, divisor)
     program.step()
     for param in program.models[0].parameters():
-        param.data.clamp_(-0.2, 0.2)
+        param.data.clamp_(-0.1, 0.1)
 
 
 class Slow:
@@ -408,13 +409,33 @@ def siamese(program, batches, divisor, i):
     program.step()
 
 
+class Checkpointed(torch.nn.Module):
+    """Each layer has a backward pass inside of that of the module."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x):
+        x = x.clone().requires_grad_()
+        for layer in self.layers:
+            x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=True)
+        return x
+
+
+def checkpointed(program, batches, divisor, i):
+    program.only_loss(batches, divisor)
+    program.step()
+
+
 def episodes(program, batches, divisor, i):
     """Actor and critic: episodes have different lengths, and some forward passes no backward."""
     actor, critic = program.models
     for batch in batches:
         length = 1 + int(batch.abs().sum() * 10) % 4
         actor(batch)
-        loss = sum(actor(batch[:k + 1]).mean() * critic(batch[:k + 1]).mean() for k in range(length))
+        seen = [batch[:k + 1] for k in range(length)]
+        loss = sum(actor(part).mean() * critic(part).mean() for part in seen)
         (loss / divisor).backward()
     program.step()
 
@@ -430,7 +451,8 @@ def language_model(program, batches, divisor, i):
     torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
     program.step()
     if program.distributed:
-        log_everything(batches[0], program.rank)
+        log_everything(program.rank, None)
+        log_everything(program.rank, program.more["group"])
         if program.rank == 0:
             with torch.no_grad():
                 model.eval()
@@ -440,35 +462,36 @@ def language_model(program, batches, divisor, i):
         dist.barrier()
 
 
-def log_everything(batch, rank):
+def log_everything(rank, group):
     """Collectives of a program: their results are those of the ranks that have input."""
     world = dist.get_world_size()
     ones = torch.ones(world, dtype=torch.int64)  # As large as what Join itself could send.
-    dist.all_reduce(ones)
+    dist.all_reduce(ones, group=group)
     active = int(ones[0])
     assert 1 <= active <= world and ones.unique().numel() == 1, ones
     value = torch.tensor([2.0 + rank, -2.0])
     for op, least, largest in (("AVG", 2, 1 + world), ("MIN", 2, 1 + world),
                                ("MAX", 2, 1 + world), ("SUM", 2, 3 * world * world)):
         result = value.clone()
-        dist.all_reduce(result, getattr(dist.ReduceOp, op))
+        dist.all_reduce(result, getattr(dist.ReduceOp, op), group)
         assert least <= result[0] <= largest, (op, result)
         assert result[1] == (-2 * active if op == "SUM" else -2), (op, result)
     product = torch.tensor([3])
-    work = dist.all_reduce(product, dist.ReduceOp.PRODUCT, async_op=True)
+    work = dist.all_reduce(product, dist.ReduceOp.PRODUCT, group, async_op=True)
     work.wait()
     assert product == 3**active, product
-    dist.reduce(value, 0)
-    dist.barrier()
+    dist.reduce(value, 0, group=group)
+    dist.barrier(group)
 
 
 def unlisted(program, batches, divisor, i):
     """Nothing but the model is in the list of Join."""
-    more = program.more
-    if "schedule" not in more:
-        more["schedule"] = torch.optim.lr_scheduler.StepLR(program.optimizers[0], 2, 0.5)
-    program.only_loss(batches, divisor)
-    program.step()
+    more, optimizer = program.more, program.optimizers[0]
+    scaled = lambda model, batch: more["scaler"].scale(square(model, batch))  # noqa: E731
+    program.backward(scaled, batches, divisor)
+    more["scaler"].step(optimizer)
+    more["scaler"].update()
+    optimizer.zero_grad()
     more["schedule"].step()
     more["average"].update_parameters(program.models[0])
 
@@ -485,7 +508,8 @@ def carried_cleared(program, batches, divisor, i):
 
 
 PROGRAMS = [clamp, lookahead, pre_hook, added_group, two_backwards, kept_and_zeroed, gan,
-            twin_critics, siamese, episodes, language_model, unlisted, carried, carried_cleared]
+            twin_critics, siamese, checkpointed, episodes, language_model, unlisted, carried,
+            carried_cleared]
 TWO_MODELS = {gan: ((3, 6), (6, 4, 1)), twin_critics: ((6, 4, 1), (6, 4, 1)),
               episodes: ((6, 4, 1), (6, 4, 1))}
 # In the second epoch the ranks have these in reverse order.
@@ -497,6 +521,8 @@ def run_program(step, counts, sharded, rank, world):
     is_reference = rank < 0
     sizes = TWO_MODELS.get(step, ((6, 5, 1),))
     models = [mlp(size, seed) for seed, size in enumerate(sizes)]
+    if step is checkpointed:
+        models = [Checkpointed(model) for model in models]
     kind = ADAMW if step is unlisted else SGD
     optimizers = []
     for i, model in enumerate(models):
@@ -515,9 +541,12 @@ def run_program(step, counts, sharded, rank, world):
         program.more["average"] = torch.optim.swa_utils.AveragedModel(module)
         program.more["average"].update_parameters(module)
         program.more["schedule"] = torch.optim.lr_scheduler.StepLR(optimizers[0], 2, 0.5)
+        program.more["scaler"] = torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=2)
     ranks = range(world) if is_reference else [rank]
     divisor = world if is_reference else 1
     listed = [*models, *(optimizers if sharded or step is not unlisted else ())]
+    if step is language_model and not is_reference:
+        program.more["group"] = dist.new_group()
     if step is lookahead:
         program.more["slow"] = Slow(models[0])
         listed.append(program.more["slow"])
@@ -573,6 +602,8 @@ def program_difference(step, counts, sharded, rank, world):
                 compare(param, other)
         elif key == "schedule":
             assert value.last_epoch == expected.more[key].last_epoch
+        elif key == "scaler":
+            assert value.state_dict() == expected.more[key].state_dict()
     return max(differences)
 
 
@@ -766,7 +797,8 @@ def check_documentation(rank, world):
         models = (ddp, generator, discriminator)
         optimizer, g_optimizer, d_optimizer = (ADAMW(model.parameters()) for model in models)
         names = {
-            "Join": Join, "torch": torch, "dist": dist, "rank": rank, "ddp": ddp, "optimizer": optimizer,
+            "Join": Join, "torch": torch, "dist": dist, "rank": rank,
+            "ddp": ddp, "optimizer": optimizer,
             "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5),
             "generator": generator, "g_optimizer": g_optimizer, "d_optimizer": d_optimizer,
             "discriminator": discriminator, "loss": lambda output: output.square().mean(),

@@ -228,7 +228,7 @@ absl::Status ParameterSet::CheckOverlaps(std::span<const TensorView> buffers) co
     return absl::StrCat(piece.kind == Piece::Kind::kGradient ? "the gradient of " : "the value of ",
                         "\"", params_[piece.index].name, "\" (", what, ")");
   };
-  // Of those before, the one that ends last; buffers may overlap each other.
+  // The piece before this one that ends last; buffers may overlap each other.
   const Piece *last = nullptr, *last_buffer = nullptr;
   for (const Piece& piece : pieces) {
     const bool is_buffer = piece.kind == Piece::Kind::kBuffer;

@@ -1,4 +1,4 @@
-// What a program in C++14 or 17 sees of evenkeel: standard types. The file beside it is C++20.
+// The interface of evenkeel for a program in C++14 or 17: standard types. Its source is C++20.
 
 #ifndef EVENKEEL_EXAMPLES_TRAINER_FACADE_H_
 #define EVENKEEL_EXAMPLES_TRAINER_FACADE_H_

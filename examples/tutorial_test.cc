@@ -109,7 +109,7 @@ int CheckQuotes(const std::string& page) {
 
 TEST(TutorialTest, QuotesThePrograms) {
   EXPECT_EQ(CheckQuotes("docs/tutorial.md"), 7);
-  EXPECT_EQ(CheckQuotes("docs/your_loop.md"), 11);
+  EXPECT_EQ(CheckQuotes("docs/your_loop.md"), 12);
 }
 
 TEST(YourLoopTest, AProgramInCpp14Trains) {

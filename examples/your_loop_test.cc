@@ -66,7 +66,8 @@ absl::Status TrainStep(Model& model, DataParallel& ddp, Optimizer& optimizer, in
 // One process: `after` is the program's own code behind each step.
 std::vector<double> TrainAlone(
     int world, const std::function<void(std::vector<double>&)>& after,
-    const std::function<double(int)>& rate = [](int) { return kRate; }) {
+    const std::function<double(int)>& rate = [](int) { return kRate; },
+    const std::function<double(double)>& gradient = [](double value) { return value; }) {
   Model model;
   for (int step = 0; step < *std::max_element(kBatches, kBatches + world); ++step) {
     std::vector<double> sum(4);
@@ -74,7 +75,7 @@ std::vector<double> TrainAlone(
       for (int j = 0; j < 4 && step < kBatches[rank]; ++j)
         sum[j] += model.weight[j] - Target(rank, step, j);
     }
-    for (int j = 0; j < 4; ++j) model.weight[j] -= rate(step) * sum[j] / world;
+    for (int j = 0; j < 4; ++j) model.weight[j] -= rate(step) * gradient(sum[j] / world);
     after(model.weight);
   }
   return model.weight;
@@ -89,7 +90,16 @@ void OnRanks(int world, const std::function<absl::Status(Communicator&)>& body) 
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// ---- After Step() ----
+// ---- Around Step() ----
+
+absl::Status ClipByValue(Optimizer& optimizer) {
+  return optimizer.BeforeUpdate([](absl::Span<const GradientPiece> pieces) {
+    for (const GradientPiece& piece : pieces) {
+      for (double& element : piece.gradient.as<double>()) element = std::clamp(element, -0.5, 0.5);
+    }
+    return absl::OkStatus();
+  });
+}
 
 absl::Status Clamp(Optimizer& optimizer, std::vector<double>& weight) {
   return optimizer.AfterUpdate([&weight] {
@@ -122,7 +132,7 @@ absl::Status Schedule(Optimizer& optimizer) {
   });
 }
 
-class AfterUpdateTest : public testing::TestWithParam<std::tuple<int, Placement>> {
+class OwnFunctionTest : public testing::TestWithParam<std::tuple<int, Placement>> {
  protected:
   // Trains with what `add` adds to the optimizer.
   void Run(const std::function<absl::Status(Optimizer&, Model&)>& add,
@@ -148,7 +158,15 @@ class AfterUpdateTest : public testing::TestWithParam<std::tuple<int, Placement>
   static int world() { return std::get<0>(GetParam()); }
 };
 
-TEST_P(AfterUpdateTest, ClampsOnEveryRank) {
+TEST_P(OwnFunctionTest, ClipsGradientsOnEveryRank) {
+  const std::vector<double> alone = TrainAlone(
+      world(), [](std::vector<double>&) {}, [](int) { return kRate; },
+      [](double value) { return std::clamp(value, -0.5, 0.5); });
+  Run([](Optimizer& optimizer, Model&) { return ClipByValue(optimizer); },
+      [&](const Model& model) { ExpectNear(model.weight, alone); });
+}
+
+TEST_P(OwnFunctionTest, ClampsOnEveryRank) {
   const std::vector<double> alone = TrainAlone(world(), [](std::vector<double>& weight) {
     for (double& w : weight) w = std::clamp(w, -0.4, 0.4);
   });
@@ -156,7 +174,7 @@ TEST_P(AfterUpdateTest, ClampsOnEveryRank) {
       [&](const Model& model) { ExpectNear(model.weight, alone); });
 }
 
-TEST_P(AfterUpdateTest, PrunesOnEveryRank) {
+TEST_P(OwnFunctionTest, PrunesOnEveryRank) {
   const std::vector<double> alone =
       TrainAlone(world(), [](std::vector<double>& weight) { weight[1] = weight[3] = 0; });
   Run(
@@ -166,7 +184,7 @@ TEST_P(AfterUpdateTest, PrunesOnEveryRank) {
       [&](const Model& model) { ExpectNear(model.weight, alone); });
 }
 
-TEST_P(AfterUpdateTest, AveragesOnEveryRank) {
+TEST_P(OwnFunctionTest, AveragesOnEveryRank) {
   std::vector<double> expected = Model().weight;
   TrainAlone(world(), [&](std::vector<double>& weight) {
     for (size_t j = 0; j < weight.size(); ++j) expected[j] = 0.9 * expected[j] + 0.1 * weight[j];
@@ -183,14 +201,14 @@ TEST_P(AfterUpdateTest, AveragesOnEveryRank) {
   for (const std::vector<double>& average : averages) ExpectNear(average, expected);
 }
 
-TEST_P(AfterUpdateTest, SchedulesTheRateOnEveryRank) {
+TEST_P(OwnFunctionTest, SchedulesTheRateOnEveryRank) {
   const std::vector<double> alone = TrainAlone(
       world(), [](std::vector<double>&) {}, [](int step) { return kRate / (1 + step); });
   Run([](Optimizer& optimizer, Model&) { return Schedule(optimizer); },
       [&](const Model& model) { ExpectNear(model.weight, alone); });
 }
 
-INSTANTIATE_TEST_SUITE_P(Placements, AfterUpdateTest,
+INSTANTIATE_TEST_SUITE_P(Placements, OwnFunctionTest,
                          testing::Combine(testing::Values(1, 2, 3),
                                           testing::Values(Placement(Replicated{}),
                                                           Placement(WholeTensors{}),

@@ -11,11 +11,11 @@
 //   }
 //
 // The survivors agree over the control plane on their ranks and on the last step that all of them
-// have finished; parameters, buffers and optimizer state come from the lowest survivor that is at
-// that step. Joinables keep their memory, their plans and their names; the gradients' state becomes
-// kNone. Buffers are those with which the step to be repeated began. If every rank at that step is
-// in the middle of a change (an update, or one of two optimizers has stepped), the next step that a
-// survivor has finished counts.
+// have finished; parameters, the set of trained ones as the program has set it last, buffers and
+// optimizer state come from the lowest survivor that is at that step. Joinables keep their memory,
+// their plans and their names; the gradients' state becomes kNone. Buffers are those with which the
+// step to be repeated began. If every rank at that step is in the middle of a change (an update, or
+// one of two optimizers has stepped), the next step that a survivor has finished counts.
 //
 // Split state cannot be taken back: see LostShard in zero_optim/lost_shard.h. For your own
 // optimizer outside of the list, name its state with DataParallel::SetOptimizerState() on all

@@ -369,7 +369,7 @@ void DataParallelBase::Replica::RefuseSlices() const {
   }
 }
 
-// Where a step has used up its gradient, no rank can compute what a later backward adds to it.
+// A gradient that a step has used up: no rank can compute what a later backward adds to it.
 void DataParallelBase::Replica::DropUsedUp() {
   for (int i = 0; i < set.size(); ++i) {
     torch::Tensor& grad = params[i].tensor.mutable_grad();
@@ -734,6 +734,8 @@ void DataParallelBase::Replica::HideGradients(const std::vector<int>& of_step) {
 void DataParallelBase::Replica::MarkUsedUp(const std::vector<int>& of_step, double scale) {
   const at::NoGradGuard no_grad;
   for (const int i : of_step) {
+    // Slices are there until the next reduction; a further step is not to use them.
+    if (set.grad_state(i) == GradState::kNone) set.SetGradState(i, GradState::kNone);
     if (!std::exchange(params[i].is_lost, false) || set.grad_state(i) != GradState::kReduced)
       continue;
     set.row_size(i) > 0 ? ShowSparseGradient(i) : ShowGradient(i);

@@ -38,7 +38,7 @@ void RequireClose(const std::vector<Tensor>& got, const std::vector<Tensor>& wan
   }
 }
 
-// What a process computes of each step: in parallel the loss of its rank, alone those of all.
+// The loss that a process computes in each step: its rank's, or in one process that of all ranks.
 struct Part {
   std::vector<int> ranks;
   std::vector<int> steps;  // By rank of the job.

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
@@ -33,7 +34,6 @@
 #include "evenkeel/tools/step/step_model.h"
 #include "evenkeel/tools/step/step_report.h"
 #include "evenkeel/trainer/layers/compute_threads.h"
-#include "evenkeel/zero_optim/checkpoint/file_io.h"
 #include "evenkeel/zero_optim/checkpoint/strict_json.h"
 #include "gflags/gflags.h"
 #include "nlohmann/json.hpp"
@@ -236,7 +236,8 @@ absl::StatusOr<nlohmann::json> StartRanks(const std::string& backend,
   EK_ASSIGN_OR_RETURN(const LaunchResult result, Launch(launch));
   if (result.exit_code != 0)
     return absl::UnavailableError(absl::StrCat(backend, ": ", result.message));
-  EK_ASSIGN_OR_RETURN(const std::string text, ReadFile(report));
+  std::ifstream file(report);
+  const std::string text(std::istreambuf_iterator<char>(file), {});
   return internal::ParseStrictJson(text, /*max_depth=*/16, report, internal::JsonRoot::kAny);
 }
 

@@ -26,12 +26,12 @@
 // Join:          put it and the DataParallel into RunJoined()'s list. Exhausted ranks take every
 //                step, with the settings of the lowest active rank, so that weights, moments and
 //                step counts stay equal on all ranks.
-// Your own code: inside RunJoined() exhausted ranks do not run the code of the loop: pass changes
-// of
-//                the gradients between FinishStep() and Step() to BeforeUpdate(), and changes of
-//                the values, averages and schedules to AfterUpdate(). Clearing gradients, freezing
-//                parameters or a further Step() between FinishStep() and the next BeginStep() needs
-//                neither: it counts on exhausted ranks, too, with every placement.
+// Your own code: inside RunJoined() exhausted ranks do not run the code of the loop: pass to
+//                BeforeUpdate() what changes gradients between FinishStep() and Step(), and to
+//                AfterUpdate() what changes values, averages and schedules. Clearing gradients,
+//                freezing parameters or a further Step() between FinishStep() and the next
+//                BeginStep() needs neither: it counts on exhausted ranks, too, with every
+//                placement. With update_in_backward it is too late then, and an error.
 // Compared:      the settings of each step, and which parameters have no gradient in it, with the
 //                next step or at the loop's end. In steps with exhausted ranks also the values, and
 //                the reduced gradients, as Step() finds them: a change that only loops have made is

@@ -268,6 +268,27 @@ TEST(OptimizerTest, RefusesToUpdateParametersThatTheRanksBeginWithDifferently) {
   }
 }
 
+TEST(OptimizerTest, ValuesOutsideOfItsGroupsMayDiffer) {
+  for (const Placement& placement : {Placement(Replicated{}), Placement(WholeTensors{})}) {
+    const absl::Status status = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
+      TestModel model(kSizes);
+      EK_ASSIGN_OR_RETURN(
+          auto optimizer,
+          Optimizer::Create(comm, model.params(),
+                            {{.name = "shared", .params = {0, 1}, .rule = kMomentum}},
+                            {.placement = placement}));
+      model.params()[4].value.as<float>()[3] += static_cast<float>(comm.rank());
+      model.Backward(0, 0);
+      for (int i = 0; i < model.size(); ++i) {
+        if (model.params().grad_state(i) != GradState::kNone && placement.index() == 0)
+          model.params().SetGradState(i, GradState::kReduced);
+      }
+      return optimizer->Step();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
 TEST(OptimizerTest, ValuesMayBecomeEqualAfterItIsMade) {
   const absl::Status status = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
     TestModel model(kSizes);
@@ -281,7 +302,7 @@ TEST(OptimizerTest, ValuesMayBecomeEqualAfterItIsMade) {
           model.params().SetGradState(i, GradState::kReduced);
       }
       EK_RETURN_IF_ERROR(optimizer->Step());
-      // Afterwards it is the program that answers for them.
+      // Afterwards the program is responsible for them.
       model.params()[0].value.as<float>()[0] += static_cast<float>(comm.rank());
     }
     return absl::OkStatus();

@@ -334,7 +334,7 @@ absl::Status Reducer::ReplaceGroup(Communicator* comm, int plan_from, bool keeps
   if (core.device != nullptr) core.device->ReplaceGroup(*comm);
   impl.completer.OnOtherGroup();
   core.reduction->OnGroup(*comm);
-  // What was frozen for a step that has failed before it began is frozen in its repetition.
+  // Parameters frozen for a step that failed before it began are frozen in its repetition.
   PlanState own = core.state;
   if (!keeps_gradients && !(own.mask == core.params->mask())) AdoptMask(own, core.params->mask());
   absl::Status status = impl.AgreeOnPlan(plan_from, own);

@@ -13,7 +13,7 @@
 
 namespace evenkeel::internal {
 
-// Of a text that is not hexadecimal, the result is any text.
+// The result for a text that is not hexadecimal is unspecified.
 inline std::string BytesFromHex(absl::string_view hex) {
 #if defined(ABSL_LTS_RELEASE_VERSION) && ABSL_LTS_RELEASE_VERSION < 20240722
   return absl::HexStringToBytes(hex);

@@ -40,7 +40,7 @@ absl::StatusOr<std::shared_ptr<FileStore>> OpenFolder(const std::string& folder,
   return FileStore::Open(folder);
 }
 
-// Who can try a short one on a challenge that was recorded finds it.
+// An attacker with a recorded challenge finds a short secret by trying them all.
 absl::StatusOr<std::string> LongEnough(std::string secret, absl::string_view source) {
   if (secret.size() >= kShortestSecret) return secret;
   return absl::InvalidArgumentError(absl::StrCat("the secret in ", source, " has ", secret.size(),

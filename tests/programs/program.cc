@@ -63,7 +63,7 @@ void Clamp(const ParameterSet& params) {
   }
 }
 
-// What the loop does between the calls of the library.
+// Code of the loop between the calls of the library.
 class Loop {
  public:
   Loop(const Program& program, ParameterSet& params) : program_(program), params_(params) {}

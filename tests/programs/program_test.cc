@@ -25,10 +25,16 @@ using testing::HasSubstr;
 using testing::Ne;
 
 using Inputs = std::vector<int>;
-const Inputs kInputs[] = {{3}, {2, 2}, {1, 3}, {3, 0, 2}};
-const Inputs kUneven[] = {{1, 3}, {3, 0, 2}};
+const std::vector<Inputs> kInputs = {{3}, {2, 2}, {1, 3}, {3, 0, 2}};
+const std::vector<Inputs> kUneven = {{1, 3}, {3, 0, 2}};
 const Placement kWithSteps[] = {Replicated{}, WholeTensors{.bucket_cap = Bytes{256}}, Slices{},
                                 Slices{.overlap_forward = true}};
+
+// Over backends that are not tested in full the last one.
+std::vector<Inputs> Tested(std::vector<Inputs> inputs) {
+  if (!TheTestBackend().is_in_full) inputs = {inputs.back()};
+  return inputs;
+}
 
 // By rank: how it ended, "" if well. Where it is well, the values are those of one process.
 std::vector<std::string> EndsOf(const Program& program) {
@@ -47,7 +53,7 @@ std::vector<std::string> EndsOf(const Program& program) {
 }
 
 TEST(ProgramTest, FunctionsBeforeAndAfterTheUpdateActAsInOneProcess) {
-  for (const Inputs& inputs : kInputs) {
+  for (const Inputs& inputs : Tested(kInputs)) {
     for (const Placement& placement : kWithSteps) {
       for (const bool is_other : {false, true}) {
         Program program{.inputs = inputs,
@@ -81,7 +87,7 @@ TEST(ProgramTest, ClearedFrozenAndRepeatedStepsCountWithEveryPlacement) {
        {.step = 1, .at = At::kBetweenSteps, .act = Act::kClear}},
       {{.step = 1, .act = Act::kOmitStep}},
   };
-  for (const Inputs& inputs : kInputs) {
+  for (const Inputs& inputs : Tested(kInputs)) {
     for (const Placement& placement : kWithSteps) {
       for (const std::vector<Action>& some : acts) {
         const Program program{.inputs = inputs, .placement = placement, .acts = some};
@@ -92,7 +98,7 @@ TEST(ProgramTest, ClearedFrozenAndRepeatedStepsCountWithEveryPlacement) {
 }
 
 TEST(ProgramTest, WhatOnlyRanksWithInputChangeIsAnErrorThatNamesIt) {
-  for (const Inputs& inputs : kUneven) {
+  for (const Inputs& inputs : Tested(kUneven)) {
     for (const Placement& placement :
          {Placement(Replicated{}), Placement(Replicated{.update_in_backward = true}),
           Placement(WholeTensors{}), Placement(Slices{}),
@@ -122,7 +128,7 @@ TEST(ProgramTest, WhatOnlyRanksWithInputChangeIsAnErrorThatNamesIt) {
 }
 
 TEST(ProgramTest, WhatOneRankAloneDoesIsAnErrorThatNamesTheParameter) {
-  for (const Inputs& inputs : {Inputs{3, 3}, Inputs{3, 3, 1}}) {
+  for (const Inputs& inputs : Tested({{3, 3}, {3, 3, 1}})) {
     for (const Placement& placement : kWithSteps) {
       for (const Act act : {Act::kClear, Act::kClearAll, Act::kFreeze}) {
         for (const int step : {0, 2}) {
@@ -141,17 +147,14 @@ TEST(ProgramTest, WhatOneRankAloneDoesIsAnErrorThatNamesTheParameter) {
     EXPECT_THAT(EndsOf(program), Each(HasSubstr("rank 1 has hash of values and gradients=")))
         << ToString(program);
   }
-  // Some of these must wait until it is known that the ranks can't meet.
-  for (const Act act : {Act::kOmitStep, Act::kSkipStep, Act::kRepeatStep}) {
-    const Program program{.inputs = {3, 3, 1},
-                          .placement = WholeTensors{},
-                          .acts = {{.step = 1, .act = act, .ranks = {1}}}};
-    EXPECT_THAT(EndsOf(program), Each(AllOf(Ne(""), Ne("other values")))) << ToString(program);
+  for (const Act act : {Act::kOmitStep, Act::kSkipStep}) {
+    const Program program{.inputs = {3, 3, 1}, .acts = {{.step = 1, .act = act, .ranks = {1}}}};
+    EXPECT_THAT(EndsOf(program), Each(HasSubstr("rank 1 has "))) << ToString(program);
   }
 }
 
 TEST(ProgramTest, WithoutADataParallelTheOptimizerComparesTheValues) {
-  for (const Inputs& inputs : kUneven) {
+  for (const Inputs& inputs : Tested(kUneven)) {
     for (const At at : {At::kBeforeBegin, At::kBeforeStep, At::kAfterStep}) {
       const Program program{.inputs = inputs,
                             .placement = WholeTensors{},

@@ -13,10 +13,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "evenkeel/bucket/data_parallel.h"
+#include "evenkeel/bucket/reduction.h"
 #include "evenkeel/bucket/state_sync.h"
 #include "evenkeel/bucket/testing/toy_model.h"
 #include "evenkeel/comm/collective.h"
@@ -415,12 +415,14 @@ TEST(RecoveryUsesTest, WhatIsFrozenForTheStepThatFailsIsFrozenInItsRepetition) {
     SCOPED_TRACE(is_repeated);
     Group group = *CreateTestGroup(3);
     std::vector<std::vector<std::vector<float>>> values(3);
+    std::latch stepped(3);
     OnEach(3, [&](int rank) -> absl::Status {
       Replica<> mine;
       EK_RETURN_IF_ERROR(mine.Create(*group[rank], kRule));
       ParameterSet& params = mine.model.params();
       EK_RETURN_IF_ERROR(mine.Steps(0, 2));
       const std::vector<std::vector<float>> before = mine.model.values();
+      stepped.arrive_and_wait();  // The error of rank 0 is that of the next step.
       params.SetTrainable("p1", false);
       absl::Status failed = absl::DataLossError("an image cannot be read");
       if (rank != 0) failed = mine.Step(2, [](Point) { return absl::OkStatus(); });
@@ -446,35 +448,49 @@ TEST(RecoveryUsesTest, WhatIsFrozenForTheStepThatFailsIsFrozenInItsRepetition) {
   }
 }
 
-// Every rank has updated the parameters of the first bucket and of no other: a repetition of the
-// step would update those twice.
+// Fails in the second bucket, when every rank has updated the first.
+class FailsInTheSecondBucket : public AllReduceBuckets {
+ public:
+  FailsInTheSecondBucket(const bool* fails, std::latch* updated)
+      : fails_(fails), updated_(updated) {}
+  absl::StatusOr<GradFate> OnReduced(const BucketInfo& bucket, const ReductionStep& step) override {
+    if (!*fails_ || bucket.index != 1) return AllReduceBuckets::OnReduced(bucket, step);
+    updated_->arrive_and_wait();
+    return Lost();
+  }
+
+ private:
+  const bool* const fails_;
+  std::latch* const updated_;
+};
+
+// A repetition of the step would update the parameters of the first bucket twice.
 TEST(RecoveryUsesTest, AnUpdateInBackwardThatNoRankHasEndedIsRefused) {
   Group group = *CreateTestGroup(3);
+  std::latch updated(3);
   OnEach(3, [&](int rank) -> absl::Status {
     ToyModel model(kSizes);
-    EK_ASSIGN_OR_RETURN(auto ddp,
-                        DataParallel::Create(group[rank].get(), &model.params(), {},
-                                             {.reducer = {.caps = {Bytes{8}, Bytes{24}}}}));
-    EK_ASSIGN_OR_RETURN(
-        auto optimizer,
-        Optimizer::Create(*ddp, kRule, {.placement = Replicated{.update_in_backward = true}}));
-    const auto step = [&](int number, bool fails) -> absl::Status {
+    bool fails = false;
+    EK_ASSIGN_OR_RETURN(auto optimizer,
+                        Optimizer::Create(*group[rank], model.params(), kRule,
+                                          {.placement = Replicated{.update_in_backward = true}}));
+    EK_ASSIGN_OR_RETURN(auto reduction,
+                        optimizer->TakeReduction(
+                            {.inner = std::make_unique<FailsInTheSecondBucket>(&fails, &updated)}));
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(group[rank].get(), &model.params(), {},
+                                                       {.reducer = {.caps = {Bytes{8}, Bytes{24}}}},
+                                                       std::move(reduction)));
+    const auto step = [&](int number) -> absl::Status {
       model.params().ClearGradients();
       EK_RETURN_IF_ERROR(ddp->BeginStep());
-      const std::vector<std::vector<float>> before = model.values();
-      int announced = 0;
-      EK_RETURN_IF_ERROR(model.Backward(rank, number, [&](int param) -> absl::Status {
-        if (fails && announced++ == 3) {
-          while (model.values() == before) absl::SleepFor(absl::Milliseconds(1));
-          return Lost();
-        }
-        return ddp->GradientReady(param);
-      }));
+      EK_RETURN_IF_ERROR(
+          model.Backward(rank, number, [&](int param) { return ddp->GradientReady(param); }));
       return ddp->FinishStep();
     };
-    EK_RETURN_IF_ERROR(step(0, false));
+    EK_RETURN_IF_ERROR(step(0));
     const std::vector<std::vector<float>> before = model.values();
-    const absl::Status failed = step(1, true);
+    fails = true;
+    const absl::Status failed = step(1);
     EXPECT_FALSE(failed.ok());
     EXPECT_NE(model.values(), before);
     const std::vector<Joinable*> list = {ddp.get(), optimizer.get()};
@@ -484,8 +500,8 @@ TEST(RecoveryUsesTest, AnUpdateInBackwardThatNoRankHasEndedIsRefused) {
                 HasSubstr("rank 0 has finished 1 steps, optimizer#0 had updated some parameters in "
                           "backward when the step failed"));
     EXPECT_THAT(std::string(refused.message()), HasSubstr("load a checkpoint"));
-    optimizer.reset();
     ddp.reset();
+    optimizer.reset();
     return absl::OkStatus();
   });
 }

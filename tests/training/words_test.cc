@@ -161,6 +161,11 @@ TEST_F(WordsTest, AFolderKeepsItsTokens) {
             ReadJson(from + "/tokenizer.json")["added_tokens"]);
   for (const char* const name : {"tokenizer_config.json", "config.json", "generation_config.json"})
     EXPECT_EQ(ReadJson(TempPath("kept/") + name), ReadJson(from + "/" + name)) << name;
+  change("generation_config.json", {{"bos_token_id", 999}});
+  const Ended sampled = Train({"--model=gpt", "--data=" + TempPath("text.txt"), "--init=" + from,
+                               "--max_steps=1", "--sample_every=1"});
+  EXPECT_THAT(sampled.err, HasSubstr("--sample_prompt: bos_token_id, with which a text begins, is "
+                                     "999, but the model has only 320 tokens; pass a prompt"));
 }
 
 TEST_F(WordsTest, SizesThatDifferAreRefused) {

@@ -191,6 +191,7 @@ const Carried kCarried[] = {
     {"ClearedAfterTheLoop", {{"aa"}, {"cs"}}},
     {"ClearedInTheLoop", {{"aacs"}}},
     {"ClearedAtTheEnd", {{"aas", "aac"}, {"as"}}, 2},
+    {"ClearedBeforeItsEnd", {{"aca"}, {"s"}}},
     {"ClearedByOneRank", {{"aa"}, {"cas", "as"}}},
     {"AndAgain", {{"a"}, {"sa"}, {"sas"}}, 3},
 };
@@ -281,7 +282,7 @@ TEST_P(CarriedSamplesTest, CountIfTheirGradientsDo) {
         EXPECT_NEAR(model.weight, -what.updates, 1e-12) << "rank " << comm.rank();
         return absl::OkStatus();
       });
-      if (clears && !has_reducer) {  // No record tells whose samples were dropped.
+      if (clears && !has_reducer) {  // No record has the dropped samples.
         EXPECT_THAT(std::string(status.message()), HasSubstr("were cleared in the loop"));
       } else {
         EXPECT_TRUE(status.ok()) << status;

@@ -18,20 +18,23 @@ absl::Status Validate(const GenerateOptions& options) {
       absl::StrCat("the number of tokens, ", options.count, ", must not be negative"));
 }
 
+absl::StatusOr<std::vector<int32_t>> PromptTokens(const GptOptions& options,
+                                                  absl::string_view prompt) {
+  std::vector<int32_t> tokens = options.tokenizer->Encode(prompt);
+  if (!tokens.empty()) return tokens;
+  // Without a token that begins a text, it follows a newline.
+  const int64_t begin = TextTokensOf(options).begin.value_or(*options.tokenizer->Find("\n"));
+  if (begin >= 0 && begin < options.vocabulary)
+    return std::vector<int32_t>{static_cast<int32_t>(begin)};
+  return absl::InvalidArgumentError(absl::StrCat("bos_token_id, with which a text begins, is ",
+                                                 begin, ", but the model has only ",
+                                                 options.vocabulary, " tokens; pass a prompt"));
+}
+
 absl::Status GenerateText(Gpt& model, absl::string_view prompt, const GenerateOptions& options,
                           absl::FunctionRef<absl::Status(absl::string_view piece)> on_piece) {
+  EK_ASSIGN_OR_RETURN(std::vector<int32_t> tokens, PromptTokens(model.options(), prompt));
   const Tokenizer& tokenizer = *model.options().tokenizer;
-  std::vector<int32_t> tokens = tokenizer.Encode(prompt);
-  if (tokens.empty()) {
-    // Without a token that begins a text, it follows a newline.
-    const int64_t begin = TextTokensOf(model.options()).begin.value_or(*tokenizer.Find("\n"));
-    if (begin < 0 || begin >= model.options().vocabulary) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "bos_token_id, with which a text begins, is ", begin, ", but the model has only ",
-          model.options().vocabulary, " tokens; pass a prompt"));
-    }
-    tokens.push_back(static_cast<int32_t>(begin));
-  }
   return GenerateTokens(model, std::move(tokens), options,
                         [&](int32_t token) { return on_piece(tokenizer.piece(token)); });
 }

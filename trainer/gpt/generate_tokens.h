@@ -19,6 +19,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/trainer/gpt/gpt.h"
 #include "evenkeel/trainer/gpt/sample_token.h"
@@ -32,6 +33,10 @@ struct GenerateOptions {
 };
 
 absl::Status Validate(const GenerateOptions& options);
+
+// Returns the tokens that a text with that prompt begins with: never none.
+absl::StatusOr<std::vector<int32_t>> PromptTokens(const GptOptions& options,
+                                                  absl::string_view prompt);
 
 // Calls `on_piece` with the bytes of each new token. The model must have a tokenizer
 // (`options().tokenizer`). With an empty prompt the model starts a new text.

@@ -81,7 +81,7 @@ absl::StatusOr<HfConfig> ConfigIn(const Json& json) {
     if (found == json.end() || std::ranges::count(accepted, *found) > 0) continue;
     return Refuse(name, *found, absl::StrCat("only ", accepted[0].dump(), " is supported"));
   }
-  // What is not there is as in the class GPT2Config.
+  // Missing fields have the defaults of the class GPT2Config.
   HfConfig config;
   EK_ASSIGN_OR_RETURN(config.vocabulary, SizeIn(json, "vocab_size", "vocab_size", 50257));
   EK_ASSIGN_OR_RETURN(config.context, SizeIn(json, "n_positions", "max_position_embeddings", 1024));

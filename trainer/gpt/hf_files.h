@@ -26,7 +26,7 @@ namespace evenkeel {
 // also tokenizer.json and tokenizer_config.json.
 std::map<std::string, std::string> HfFiles(const GptOptions& options);
 
-// What the files say, or transformers takes for granted where they say nothing.
+// The settings in the files, and the defaults of transformers where a file lacks them.
 struct HfConfig {
   int64_t vocabulary = 0;  // "vocab_size"
   int64_t context = 0;     // "n_positions"

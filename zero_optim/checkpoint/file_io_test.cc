@@ -80,7 +80,7 @@ TEST_F(FileIoTest, AFailedWriteLeavesEverythingAsItWas) {
   EXPECT_EQ(WriteFileAtomically("/dev/null", "new").code(), absl::StatusCode::kInvalidArgument);
 }
 
-// Somebody else who may write to the folder guesses the next names.
+// Another user who may write to the folder guesses the next names.
 TEST_F(FileIoTest, ALinkInTheWayIsNotFollowed) {
   Put("victim", "mine");
   for (int i = 0; i < 50; ++i) {

@@ -26,7 +26,7 @@ namespace evenkeel::internal {
 // A parsed text takes some 20 times its bytes.
 inline constexpr int64_t kMaxJsonBytes = int64_t{256} << 20;
 
-// What a clone without Git LFS has in place of a large file begins with this.
+// A clone without Git LFS has a text that begins with this in place of a large file.
 inline constexpr char kLfsPointer[] = "version https://git-lfs";
 
 enum class JsonRoot { kObject, kAny };

@@ -27,16 +27,18 @@ absl::string_view NameOf(const Placement& placement) {
   return kNames[placement.index()];
 }
 
-// Returns which parameters have no gradient in a step, for the comparison of the ranks: of the
-// first ones the names.
-std::string MissingText(const ParameterSet& params, absl::Span<const GradientSource> sources) {
+// Returns which parameters of the groups have no gradient in a step, for the comparison of
+// the ranks: of the first ones the names.
+std::string MissingText(const ParameterSet& params, const ParameterGroups& groups,
+                        absl::Span<const GradientSource> sources) {
   constexpr int kNames = 2;
   int missing = 0;
   uint64_t hash = 0;
   std::string names;
   for (size_t i = 0; i < sources.size(); ++i) {
     const int param = static_cast<int>(i);
-    if (sources[i] != GradientSource::kNone || params.is_ignored(param)) continue;
+    if (sources[i] != GradientSource::kNone || !groups.contains(param) || params.is_ignored(param))
+      continue;
     if (++missing <= kNames) absl::StrAppend(&names, "\"", params[param].name, "\" ");
     hash = StableHash(hash, static_cast<uint64_t>(i));
   }
@@ -119,6 +121,7 @@ void PlacedOptimizer::LeaveGroup(Communicator* old, const GroupChange& /*change*
   if (old != nullptr) FinishSave(absl::InfiniteDuration());  // It uses the group, which has ended.
   Unregister(old);
   last_step_.reset();
+  has_begun_ = false;  // Some rank of the next group may not have begun.
 }
 
 absl::Status PlacedOptimizer::TakeOver(StateTransfer& transfer) {
@@ -151,17 +154,22 @@ absl::Status PlacedOptimizer::AfterUpdate(std::function<absl::Status()> function
   return absl::OkStatus();
 }
 
+bool PlacedOptimizer::ComparesFirstValues() const {
+  return !has_begun_ && communicator().world_size() > 1 && params_->CheckDetached().ok();
+}
+
 absl::Status PlacedOptimizer::CheckFirstValues() {
-  const bool is_first = !std::exchange(has_begun_, true);
-  if (!is_first || communicator().world_size() == 1 || !params_->CheckDetached().ok())
-    return absl::OkStatus();
-  EK_ASSIGN_OR_RETURN(const std::optional<Divergence> found,
-                      FindDivergence(*params_, communicator()));
-  if (!found.has_value()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      join_name(),
-      ": before its first step the parameters are not equal on all ranks: ", ToString(*found),
-      ": broadcast the values of one rank, or use a DataParallel, which does so"));
+  if (ComparesFirstValues()) {
+    EK_ASSIGN_OR_RETURN(const std::optional<Divergence> found, CompareValues());
+    if (found.has_value()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          join_name(),
+          ": before its first step the parameters are not equal on all ranks: ", ToString(*found),
+          ": broadcast the values of one rank, or use a DataParallel, which does so"));
+    }
+  }
+  has_begun_ = true;
+  return absl::OkStatus();
 }
 
 std::vector<int> PlacedOptimizer::ExhaustedRanks() const {
@@ -189,9 +197,11 @@ std::vector<uint64_t> PlacedOptimizer::HashTensors(absl::Span<const GradientSour
 absl::Status PlacedOptimizer::CheckUnchanged(const StepMessage& step) const {
   const std::vector<uint64_t> own = HashTensors(step.sources);
   for (size_t i = 0; i < std::min(own.size(), step.hashes.size()); ++i) {
-    if (own[i] == step.hashes[i]) continue;
+    const bool is_value = i % 2 == 0;
+    // CheckFirstValues() follows, and has another cause to name.
+    if (own[i] == step.hashes[i] || (is_value && ComparesFirstValues())) continue;
     const std::string& name = (*params_)[static_cast<int>(i / 2)].name;
-    return i % 2 == 0
+    return is_value
                ? ChangedError(absl::StrCat("\"", name, "\""), "AfterUpdate()")
                : ChangedError(absl::StrCat("the gradient of \"", name, "\""), "BeforeUpdate()");
   }
@@ -265,7 +275,7 @@ absl::Status PlacedOptimizer::EndUpdate(const StepMessage& step) {
     if (!text.empty()) settings.push_back(std::move(text));
   };
   add(SettingsText(groups(), step.rules, step.options));
-  add(MissingText(*params_, step.sources));
+  add(MissingText(*params_, groups(), step.sources));
   uint64_t hash = 0;
   for (const uint64_t one : step.hashes) hash = StableHash(hash, one);
   if (hash != 0) add(absl::StrCat("hash of values and gradients=", absl::Hex(hash)));

@@ -102,6 +102,7 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   // Compares the values before the first update, unless a reducer has made them equal. A collective
   // of all ranks, exhausted ones included.
   absl::Status CheckFirstValues();
+  bool ComparesFirstValues() const;
   // The loop of an active rank may have changed values, or gradients that are to be used, and
   // exhausted ranks do not run that code. So in steps with exhausted ranks active ranks send what
   // they find (StepMessage::hashes), and exhausted ranks compare it with what the library left
@@ -112,7 +113,7 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   absl::Status CheckValuesUnchanged() const;
   absl::Status RunBeforeUpdate(absl::Span<const GradientPiece> pieces);
   bool has_functions_before() const { return !before_update_.empty(); }
-  // Those of whole parameters whose gradients are reduced already.
+  // Returns the pieces of whole parameters whose gradients are reduced already.
   std::vector<GradientPiece> WholePieces(absl::Span<const GradientSource> sources) const;
   // The end of a step, when all values are there. `step.sources` may be empty.
   absl::Status EndUpdate(const StepMessage& step);
@@ -206,7 +207,7 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   std::vector<std::function<absl::Status(absl::Span<const GradientPiece>)>> before_update_;
   std::vector<std::function<absl::Status()>> after_update_;
   bool is_registered_ = false;
-  bool has_begun_ = false;  // A first update: the values were compared.
+  bool has_begun_ = false;  // A first update.
   std::string saving_;  // The folder of the last SaveAsync(); empty: FinishSave() has seen its end.
   CheckpointWriter writer_;
 };

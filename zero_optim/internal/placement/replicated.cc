@@ -115,6 +115,7 @@ absl::Status ReplicatedOptimizer::Apply(const StepMessage& step) {
 }
 
 absl::Status ReplicatedOptimizer::EndStep(const StepMessage& step) {
+  is_torn_ = false;
   EK_RETURN_IF_ERROR(EndUpdate(step));
   if (!IsCheckDue(options_.check_replicas, communicator(), steps_finished()))
     return absl::OkStatus();
@@ -151,6 +152,7 @@ absl::Status ReplicatedOptimizer::ApplyThere(const StepMessage& step) {
 }
 
 absl::Status ReplicatedOptimizer::TakeState(const OptimizerState& state) {
+  is_torn_ = false;
   return updater_.Import(state, [](int) { return true; });
 }
 
@@ -163,6 +165,7 @@ PlacedOptimizer::Ranges ReplicatedOptimizer::RangesToLoad() const {
 absl::Status ReplicatedOptimizer::TakeParts(OptimizerState parts,
                                             const std::map<int, int64_t>& /*steps*/,
                                             const Ranges& /*ranges*/) {
+  is_torn_ = false;
   return updater_.ImportParts(std::move(parts), [this](int param) { return WholeOf(param); });
 }
 

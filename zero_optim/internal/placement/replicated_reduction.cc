@@ -79,8 +79,7 @@ class ReplicatedOptimizer::Reduction : public BucketReduction {
   absl::Status OnStepEnd() override {
     EK_RETURN_IF_ERROR(inner_->OnStepEnd());
     return link_->Call([&](Owner& owner) {
-      owner.is_torn_ = false;
-      // Otherwise Step() does.
+      // Otherwise Step() ends the step.
       return updates_.empty() ? owner.EndStep({.rules = owner.groups().rules()}) : absl::OkStatus();
     });
   }

@@ -37,8 +37,11 @@ void SlicesOptimizer::LeaveGroup(Communicator* old, const GroupChange& change) {
   settling_.Clear();
   flag_works_.clear();
   device_flags_.Forget();
+  // As before a first step: all ranks of the next group begin a reduction.
+  is_between_reductions_ = true;
+  ForgetSlices();
   reduced_.clear();
-  gradients_are_lost_ = false;
+  notes_.clear();
   awaits_step_ = false;
 }
 

@@ -150,7 +150,7 @@ ParticipantState WholeTensorsOptimizer::CurrentState() const {
           .note = plan->note};
 }
 
-// Without a DataParallel no record tells which backward passes a step reduces.
+// Without a DataParallel no record says which backward passes a step reduces.
 absl::StatusOr<std::unique_ptr<JoinHook>> WholeTensorsOptimizer::MakeJoinHook(
     const JoinOptions& options) {
   if (!params_->has_local_gradients()) left_samples_ = 0;
@@ -166,7 +166,8 @@ absl::Status WholeTensorsOptimizer::OnExhausted() {
 }
 
 absl::Status WholeTensorsOptimizer::CheckSamples() const {
-  if (join_config().divisor.by() != DivideBy::kSamples ||
+  // A DataParallel counts them itself.
+  if (join_config().divisor.by() != DivideBy::kSamples || !params_->CheckDetached().ok() ||
       params_->dropped_gradients() == seen_drops_)
     return absl::OkStatus();
   return absl::FailedPreconditionError(

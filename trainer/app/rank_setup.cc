@@ -16,6 +16,7 @@
 #include "evenkeel/trainer/app/freeze_schedule.h"
 #include "evenkeel/trainer/checkpoint/checkpoint_folder.h"
 #include "evenkeel/trainer/device/device_models.h"
+#include "evenkeel/trainer/gpt/generate_tokens.h"
 #include "evenkeel/trainer/gpt/gpt.h"
 #include "evenkeel/trainer/gpt/gpt_file.h"
 #include "evenkeel/trainer/models/cnn.h"
@@ -132,6 +133,11 @@ absl::StatusOr<RankSetup> CheckRank(const TrainOptions& options,
   if (options.flags.sample_every > 0 && setup.data->tokenizer == nullptr) {
     return absl::InvalidArgumentError(
         "--sample_every needs a tokenizer, and these token shards have none; pass --tokenizer");
+  }
+  if (options.flags.sample_every > 0) {
+    const GptOptions& gpt = dynamic_cast<const Gpt&>(*setup.model).options();
+    EK_RETURN_IF_ERROR(
+        Annotate(PromptTokens(gpt, options.flags.sample_prompt).status(), "--sample_prompt"));
   }
   EK_RETURN_IF_ERROR(
       Annotate(CheckFreezeSchedule(options.freeze, setup.model->parameters()), "--freeze"));

@@ -109,7 +109,7 @@ TEST(CreateCommunicatorTest, RanksMeetAtTheFirstPortThatIsFree) {
                                     .world_size = kWorld,
                                     .store_addresses = {other->address(), free},
                                     .hosts_store = rank == 0,
-                                    .secret = "mine"};
+                                    .secret = "the secret of this test"};
       auto comm = CreateCommunicator(environment);
       ASSERT_TRUE(comm.ok()) << comm.status();
       EXPECT_TRUE((*comm)->Finalize().ok());
@@ -134,20 +134,22 @@ TEST(CreateCommunicatorTest, SeveralHostsCannotMeetAtALoopbackAddress) {
 TEST(CreateCommunicatorTest, AHostedStoreServesAndASecretComesFromAFile) {
   const std::unique_ptr<TcpStoreServer> server =
       TcpStoreServer::Create(
-          {.secret = "from a file", .world_size = kWorld, .host = "the launcher"})
+          {.secret = "the secret from a file", .world_size = kWorld, .host = "the launcher"})
           .value();
   Variables variables = JobVariables();
   const std::string file = variables["TMPDIR"] + "/secret";
-  std::ofstream(file) << "from a file\n";
+  std::ofstream(file) << "the secret from a file\n";
   variables.insert({{"EVENKEEL_STORE", server->address()},
                     {"EVENKEEL_STORE_HOSTED", "1"},
                     {"EVENKEEL_SECRET_FILE", file}});
   EXPECT_THAT(RunJob(variables), Each(absl::OkStatus()));
 
-  const std::vector<absl::Status> statuses = RunJob(
-      variables,
-      [](int rank, Variables& own) { own[rank == 1 ? "EVENKEEL_SECRET" : "OTHER"] = "wrong"; },
-      {.connect_timeout = absl::Seconds(2)});
+  const std::vector<absl::Status> statuses = RunJob(variables,
+                                                    [](int rank, Variables& own) {
+                                                      own[rank == 1 ? "EVENKEEL_SECRET" : "OTHER"] =
+                                                          "a secret that is wrong";
+                                                    },
+                                                    {.connect_timeout = absl::Seconds(2)});
   EXPECT_TRUE(absl::IsPermissionDenied(statuses[1])) << statuses[1];
   for (int rank : {0, 2}) EXPECT_THAT(std::string(statuses[rank].message()), HasSubstr("rank 1"));
 

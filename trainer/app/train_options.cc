@@ -273,9 +273,8 @@ absl::Status TakeGptSizes(const TrainFlags& flags, TrainOptions& options) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<GptOptions> ParseGpt(const TrainFlags& flags) {
-  EK_ASSIGN_OR_RETURN(GptOptions gpt,
-                      Annotate(GptPreset(flags.preset.value_or("mini")), "--preset"));
+absl::Status ParseGpt(const TrainFlags& flags, GptOptions& gpt) {
+  EK_ASSIGN_OR_RETURN(gpt, Annotate(GptPreset(flags.preset.value_or("mini")), "--preset"));
   gpt.layers = flags.layers.value_or(gpt.layers);
   gpt.width = flags.width.value_or(gpt.width);
   gpt.heads = flags.heads.value_or(gpt.heads);
@@ -283,7 +282,7 @@ absl::StatusOr<GptOptions> ParseGpt(const TrainFlags& flags) {
   gpt.dropout = flags.dropout.value_or(gpt.dropout);
   gpt.seed = flags.seed;
   if (flags.compute == "bfloat16") gpt.compute = GptCompute::kBFloat16;
-  return gpt;
+  return absl::OkStatus();
 }
 
 absl::Status ParseCommHook(const TrainFlags& flags, TrainOptions& options) {
@@ -432,7 +431,7 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
     return InvalidArgument("--compute=float64 is for --model=mlp, not ", NameOf(options.model));
   EK_RETURN_IF_ERROR(
       CheckRange("loss_scale", flags.loss_scale, 1.0, LossScalerOptions().largest_scale));
-  EK_ASSIGN_OR_RETURN(options.gpt, ParseGpt(flags));
+  EK_RETURN_IF_ERROR(ParseGpt(flags, options.gpt));
   if (flags.widths.has_value()) {
     EK_ASSIGN_OR_RETURN(options.cnn.widths, ParseSizes("widths", *flags.widths, kWidthLimits));
   }

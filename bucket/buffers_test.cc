@@ -175,7 +175,6 @@ TEST_P(BuffersTest, EveryLoopEndsWithEqualBuffers) {
     cases.push_back({"stopped", w - 1, {.throw_on_early_termination = true}, w - 2});
     cases.push_back({"even with a stop", w, {.throw_on_early_termination = true}, w - 1});
     cases.push_back({"at least 2", 1, {.min_active_ranks = 2}, 0});
-    cases.push_back({"left", w - 1, {.leave_after_shadow_steps = 1}, w - 2});
   }
   for (const Case& one : cases) {
     for (const BufferOptions buffers :
@@ -204,51 +203,44 @@ TEST_P(BuffersTest, EveryLoopEndsWithEqualBuffers) {
   }
 }
 
-// The interval counts steps after a synchronising one; exhausted ranks and ranks that leave count
-// on.
+// The interval counts steps after a synchronising one; exhausted ranks count on.
 TEST_P(BuffersTest, EveryNthStepBeginsWithOnes) {
   constexpr int kEvery = 3;
-  for (const int64_t patience : {JoinOptions().leave_after_shadow_steps, int64_t{1}}) {
-    SCOPED_TRACE(patience);
-    Run({.buffers = {.every = kEvery}}, [&](Communicator& comm, Replica& replica) -> absl::Status {
-      const int rank = comm.rank();
-      int turn = 0;  // The group's.
-      const auto step = [&](int root, StepMode mode, bool follows_sync) -> absl::Status {
-        replica.MoveBuffers(turn);
-        const bool is_due = follows_sync && turn % kEvery == 0;
-        EXPECT_EQ(replica.ddp().WillSyncBuffers(), is_due) << turn;
-        EK_RETURN_IF_ERROR(replica.Step(turn, mode));
-        EXPECT_EQ(replica.begun_with(), Replica::MeanOf(is_due ? root : rank, turn))
-            << "rank " << rank << " " << turn;
-        turn += follows_sync;
+  Run({.buffers = {.every = kEvery}}, [&](Communicator& comm, Replica& replica) -> absl::Status {
+    const int rank = comm.rank();
+    int turn = 0;  // The group's.
+    const auto step = [&](int root, StepMode mode, bool follows_sync) -> absl::Status {
+      replica.MoveBuffers(turn);
+      const bool is_due = follows_sync && turn % kEvery == 0;
+      EXPECT_EQ(replica.ddp().WillSyncBuffers(), is_due) << turn;
+      EK_RETURN_IF_ERROR(replica.Step(turn, mode));
+      EXPECT_EQ(replica.begun_with(), Replica::MeanOf(is_due ? root : rank, turn))
+          << "rank " << rank << " " << turn;
+      turn += follows_sync;
+      return absl::OkStatus();
+    };
+    bool follows_sync = true;
+    for (const StepMode mode :
+         {StepMode::kSync, StepMode::kSync, StepMode::kAccumulate, StepMode::kSync}) {
+      EK_RETURN_IF_ERROR(step(/*root=*/0, mode, follows_sync));
+      follows_sync = mode == StepMode::kSync;
+    }
+    for (int epoch = 0; epoch < 2; ++epoch) {
+      const int begin = turn;
+      const int first_gone = epoch == 0 ? 0 : world() - 1;  // Has one input, the others four.
+      EK_RETURN_IF_ERROR(RunJoined({&replica.ddp()}, {}, [&](JoinScope&) -> absl::Status {
+        const int steps = rank == first_gone ? 1 : 4;
+        for (int i = 0; i < steps; ++i) {
+          const int highest =
+              i > 0 && first_gone == world() - 1 && world() > 1 ? world() - 2 : world() - 1;
+          EK_RETURN_IF_ERROR(step(highest, StepMode::kSync, true));
+        }
         return absl::OkStatus();
-      };
-      bool follows_sync = true;
-      for (const StepMode mode :
-           {StepMode::kSync, StepMode::kSync, StepMode::kAccumulate, StepMode::kSync}) {
-        EK_RETURN_IF_ERROR(step(/*root=*/0, mode, follows_sync));
-        follows_sync = mode == StepMode::kSync;
-      }
-      for (int epoch = 0; epoch < 2; ++epoch) {
-        const int begin = turn;
-        const int first_gone = epoch == 0 ? 0 : world() - 1;  // Has one input, the others four.
-        EK_RETURN_IF_ERROR(RunJoined({&replica.ddp()}, {.leave_after_shadow_steps = patience},
-                                     [&](JoinScope&) -> absl::Status {
-                                       const int steps = rank == first_gone ? 1 : 4;
-                                       for (int i = 0; i < steps; ++i) {
-                                         const int highest =
-                                             i > 0 && first_gone == world() - 1 && world() > 1
-                                                 ? world() - 2
-                                                 : world() - 1;
-                                         EK_RETURN_IF_ERROR(step(highest, StepMode::kSync, true));
-                                       }
-                                       return absl::OkStatus();
-                                     }));
-        turn = begin + (world() > 1 ? 4 : 1);
-      }
-      return step(/*root=*/0, StepMode::kSync, true);
-    });
-  }
+      }));
+      turn = begin + (world() > 1 ? 4 : 1);
+    }
+    return step(/*root=*/0, StepMode::kSync, true);
+  });
 }
 
 TEST_P(BuffersTest, OnDemandExhaustedRanksFollow) {

@@ -217,7 +217,7 @@ absl::Status DataParallel::BeginStep(StepMode mode) {
   }
   EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, Notify());
   CountSamples(mode);
-  phases_ = &StepControl::Of(communicator()).phases();  // Ranks that leave change the group.
+  phases_ = &StepControl::Of(communicator()).phases();
   phases_->Enter(StepPhase::kForward);
   if (join_config().enable) {
     std::string action(
@@ -594,7 +594,6 @@ void DataParallel::LeaveGroup(Communicator* old, const GroupChange& change) {
 
 absl::Status DataParallel::EnterGroup(const GroupChange& change) {
   EK_RETURN_IF_ERROR(FollowMemory());
-  is_back_in_loop_ = change.between_steps;
   runtime_ = communicator().runtime();
   EK_RETURN_IF_ERROR(Annotate(
       VerifySame(communicator(), absl::StrCat("options/", join_name()), absl::OkStatus(), Facts()),
@@ -647,7 +646,6 @@ absl::Status DataParallel::CheckWhole() const {
 }
 
 absl::Status DataParallel::TakeOver(StateTransfer& transfer) {
-  if (is_back_in_loop_) return TakeOverAfterLoop(transfer);
   std::vector<TensorView> state;
   if (transfer.done.insert(params_).second) state = ValuesOf(*params_);
   state.insert(state.end(), optimizer_state_.begin(), optimizer_state_.end());
@@ -658,25 +656,6 @@ absl::Status DataParallel::TakeOver(StateTransfer& transfer) {
     has_stale_state_ = false;
   }
   return buffers_.empty() ? absl::OkStatus() : TakeOverBuffers(transfer.source);
-}
-
-// If this rank left the loop, it does not know whether the next step makes buffers equal: the
-// source does. The buffers themselves become equal at the end of the loop (EndJoin()).
-absl::Status DataParallel::TakeOverAfterLoop(StateTransfer& transfer) {
-  std::vector<TensorView> state;
-  if (transfer.done.insert(params_).second) state = ValuesOf(*params_);
-  state.insert(state.end(), optimizer_state_.begin(), optimizer_state_.end());
-  EK_RETURN_IF_ERROR(
-      BroadcastState(*state_channel_, state, transfer.source, Role::kState, params_->stream()));
-  const std::string mine = absl::StrCat(last_step_synced_ ? "1" : "0", buffer_turn_);
-  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts, Exchange("synced/", mine));
-  const absl::string_view theirs = parts[transfer.source];
-  if (theirs.empty() || !absl::SimpleAtoi(theirs.substr(1), &buffer_turn_)) {
-    return absl::InternalError(
-        absl::StrCat("rank ", transfer.source, " sent a malformed message about its buffers"));
-  }
-  last_step_synced_ = theirs[0] == '1';
-  return absl::OkStatus();
 }
 
 // Outside of RunJoined() they follow the lowest rank, inside it the highest that has inputs.

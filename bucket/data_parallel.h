@@ -197,7 +197,6 @@ class DataParallel : public Joinable, public GradientReducer, private StepPartic
   absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions& options) override;
   JoinPhase join_phase() const override { return JoinPhase::kGradients; }
   const void* trained_set() const override { return params_; }
-  bool can_leave() const override { return reducer_->can_leave(); }
 
  private:
   class Hook;
@@ -249,7 +248,6 @@ class DataParallel : public Joinable, public GradientReducer, private StepPartic
   absl::Status TakeOver(StateTransfer& transfer) override;
   absl::Status CheckWhole() const override;
   absl::Status TakeOverBuffers(int source);
-  absl::Status TakeOverAfterLoop(StateTransfer& transfer);
   absl::Status FindStaleRoot();
   // Keeps, before a step of this rank, the state with which a repetition of it must begin.
   absl::Status KeepBuffers(bool is_active);
@@ -273,8 +271,7 @@ class DataParallel : public Joinable, public GradientReducer, private StepPartic
   DeviceRuntime* runtime_ = nullptr;  // Null on the CPU.
   // Before the step that was begun last, and before the one before it.
   std::unique_ptr<KeptBuffers> kept_, kept_before_;
-  bool step_is_open_ = false;     // The gradients of the former are still to come.
-  bool is_back_in_loop_ = false;  // The group was replaced between two steps of a loop.
+  bool step_is_open_ = false;  // The gradients of the former are still to come.
   bool buffers_are_right_ =
       true;  // On entering a group: they are those with which its first step begins.
 

@@ -16,9 +16,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <exception>
-#include <functional>
 #include <iostream>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -30,7 +28,7 @@
 #include "absl/strings/str_join.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/join/internal/join_groups.h"
+#include "evenkeel/join/scope.h"
 #include "evenkeel/join/steps/step_control.h"
 
 namespace evenkeel {
@@ -71,11 +69,6 @@ absl::Status CheckOptions(const JoinOptions& options, const Communicator& comm) 
                                                    options.min_active_ranks, " in a group of ",
                                                    comm.world_size()));
   }
-  if (options.leave_after_shadow_steps < 1) {
-    return absl::InvalidArgumentError(absl::StrCat("RunJoined: leave_after_shadow_steps is ",
-                                                   options.leave_after_shadow_steps,
-                                                   "; at least 1"));
-  }
   if (!options.enable && options.divide_by == DivideBy::kSamples) {
     return absl::InvalidArgumentError(
         "RunJoined: without `enable` the ranks do not exchange their numbers of samples");
@@ -92,17 +85,14 @@ class JoinRun {
   JoinRun(absl::Span<Joinable* const> joinables, const JoinOptions& options)
       : joinables_(joinables.begin(), joinables.end()),
         options_(options),
-        groups_(&joinables[0]->communicator(), joinables_, LeaveAfter(options)),
-        scope_(&groups_.home(), options.enable, groups_.is_on()) {
+        comm_(joinables[0]->communicator()),
+        scope_(&comm_, options.enable) {
     JoinConfig config{
         .enable = options.enable,
         .min_active_ranks = MinActiveRanks(),
-        .divisor = StepDivisor(options.enable ? options.divide_by : DivideBy::kInitialWorldSize,
-                               groups_.home().world_size()),
+        .divisor = StepDivisor(options.enable ? options.divide_by : DivideBy::kInitialWorldSize),
         .is_first = true,
         .scope = this,
-        .before_step =
-            groups_.is_on() ? [this] { return BeforeStep(); } : std::function<absl::Status()>(),
         .stopped_at = &stopped_at_};
     std::vector<std::string> names;
     for (const Joinable* joinable : joinables_) {
@@ -111,10 +101,10 @@ class JoinRun {
       names.push_back(joinable->join_name());
     }
     std::sort(names.begin(), names.end());
-    const std::string what = absl::StrJoin(
-        {absl::StrJoin(names, ","), absl::StrCat(config.min_active_ranks),
-         absl::StrCat(static_cast<int>(options.divide_by)), absl::StrCat(LeaveAfter(options))},
-        "\n");
+    const std::string what =
+        absl::StrJoin({absl::StrJoin(names, ","), absl::StrCat(config.min_active_ranks),
+                       absl::StrCat(static_cast<int>(options.divide_by))},
+                      "\n");
     for (Joinable* joinable : joinables_) {
       joinable->config_ = config;
       config.is_first = false;
@@ -130,15 +120,13 @@ class JoinRun {
     steps().RequireSamples(options.divide_by == DivideBy::kSamples);
     first_record_ = steps().records_sent();
     first_step_ = steps().steps_begun();
-    noted_ = steps().current();
   }
 
   ~JoinRun() {
     for (Joinable* joinable : joinables_) joinable->config_ = JoinConfig();
-    StepControl& home = StepControl::Of(groups_.home());
-    home.SetScope(nullptr, 0);
-    home.SetAgreement(true);
-    home.RequireSamples(false);
+    steps().SetScope(nullptr, 0);
+    steps().SetAgreement(true);
+    steps().RequireSamples(false);
   }
 
   absl::Status MakeHooks() {
@@ -184,24 +172,20 @@ class JoinRun {
       if (ended.ok()) return status;
       status = ended;
     }
-    const bool has_only_stopped = has_come_back_stopped_ && absl::IsOutOfRange(status);
-    return status.ok() || has_only_stopped ? status : groups_.Abort(status, Where());
+    if (!status.ok()) comm_.Abort(status, Where());
+    return status;
   }
 
   void Report(const std::exception* exception) {
     try {
-      (void)groups_.Abort(absl::UnknownError(TextOf(exception)), Where());
+      comm_.Abort(absl::UnknownError(TextOf(exception)), Where());
     } catch (...) {  // No memory for the report: the others see that the connection breaks.
     }
   }
 
-  static int64_t LeaveAfter(const JoinOptions& options) {
-    return options.enable ? options.leave_after_shadow_steps : std::numeric_limits<int64_t>::max();
-  }
-
-  StepControl& steps() { return StepControl::Of(groups_.here()); }
-  int rank() const { return groups_.home().rank(); }
-  int world_size() const { return groups_.home().world_size(); }
+  StepControl& steps() { return StepControl::Of(comm_); }
+  int rank() const { return comm_.rank(); }
+  int world_size() const { return comm_.world_size(); }
 
   int MinActiveRanks() const {
     return options_.throw_on_early_termination ? world_size() : options_.min_active_ranks;
@@ -215,34 +199,7 @@ class JoinRun {
   // as after a whole loop.
   absl::Status EndAfterStop() {
     EK_RETURN_IF_ERROR(scope_.Drain());
-    const bool is_last_joiner = !stopped_at_->record(groups_.here().rank()).joined;
-    EK_RETURN_IF_ERROR(groups_.Return(is_last_joiner, /*has_stopped=*/true).status());
-    return RunPostHooks(is_last_joiner);
-  }
-
-  // Where ranks may leave: they do so between two steps, and all of them know when.
-  absl::Status BeforeStep() {
-    EK_RETURN_IF_ERROR(groups_.CheckOuter());
-    EK_RETURN_IF_ERROR(NoteLastStep());
-    if (!groups_.IsDue()) return absl::OkStatus();
-    EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> meeting, steps().EnterMeeting());
-    EK_RETURN_IF_ERROR(meeting->Wait().status());
-    records_elsewhere_ += steps().records_sent() - first_record_ - 1;
-    steps_elsewhere_ += steps().steps_begun() - first_step_ - 1;
-    EK_RETURN_IF_ERROR(groups_.Divide().status());  // Whoever has inputs stays.
-    EK_RETURN_IF_ERROR(scope_.GoOnIn(groups_.here(), groups_.members()));
-    first_record_ = first_step_ = 0;
-    noted_ = nullptr;
-    return absl::OkStatus();
-  }
-
-  absl::Status NoteLastStep() {
-    const std::shared_ptr<StepTicket> last = steps().current();
-    if (!groups_.is_on() || last == nullptr || last == noted_) return absl::OkStatus();
-    EK_ASSIGN_OR_RETURN(const StepAnswer answer, last->Wait());
-    noted_ = last;
-    groups_.Note(answer);
-    return absl::OkStatus();
+    return RunPostHooks(/*is_last_joiner=*/!stopped_at_->record(rank()).joined);
   }
 
   absl::Status RunPostHooks(bool is_last_joiner) {
@@ -258,7 +215,7 @@ class JoinRun {
       return absl::StrCat("failed while it shadowed the other ranks, after the ", steps_done_,
                           " steps of its own loop");
     }
-    const int64_t begun = steps_elsewhere_ + steps().steps_begun() - first_step_;
+    const int64_t begun = steps().steps_begun() - first_step_;
     return begun == 0 ? "failed before the first step of its loop"
                       : absl::StrCat("failed in step ", begun, " of its loop");
   }
@@ -290,13 +247,11 @@ class JoinRun {
     }
     steps().EndStep();
     steps().BecomeExhausted();
-    steps_done_ = records_elsewhere_ + steps().records_sent() - first_record_;
+    steps_done_ = steps().records_sent() - first_record_;
     is_following_ = true;
-    EK_RETURN_IF_ERROR(NoteLastStep());
     bool is_last_joiner = true;
     for (int64_t shadowed = 0;;) {
-      const bool is_meeting = groups_.IsDue();
-      EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, steps().EnterJoined(is_meeting));
+      EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, steps().EnterJoined());
       EK_RETURN_IF_ERROR(FollowCalls(ticket));
       EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
       if (answer.active == 0) {
@@ -304,13 +259,6 @@ class JoinRun {
         break;
       }
       is_last_joiner = false;
-      if (is_meeting) {
-        EK_ASSIGN_OR_RETURN(const bool stays, groups_.Divide());
-        if (!stays) break;
-        EK_RETURN_IF_ERROR(scope_.GoOnIn(groups_.here(), groups_.members()));
-        steps().BecomeExhausted();
-        continue;
-      }
       if (answer.active < MinActiveRanks()) {
         stopped_at_ = answer;
         EK_RETURN_IF_ERROR(
@@ -324,16 +272,11 @@ class JoinRun {
       }
       if (shadowed == 0 && options_.on_exhausted) options_.on_exhausted(steps_done_);
       if (shadowed == options_.skew_warning_steps) Warn();
-      EK_RETURN_IF_ERROR(groups_.CheckOuter());
-      groups_.Note(answer);
       EK_RETURN_IF_ERROR(ShadowStep(answer));
       ++shadowed;
     }
     EK_RETURN_IF_ERROR(scope_.Drain());
-    EK_ASSIGN_OR_RETURN(has_come_back_stopped_,
-                        groups_.Return(is_last_joiner, /*has_stopped=*/false));
-    EK_RETURN_IF_ERROR(RunPostHooks(is_last_joiner));
-    return has_come_back_stopped_ ? StoppedError() : absl::OkStatus();
+    return RunPostHooks(is_last_joiner);
   }
 
   // Follows the calls that the other ranks' loops issue before that step.
@@ -380,13 +323,10 @@ class JoinRun {
   std::vector<Joinable*> joinables_;  // By phase.
   std::vector<std::unique_ptr<JoinHook>> hooks_;
   const JoinOptions& options_;
-  JoinGroups groups_;
+  Communicator& comm_;
   JoinScope scope_;
-  std::shared_ptr<StepTicket> noted_;                    // The last step that groups_ knows of.
-  int64_t records_elsewhere_ = 0, steps_elsewhere_ = 0;  // In groups that it was in before.
-  std::vector<int64_t> counted_before_;                  // By Joinable, when the loop began.
-  bool is_following_ = false;                            // Its loop has ended.
-  bool has_come_back_stopped_ = false;
+  std::vector<int64_t> counted_before_;  // By Joinable, when the loop began.
+  bool is_following_ = false;            // Its loop has ended.
   int64_t first_record_ = 0;
   int64_t first_step_ = 0;
   int64_t steps_done_ = 0;  // By this rank's loop.
@@ -403,14 +343,6 @@ absl::Status RunJoined(absl::Span<Joinable* const> joinables, const JoinOptions&
                                                       comm.rank(), ": a group runs one at a time"));
   }
   EK_RETURN_IF_ERROR(CheckOptions(options, comm));
-  for (const Joinable* joinable : joinables) {
-    if (options.leave_after_shadow_steps == std::numeric_limits<int64_t>::max() ||
-        joinable->can_leave())
-      continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("RunJoined: leave_after_shadow_steps is set, but ", joinable->join_name(),
-                     " does not support that a rank leaves (Joinable::can_leave())"));
-  }
   JoinRun run(joinables, options);
   EK_RETURN_IF_ERROR(run.MakeHooks());
   return run.Run(loop);

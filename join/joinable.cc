@@ -62,10 +62,6 @@ void Joinable::ReportUnwinding() {
 }
 
 absl::StatusOr<std::shared_ptr<StepTicket>> Joinable::Notify() {
-  if (config_.before_step != nullptr &&
-      StepControl::Of(*comm_).WillBegin(this, static_cast<int>(join_phase()))) {
-    EK_RETURN_IF_ERROR(config_.before_step());  // After it, this may be in another group.
-  }
   StepControl& steps = StepControl::Of(*comm_);
   if (steps.scope() != config_.scope) {
     return absl::FailedPreconditionError(
@@ -99,14 +95,10 @@ absl::Status Joinable::ReplaceGroup(Communicator* comm, const GroupChange& chang
       Annotate(comm->status(), absl::StrCat("ReplaceGroup of ", name_, ": the new group")));
   Communicator* const old = living_group();
   absl::Status own = CheckGroup(*comm);
-  const bool is_back = change.between_steps && old == comm;
-  if (config_.scope != nullptr && !change.between_steps) {
-    own.Update(absl::FailedPreconditionError("inside RunJoined()"));
-  }
-  if (old == comm && !is_back)
-    own.Update(absl::FailedPreconditionError("it is in that group already"));
+  if (config_.scope != nullptr) own.Update(absl::FailedPreconditionError("inside RunJoined()"));
+  if (old == comm) own.Update(absl::FailedPreconditionError("it is in that group already"));
   bool holds_name = false;
-  if (own.ok() && !is_back) {
+  if (own.ok()) {
     holds_name = StepControl::Of(*comm).HoldName(name_);
     if (!holds_name)
       own = absl::FailedPreconditionError("another object in the new group has that name");
@@ -116,13 +108,11 @@ absl::Status Joinable::ReplaceGroup(Communicator* comm, const GroupChange& chang
     return agreed;
   }
   LeaveGroup(old, change);
-  if (old != nullptr && !is_back) StepControl::Of(*old).ReleaseName(name_);
+  if (old != nullptr) StepControl::Of(*old).ReleaseName(name_);
   comm_ = comm;
   group_ = StepControl::Of(*comm).lifetime();
   StepControl::Of(*comm_).EndStep();
   last_update_ = 0;
-  const std::shared_ptr<Communicator> left =
-      std::exchange(loops_group_, nullptr);  // Until nothing uses it any more.
   absl::Status entered = Annotate(EnterGroup(change), name_);
   if (!entered.ok()) comm->Abort(entered);
   return entered;

@@ -42,7 +42,6 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
-#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -69,12 +68,6 @@ struct JoinOptions {
   // All ranks stop in the same way in the first step in which fewer ranks than this have inputs. 1:
   // no early stop; the group's size: the same as throw_on_early_termination.
   int min_active_ranks = 1;
-  // A rank that has shadowed this many steps leaves: the others continue in a group without it. It
-  // returns when the loop has ended on all of them, with the state of the highest rank that had
-  // inputs to the end. For inputs so uneven that shadowing costs more than moving the whole state
-  // twice. All Joinables of the list must support it (Joinable::can_leave()). Results are those of
-  // shadowing.
-  int64_t leave_after_shadow_steps = std::numeric_limits<int64_t>::max();
   // The divisor of the sum of the ranks' gradients.
   DivideBy divide_by = DivideBy::kInitialWorldSize;
   // A rank that shadows this many steps is warned about once.
@@ -115,10 +108,9 @@ struct JoinConfig {
   bool enable = false;
   int min_active_ranks = 1;
   StepDivisor divisor;
-  bool is_first = false;                      // First of the list.
-  bool has_optimizer = false;                 // The list has a Joinable of phase kOptimizer.
-  const void* scope = nullptr;                // The RunJoined() that it is in.
-  std::function<absl::Status()> before_step;  // Called before each step of this rank; may be null.
+  bool is_first = false;        // First of the list.
+  bool has_optimizer = false;   // The list has a Joinable of phase kOptimizer.
+  const void* scope = nullptr;  // The RunJoined() that it is in.
   // Notify() writes the answer of the step in which all ranks stop early to this place.
   std::optional<StepAnswer>* stopped_at = nullptr;
 };
@@ -134,7 +126,7 @@ struct GroupChange {
   // The optimizer steps that this rank has finished beyond those of the source; -1: it is in the
   // middle of one.
   int64_t ahead = 0;
-  // Inside of RunJoined(), between two steps: gradients and running state stay.
+  // Between two steps of a living group: gradients and running state stay.
   bool between_steps = false;
 };
 
@@ -163,16 +155,14 @@ class Joinable {
   // Moves this object to another group: keeps memory, plan and name, drops a running step, and
   // makes the gradients' state kNone. For a group that has ended, also in the middle of backward,
   // or for a working one between two steps; a working group with a running step ends. The old group
-  // may have been destroyed already.
+  // may have been destroyed already. With {.between_steps = true}, between two steps of a working
+  // group, gradients, buffers and the count of steps since their last broadcast stay.
   //
   // Order:  a collective of the new group, for the same Joinables in the same order on all ranks.
   // Errors: FailedPrecondition on all ranks, without a change: inside RunJoined(), a different
   //         order, or a name that the new group has already. Any other error ends the new group, in
   //         which this object then is.
-  absl::Status ReplaceGroup(Communicator* comm) { return ReplaceGroup(comm, GroupChange()); }
-  // Returns whether a rank may leave and return during RunJoined(), that is, whether ReplaceGroup()
-  // and TakeOver() make this object equal to that of another rank.
-  virtual bool can_leave() const { return false; }
+  absl::Status ReplaceGroup(Communicator* comm, const GroupChange& change = {});
 
   Communicator& communicator() const { return *comm_; }
   const std::string& join_name() const { return name_; }
@@ -224,24 +214,17 @@ class Joinable {
   absl::StatusOr<std::shared_ptr<StepTicket>> Notify();
 
  private:
-  friend class JoinGroups;
   friend class JoinRun;
   friend class RecoveryRun;
 
-  absl::Status ReplaceGroup(Communicator* comm, const GroupChange& change);
-
   Communicator* comm_;
   std::weak_ptr<const void> group_;  // Expires with the group.
-  // The same group, if RunJoined() made it, so that this object stays usable if that ends with an
-  // error.
-  std::shared_ptr<Communicator> loops_group_;
   const std::string name_;
   JoinConfig config_;
   int64_t steps_finished_ = 0;
   int64_t counted_ = 0;  // Calls of CountStep().
   const int exceptions_at_creation_ = std::uncaught_exceptions();
-  // The state of another rank is incomplete here: Recover() has not finished writing it, or this
-  // rank has left a loop.
+  // The state of another rank is incomplete here: Recover() has not finished writing it.
   bool is_taking_over_ = false;
   int64_t last_update_ = 0;  // The group's step, counted from 1, of the last call.
 };

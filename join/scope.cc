@@ -8,11 +8,8 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
 #include "evenkeel/comm/base/bytes.h"
-#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/control/control.h"
-#include "evenkeel/comm/device/copy.h"
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/internal/device_calls.h"
@@ -28,26 +25,22 @@ bool HasSlices(CollectiveKind kind) { return SlicesInput(kind) || SlicesOutput(k
 
 }  // namespace
 
-JoinScope::JoinScope(Communicator* comm, bool is_followed, bool can_leave)
-    : comm_(comm), is_followed_(is_followed), can_leave_(can_leave), here_(comm) {}
+JoinScope::JoinScope(Communicator* comm, bool is_followed)
+    : comm_(comm), is_followed_(is_followed) {}
 
 JoinScope::~JoinScope() = default;
 
 absl::Status JoinScope::AddSamples(int64_t samples) {
   if (samples < 0)
     return absl::InvalidArgumentError(absl::StrCat("AddSamples: ", samples, " samples"));
-  StepControl::Of(*here_).AddSamples(samples);
+  StepControl::Of(*comm_).AddSamples(samples);
   return absl::OkStatus();
 }
 
-std::vector<int> JoinScope::active_ranks() const {
-  std::vector<int> ranks = StepControl::Of(*here_).active_ranks();
-  for (int& rank : ranks) rank = members_.empty() ? rank : members_[rank];
-  return ranks;
-}
+std::vector<int> JoinScope::active_ranks() const { return StepControl::Of(*comm_).active_ranks(); }
 
 absl::Status JoinScope::AllReduce(TensorView data, ReduceOp op, const ScopeOptions& options) {
-  return IssueHere(CollectiveKind::kAllReduce, op, -1, data, data, options);
+  return Issue(CollectiveKind::kAllReduce, op, -1, data, data, options);
 }
 
 absl::Status JoinScope::Reduce(TensorView data, ReduceOp op, int root,
@@ -74,15 +67,7 @@ absl::Status JoinScope::AllToAll(TensorView input, TensorView output, const Scop
 }
 
 absl::Status JoinScope::Barrier() {
-  return IssueHere(CollectiveKind::kBarrier, ReduceOp::kSum, -1, {}, {}, {});
-}
-
-absl::Status JoinScope::GoOnIn(Communicator& here, const std::vector<int>& members) {
-  EK_RETURN_IF_ERROR(Drain());
-  here_ = &here;
-  members_ = members;
-  channel_ = nullptr;
-  return absl::OkStatus();
+  return Issue(CollectiveKind::kBarrier, ReduceOp::kSum, -1, {}, {}, {});
 }
 
 absl::Status JoinScope::Drain() {
@@ -124,18 +109,6 @@ class JoinScope::CallMemory {
     return absl::OkStatus();
   }
 
-  absl::Status Copy(absl::Span<const CopySegment> segments) {
-    if (device_ != nullptr) return device_->Copy(segments, stream_);
-    for (const auto& [to, from, fill] : segments) {
-      if (from.data == nullptr) {
-        EK_RETURN_IF_ERROR(Zero(to));
-      } else {
-        std::memcpy(to.data, from.data, static_cast<size_t>(to.bytes()));
-      }
-    }
-    return absl::OkStatus();
-  }
-
  private:
   JoinScope& scope_;
   internal::DeviceCalls* const device_;  // Null on the CPU.
@@ -143,72 +116,15 @@ class JoinScope::CallMemory {
   std::optional<internal::DeviceCalls::Use> use_;
 };
 
-// The caller sees the shapes and ranks of the whole group, whoever has left.
 absl::Status JoinScope::Issue(CollectiveKind kind, ReduceOp op, int root, TensorView in,
                               TensorView out, const ScopeOptions& options) {
-  if (members_.empty()) return IssueHere(kind, op, root, in, out, options);
-  if (HasSlices(kind)) return IssueSlices(kind, op, in, out, options);
-  if (root < 0) return IssueHere(kind, op, root, in, out, options);
-  const auto found = std::find(members_.begin(), members_.end(), root);
-  if (found == members_.end() && root < comm_->world_size()) {
-    return absl::FailedPreconditionError(absl::StrCat(ToString(kind),
-                                                      " in the join scope: its root, rank ", root,
-                                                      ", has no inputs and has left"));
-  }
-  root = found == members_.end() ? root : static_cast<int>(found - members_.begin());
-  return IssueHere(kind, op, root, in, out, options);
-}
-
-absl::Status JoinScope::IssueSlices(CollectiveKind kind, ReduceOp op, TensorView in, TensorView out,
-                                    const ScopeOptions& options) {
-  const int world_size = comm_->world_size();
-  const bool packs_in = SlicesInput(kind), packs_out = SlicesOutput(kind);
-  for (const TensorView& whole : {packs_in ? in : out, packs_out ? out : in}) {
-    if (whole.count % world_size == 0) continue;
-    return absl::InvalidArgumentError(absl::StrCat(ToString(kind),
-                                                   " in the join scope: ", whole.count,
-                                                   " elements for ", world_size, " ranks"));
-  }
-  const auto is_usable = [&](const TensorView& view) {
-    return view.device == comm_->device() && view.data != nullptr;
-  };
-  const bool is_elsewhere =
-      options.stream.handle != nullptr && options.stream.device != comm_->device();
-  if (!is_usable(in) || !is_usable(out) || is_elsewhere) {
-    return IssueHere(kind, op, -1, in, out, options);  // Which says what is wrong.
-  }
-  EK_ASSIGN_OR_RETURN(internal::DeviceCalls* const device, OnDevice());
-  const bool waits = device != nullptr && options.stream.handle == nullptr;
-  const StreamRef stream = waits ? device->stream() : options.stream;
-  CallMemory memory(*this, device, stream);
-  const auto take = [&](CallMemory::Slot slot, const TensorView& whole) {
-    return memory.Take(slot, whole.count / world_size * static_cast<int64_t>(members_.size()),
-                       whole.dtype);
-  };
-  TensorView packed_in = in, packed_out = out;
-  if (packs_in) {
-    EK_ASSIGN_OR_RETURN(packed_in, take(internal::DeviceCalls::kIn, in));
-    EK_RETURN_IF_ERROR(memory.Copy(internal::PackedSlices(in, packed_in, members_, world_size)));
-  }
-  if (packs_out) {
-    EK_ASSIGN_OR_RETURN(packed_out, take(internal::DeviceCalls::kOut, out));
-  }
-  EK_RETURN_IF_ERROR(IssueHere(kind, op, -1, packed_in, packed_out, options));
-  if (!packs_out) return absl::OkStatus();
-  EK_RETURN_IF_ERROR(memory.Copy(internal::UnpackedSlices(out, packed_out, members_, world_size)));
-  return waits ? device->runtime().Synchronize(stream, SteadyNow() + comm_->timeout())
-               : absl::OkStatus();
-}
-
-absl::Status JoinScope::IssueHere(CollectiveKind kind, ReduceOp op, int root, TensorView in,
-                                  TensorView out, const ScopeOptions& options) {
   Call call{.what = {.kind = kind, .op = op, .root = root, .joined = options.joined},
             .tensor = options.tensor};
   Part part;
   if (kind != CollectiveKind::kBarrier) {
     call.what.dtype = in.dtype;
     call.what.count = kind == CollectiveKind::kReduceScatter ? out.count : in.count;
-    if (kind == CollectiveKind::kAllToAll) call.what.count /= here_->world_size();
+    if (kind == CollectiveKind::kAllToAll) call.what.count /= comm_->world_size();
     part = {.in = {in}, .out = {out}, .stream = options.stream};
   } else {
     call.what.dtype = DType::kInt8;
@@ -231,11 +147,6 @@ absl::Status JoinScope::IssueHere(CollectiveKind kind, ReduceOp op, int root, Te
                                                    ToString(options.stream.device), ", on ",
                                                    ToString(comm_->device())));
   }
-  if (can_leave_ && options.joined != Contribution::kIdentity) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        here,
-        ": ranks may leave this loop with the tensors that they own: only kIdentity is allowed"));
-  }
   EK_RETURN_IF_ERROR(CheckPart(call, part));
   EK_ASSIGN_OR_RETURN(internal::DeviceCalls* const device, OnDevice());
   if (device != nullptr && part.stream.handle == nullptr) {
@@ -243,7 +154,7 @@ absl::Status JoinScope::IssueHere(CollectiveKind kind, ReduceOp op, int root, Te
     part.is_async = false;
   }
   if (device != nullptr) EK_RETURN_IF_ERROR(device->Confirm());
-  if (is_followed_) StepControl::Of(*here_).AnnounceCall(call.Serialize());
+  if (is_followed_) StepControl::Of(*comm_).AnnounceCall(call.Serialize());
   return Run(call, part);
 }
 
@@ -252,8 +163,8 @@ absl::Status JoinScope::Follow(absl::string_view bytes) {
   const Collective& what = call.what;
   EK_RETURN_IF_ERROR(CheckRoot(call));
   EK_ASSIGN_OR_RETURN(internal::DeviceCalls* const device, OnDevice());
-  const int64_t in_count = what.count * (SlicesInput(what.kind) ? here_->world_size() : 1);
-  const int64_t out_count = what.count * (SlicesOutput(what.kind) ? here_->world_size() : 1);
+  const int64_t in_count = what.count * (SlicesInput(what.kind) ? comm_->world_size() : 1);
+  const int64_t out_count = what.count * (SlicesOutput(what.kind) ? comm_->world_size() : 1);
   Part part{.contributes = what.joined == Contribution::kOwned, .is_followed = true};
   if (device != nullptr) {
     EK_RETURN_IF_ERROR(device->Confirm());
@@ -286,7 +197,7 @@ absl::Status JoinScope::Follow(absl::string_view bytes) {
 }
 
 absl::Status JoinScope::CheckRoot(const Call& call) const {
-  if (call.what.root != here_->rank()) return absl::OkStatus();
+  if (call.what.root != comm_->rank()) return absl::OkStatus();
   if (call.what.joined == Contribution::kOwned) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat(ToString(call.what), " in the join scope: its root, rank ", comm_->rank(),
@@ -314,7 +225,7 @@ absl::StatusOr<JoinScope::Tensor> JoinScope::Owned(const Call& call, int64_t cou
 absl::Status JoinScope::CheckPart(const Call& call, const Part& part) const {
   Collective what = call.what;
   if (what.root == kHighestActive) what.root = 0;
-  return here_->Check(what, part.in, part.out);
+  return comm_->Check(what, part.in, part.out);
 }
 
 absl::Status JoinScope::Agree(int64_t& value, ReduceOp op) {
@@ -322,7 +233,7 @@ absl::Status JoinScope::Agree(int64_t& value, ReduceOp op) {
     return channel_->AllReduce(TensorView(&value, 1, DType::kInt64), op).Wait();
   // The value is the host's, and so is what it decides on.
   EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
-                      here_->control().Exchange(kChannel, absl::StrCat(value), here_->timeout()));
+                      comm_->control().Exchange(kChannel, absl::StrCat(value), comm_->timeout()));
   int64_t sum = 0, most = std::numeric_limits<int64_t>::min();
   for (const std::string& part : parts) {
     int64_t theirs = 0;
@@ -337,7 +248,7 @@ absl::Status JoinScope::Agree(int64_t& value, ReduceOp op) {
 
 absl::Status JoinScope::Run(const Call& call, const Part& part) {
   if (channel_ == nullptr) {
-    EK_ASSIGN_OR_RETURN(channel_, here_->OpenChannel(kChannel));
+    EK_ASSIGN_OR_RETURN(channel_, comm_->OpenChannel(kChannel));
   }
   Collective what = call.what;
   CallOptions options{.contributes = part.contributes, .after = part.stream};
@@ -348,7 +259,7 @@ absl::Status JoinScope::Run(const Call& call, const Part& part) {
     options.scale = 1.0 / static_cast<double>(contributors);
   }
   if (what.root == kHighestActive) {
-    int64_t highest = part.is_followed ? -1 : here_->rank();
+    int64_t highest = part.is_followed ? -1 : comm_->rank();
     EK_RETURN_IF_ERROR(Agree(highest, ReduceOp::kMax));
     what.root = static_cast<int>(highest);
   }

@@ -18,24 +18,20 @@
 //   kOwned      its own value: the tensor that it has named with Own().
 //   kReceive    the identity, and the result is written to the tensor that it has named with Own().
 //
-// Without Own() an exhausted rank drops results. Ranks that have left
-// (JoinOptions::leave_after_shadow_steps) contribute the identity and receive nothing; if ranks can
-// leave, kOwned and kReceive are refused. Exhausted ranks do not shadow collectives on the
+// Without Own() an exhausted rank drops results. Exhausted ranks do not shadow collectives on the
 // communicator itself: inside the loop these are an error as soon as a rank is exhausted.
 //
 // Devices:   tensors are on the group's device. With ScopeOptions::stream a call begins after the
-//            work on that stream, and later work on it sees the result; the host waits until all
-//            ranks have issued it, and for the device only if ranks leave. A later call, or the end
-//            of the loop, reports an error of the device. Without a stream tensors must be ready at
-//            the call, and results are when it returns. All calls have ended when RunJoined()
-//            returns.
+//            work on that stream, and later work on it sees the result; the host waits only until
+//            all ranks have issued it. A later call, or the end of the loop, reports an error of
+//            the device. Without a stream tensors must be ready at the call, and results are when
+//            it returns. All calls have ended when RunJoined() returns.
 // Order:     all ranks with inputs issue the same calls in the same order, also relative to their
 //            steps, anywhere in the loop: before its first step, between steps, or in the middle of
 //            backward. The calls have a channel of their own.
 // Cost:      only the collective while all ranks have inputs. kAverage and kHighestActive need a
-//            second, tiny one; on a device over the control plane. There, the slices of ranks that
-//            have left are inserted and removed by one copy each, and memory for this, and for the
-//            inputs of exhausted ranks, is allocated at first use, which may wait for the device.
+//            second, tiny one; on a device over the control plane. There, memory for the inputs of
+//            exhausted ranks is allocated at first use, which may wait for the device.
 // Threads:   one thread of the loop at a time. Tensors of Own() belong to the scope once the loop
 //            has returned.
 // Ownership: tensors of a call on a stream must live until the stream has passed it; streams must
@@ -79,14 +75,12 @@ struct ScopeOptions {
 
 class JoinScope {
  public:
-  // For RunJoined(). `is_followed`: exhausted ranks shadow the calls of this scope. `can_leave`:
-  // exhausted ranks may also leave the group.
-  explicit JoinScope(Communicator* comm, bool is_followed, bool can_leave = false);
+  // For RunJoined(). `is_followed`: exhausted ranks shadow the calls of this scope.
+  JoinScope(Communicator* comm, bool is_followed);
   ~JoinScope();
   JoinScope(const JoinScope&) = delete;
   JoinScope& operator=(const JoinScope&) = delete;
 
-  // Returns the group in which RunJoined() began, also if ranks have left.
   Communicator& communicator() const { return *comm_; }
 
   // Adds samples to this rank's next step, with DivideBy::kSamples; call it before each step.
@@ -148,17 +142,8 @@ class JoinScope {
   // On an exhausted rank: takes part in a call of the others.
   absl::Status Follow(absl::string_view call);
   absl::StatusOr<Tensor> Owned(const Call& call, int64_t count) const;
-  // The loop goes on in a group of those ranks of communicator().
-  absl::Status GoOnIn(Communicator& here, const std::vector<int>& members);
   // Waits until all calls have ended: before a group goes.
   absl::Status Drain();
-  // The same collective among the ranks that have not left: shapes and roots as in here_.
-  absl::Status IssueHere(CollectiveKind kind, ReduceOp op, int root, TensorView in, TensorView out,
-                         const ScopeOptions& options);
-  // The same where `in`, `out` or both have a slice for each rank of comm_, and some of those have
-  // left.
-  absl::Status IssueSlices(CollectiveKind kind, ReduceOp op, TensorView in, TensorView out,
-                           const ScopeOptions& options);
   // Null on the CPU.
   absl::StatusOr<internal::DeviceCalls*> OnDevice();
   absl::Status CheckRoot(const Call& call) const;
@@ -170,9 +155,6 @@ class JoinScope {
 
   Communicator* const comm_;
   const bool is_followed_;
-  const bool can_leave_;
-  Communicator* here_;        // Those that have not left.
-  std::vector<int> members_;  // Which ranks of comm_ they are; empty: all.
   Channel* channel_ = nullptr;
   std::map<std::string, Tensor> owned_;
   std::unique_ptr<internal::DeviceCalls> on_device_;

@@ -155,7 +155,7 @@ std::vector<T> Values(int rank, int step, int what, int64_t count) {
   return values;
 }
 
-// Each kind of call, of which every rank can leave.
+// Each kind of call to which exhausted ranks contribute the identity.
 absl::Status EachCall(JoinScope& scope, Tensors& tensors, int step) {
   const int rank = scope.communicator().rank(), world = scope.communicator().world_size();
   const int root = RankWithMostSteps(world);
@@ -232,8 +232,7 @@ struct Case {
 
 absl::StatusOr<Outcome> RunCase(Communicator& comm, const Case& test) {
   EK_ASSIGN_OR_RETURN(const std::unique_ptr<Tensors> tensors, Tensors::Create(comm, test.calls));
-  const bool can_leave = test.options.leave_after_shadow_steps < 100;
-  Ticker ticker(&comm, can_leave);
+  Ticker ticker(&comm);
   for (int epoch = 0; epoch < 2; ++epoch) {
     EK_ASSIGN_OR_RETURN(const TensorView shard,
                         tensors->Make(Values<float>(comm.rank(), epoch, 50, 5)));
@@ -246,8 +245,7 @@ absl::StatusOr<Outcome> RunCase(Communicator& comm, const Case& test) {
       scope.Own("received", received, tensors->stream());
       for (int step = 0; step < StepsOf(comm.rank(), comm.world_size()); ++step) {
         EK_RETURN_IF_ERROR(EachCall(scope, *tensors, 10 * epoch + step));
-        if (!can_leave)
-          EK_RETURN_IF_ERROR(OwnedCalls(scope, *tensors, shard, received, 10 * epoch + step));
+        EK_RETURN_IF_ERROR(OwnedCalls(scope, *tensors, shard, received, 10 * epoch + step));
         EK_RETURN_IF_ERROR(ticker.Tick());
       }
       if (test.at_end && epoch == 0) test.at_end();
@@ -297,15 +295,6 @@ TEST_P(ScopeOnDevicesTest, GiveTheBitsOfTheCpu) { ExpectAsOnTheCpu({}); }
 
 TEST_P(ScopeOnDevicesTest, GiveThemAtOnceWithoutAStream) {
   ExpectAsOnTheCpu({.calls = Calls::kWaiting});
-}
-
-TEST_P(ScopeOnDevicesTest, GiveThemWhenRanksHaveLeft) {
-  for (const int patience : {1, 2})
-    ExpectAsOnTheCpu({.options = {.leave_after_shadow_steps = patience}});
-}
-
-TEST_P(ScopeOnDevicesTest, GiveThemAtOnceWithoutAStreamWhenRanksHaveLeft) {
-  ExpectAsOnTheCpu({.options = {.leave_after_shadow_steps = 1}, .calls = Calls::kWaiting});
 }
 
 TEST_P(ScopeOnDevicesTest, GiveThemWhereNobodyIsFollowed) {
@@ -406,16 +395,13 @@ TEST_P(ScopeOnDevicesTest, ABarrierIsTheHosts) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// The host touches nobody's memory, also of ranks that follow from the beginning and of ranks that
-// leave.
+// The host touches nobody's memory, also of ranks that follow from the beginning.
 TEST_P(ScopeOnDevicesTest, TheHostTouchesNoMemoryOfADevice) {
-  for (const int64_t patience : {int64_t{1}, JoinOptions().leave_after_shadow_steps}) {
-    for (const Calls calls : {Calls::kOnStream, Calls::kWaiting}) {
-      const Case test{.options = {.leave_after_shadow_steps = patience}, .calls = calls};
-      const auto outcomes = OutcomesOf(
-          GetParam(), test, [&](const Body& body) { return RunGuardedRanks(GetParam(), body); });
-      EXPECT_TRUE(outcomes == OnTheCpu(GetParam(), test)) << "patience " << patience;
-    }
+  for (const Calls calls : {Calls::kOnStream, Calls::kWaiting}) {
+    const Case test{.calls = calls};
+    const auto outcomes = OutcomesOf(
+        GetParam(), test, [&](const Body& body) { return RunGuardedRanks(GetParam(), body); });
+    EXPECT_TRUE(outcomes == OnTheCpu(GetParam(), test));
   }
 }
 
@@ -425,28 +411,25 @@ INSTANTIATE_TEST_SUITE_P(Worlds, ScopeOnDevicesTest, testing::Values(1, 2, 3, 5)
 //                  scaled values.
 TEST(ScopeOverNcclTest, GivesTheBitsOfTheCpu) {
   for (const int world : {2, 3}) {
-    for (const int64_t patience : {int64_t{1}, JoinOptions().leave_after_shadow_steps}) {
-      SCOPED_TRACE(testing::Message() << world << " ranks, patience " << patience);
-      const Case test{.options = {.leave_after_shadow_steps = patience}};
-      const std::vector<Outcome> expected = OnTheCpu(world, test);
-      SimulatedDevices devices({.count = world, .delay = absl::Microseconds(100)});
-      internal::SimulatedNccl nccl(devices);
-      const std::vector<Outcome> outcomes =
-          OutcomesOf(world, test, [&](const Body& body) -> absl::Status {
-            EK_ASSIGN_OR_RETURN(auto group,
-                                internal::CreateSimulatedNcclGroup(devices, nccl, world));
-            return internal::RunGroup(group, body);
-          });
-      EXPECT_EQ(nccl.garbage(), 0);
-      for (int rank = 0; rank < world; ++rank) {
-        EXPECT_TRUE(outcomes[rank].bits == expected[rank].bits) << "rank " << rank;
-        ASSERT_EQ(outcomes[rank].averages.size(), expected[rank].averages.size());
-        for (size_t i = 0; i < expected[rank].averages.size(); ++i) {
-          // An average of up to three values below 2^15, rounded twice each, is off by less than
-          // 6 * 2^15 * 2^-24; an exhausted rank's own tensor has gone through seven of them.
-          EXPECT_THAT(outcomes[rank].averages[i],
-                      testing::Pointwise(testing::FloatNear(0.1f), expected[rank].averages[i]));
-        }
+    SCOPED_TRACE(testing::Message() << world << " ranks");
+    const Case test;
+    const std::vector<Outcome> expected = OnTheCpu(world, test);
+    SimulatedDevices devices({.count = world, .delay = absl::Microseconds(100)});
+    internal::SimulatedNccl nccl(devices);
+    const std::vector<Outcome> outcomes =
+        OutcomesOf(world, test, [&](const Body& body) -> absl::Status {
+          EK_ASSIGN_OR_RETURN(auto group, internal::CreateSimulatedNcclGroup(devices, nccl, world));
+          return internal::RunGroup(group, body);
+        });
+    EXPECT_EQ(nccl.garbage(), 0);
+    for (int rank = 0; rank < world; ++rank) {
+      EXPECT_TRUE(outcomes[rank].bits == expected[rank].bits) << "rank " << rank;
+      ASSERT_EQ(outcomes[rank].averages.size(), expected[rank].averages.size());
+      for (size_t i = 0; i < expected[rank].averages.size(); ++i) {
+        // An average of up to three values below 2^15, rounded twice each, is off by less than
+        // 6 * 2^15 * 2^-24; an exhausted rank's own tensor has gone through seven of them.
+        EXPECT_THAT(outcomes[rank].averages[i],
+                    testing::Pointwise(testing::FloatNear(0.1f), expected[rank].averages[i]));
       }
     }
   }
@@ -513,15 +496,14 @@ TEST(ScopeOnDevicesErrorTest, ALoopThatFailsLeavesNothingBehindOnADevice) {
           EK_ASSIGN_OR_RETURN(const std::unique_ptr<Tensors> tensors,
                               Tensors::Create(comm, Calls::kOnStream));
           Ticker ticker(&comm, /*waits=*/true);
-          return RunJoined({&ticker}, {.leave_after_shadow_steps = 1},
-                           [&](JoinScope& scope) -> absl::Status {
-                             for (int step = 0; step < 2 * comm.rank(); ++step) {
-                               EK_RETURN_IF_ERROR(EachCall(scope, *tensors, step));
-                               if (step == failing) return absl::DataLossError("a bad batch");
-                               EK_RETURN_IF_ERROR(ticker.Tick());
-                             }
-                             return absl::OkStatus();
-                           });
+          return RunJoined({&ticker}, {}, [&](JoinScope& scope) -> absl::Status {
+            for (int step = 0; step < 2 * comm.rank(); ++step) {
+              EK_RETURN_IF_ERROR(EachCall(scope, *tensors, step));
+              if (step == failing) return absl::DataLossError("a bad batch");
+              EK_RETURN_IF_ERROR(ticker.Tick());
+            }
+            return absl::OkStatus();
+          });
         });
     EXPECT_THAT(std::string(status.message()), HasSubstr("a bad batch")) << status;
     for (int device = 0; device < 3; ++device)

@@ -26,7 +26,6 @@ namespace evenkeel {
 namespace {
 
 using internal::Ticker;
-using testing::ElementsAre;
 using testing::HasSubstr;
 
 using Loop = std::function<absl::Status(Communicator&, JoinScope&, Ticker&)>;
@@ -180,33 +179,30 @@ TEST_P(ScopeTest, DryRanksContributeTheIdentity) {
 
 TEST_P(ScopeTest, AnAllToAllHasZerosFromExhaustedRanks) {
   const int world = GetParam();
-  for (const int64_t patience : {JoinOptions().leave_after_shadow_steps, int64_t{1}}) {
-    SCOPED_TRACE(patience);
-    const auto loop = [&](Communicator& comm, JoinScope& scope, Ticker& ticker) -> absl::Status {
-      const auto element = [&](int from, int index, int step) {
-        return 1000 * from + 100 * step + index + 1;
-      };
-      for (int step = 0; step < StepsOf(comm.rank()); ++step) {
-        std::vector<int32_t> sent(2 * world), received(2 * world, -1), expected(2 * world);
-        for (int i = 0; i < 2 * world; ++i) {
-          sent[i] = element(comm.rank(), i, step);
-          expected[i] = StepsOf(i / 2) > step ? element(i / 2, 2 * comm.rank() + i % 2, step) : 0;
-        }
-        std::vector<int32_t> before(2 * world, 7);  // An exhausted rank's memory must keep these.
-        EK_RETURN_IF_ERROR(scope.AllReduce(absl::MakeSpan(before), ReduceOp::kSum));
-        EK_RETURN_IF_ERROR(scope.AllToAll(absl::MakeSpan(sent), absl::MakeSpan(received)));
-        EXPECT_EQ(received, expected) << "rank " << comm.rank() << " step " << step;
-        EK_RETURN_IF_ERROR(ticker.Tick());
-      }
-      return absl::OkStatus();
+  const auto loop = [&](Communicator& comm, JoinScope& scope, Ticker& ticker) -> absl::Status {
+    const auto element = [&](int from, int index, int step) {
+      return 1000 * from + 100 * step + index + 1;
     };
-    Expect([&](Communicator& comm) -> absl::Status {
-      for (int epoch = 0; epoch < 2; ++epoch) {
-        EK_RETURN_IF_ERROR(RunLoop(comm, loop, {.leave_after_shadow_steps = patience}));
+    for (int step = 0; step < StepsOf(comm.rank()); ++step) {
+      std::vector<int32_t> sent(2 * world), received(2 * world, -1), expected(2 * world);
+      for (int i = 0; i < 2 * world; ++i) {
+        sent[i] = element(comm.rank(), i, step);
+        expected[i] = StepsOf(i / 2) > step ? element(i / 2, 2 * comm.rank() + i % 2, step) : 0;
       }
-      return absl::OkStatus();
-    });
-  }
+      std::vector<int32_t> before(2 * world, 7);  // An exhausted rank's memory must keep these.
+      EK_RETURN_IF_ERROR(scope.AllReduce(absl::MakeSpan(before), ReduceOp::kSum));
+      EK_RETURN_IF_ERROR(scope.AllToAll(absl::MakeSpan(sent), absl::MakeSpan(received)));
+      EXPECT_EQ(received, expected) << "rank " << comm.rank() << " step " << step;
+      EK_RETURN_IF_ERROR(ticker.Tick());
+    }
+    return absl::OkStatus();
+  };
+  Expect([&](Communicator& comm) -> absl::Status {
+    for (int epoch = 0; epoch < 2; ++epoch) {
+      EK_RETURN_IF_ERROR(RunLoop(comm, loop));
+    }
+    return absl::OkStatus();
+  });
 }
 
 TEST_P(ScopeTest, AnExhaustedRankCanGiveAndTakeItsPartsOfAnAllToAll) {
@@ -447,37 +443,6 @@ TEST(FollowedCallsTest, ADryRanksPatienceBeginsAnewWithEachCall) {
   const absl::Status status = RunTestRanks(
       2, [&](Communicator& comm) { return RunLoop(comm, loop); },
       CommunicatorOptions{.timeout = absl::Seconds(3)});
-  EXPECT_TRUE(status.ok()) << status;
-}
-
-// The user asks on the communicator that he has; the ranks that are left are in another group.
-TEST(LeavingTest, RequestsReachTheRanksThatAreLeft) {
-  const absl::Status status = RunTestRanks(3, [](Communicator& comm) -> absl::Status {
-    Ticker ticker(&comm);
-    const int steps = comm.rank() == 0 ? 1 : comm.rank() == 1 ? 2 : 6;
-    EK_RETURN_IF_ERROR(RunJoined(
-        {&ticker}, {.leave_after_shadow_steps = 2}, [&](JoinScope& scope) -> absl::Status {
-          for (int i = 0; i < steps; ++i) {
-            if (i == 4) StepControl::Of(comm).Request(StepRequests::kStop);
-            EK_RETURN_IF_ERROR(ticker.Tick());
-            if (i == 3) {
-              EXPECT_THAT(scope.active_ranks(), ElementsAre(2));
-            }
-            EK_ASSIGN_OR_RETURN(const StepAnswer answer,
-                                StepControl::Of(ticker.communicator()).current()->Wait());
-            EXPECT_EQ(answer.requests, i == 4 ? StepRequests::kStop : 0u) << "step " << i;
-          }
-          return absl::OkStatus();
-        }));
-    return RunJoined({&ticker}, {}, [&](JoinScope& scope) -> absl::Status {
-      EXPECT_THAT(scope.active_ranks(), ElementsAre(0, 1, 2));
-      StepControl::Of(comm).Request(StepRequests::kSave);
-      EK_RETURN_IF_ERROR(ticker.Tick());
-      EK_ASSIGN_OR_RETURN(const StepAnswer answer, StepControl::Of(comm).current()->Wait());
-      EXPECT_EQ(answer.requests, StepRequests::kSave);
-      return absl::OkStatus();
-    });
-  });
   EXPECT_TRUE(status.ok()) << status;
 }
 

@@ -8,7 +8,7 @@ namespace evenkeel {
 double StepDivisor::ScaleOf(const StepAnswer& answer, absl::string_view reducer) const {
   switch (by_) {
     case DivideBy::kInitialWorldSize:
-      return 1.0 / (initial_world_size_ > 0 ? initial_world_size_ : answer.world_size);
+      return 1.0 / answer.world_size;
     case DivideBy::kActiveRanks:
       return 1.0 / answer.active;
     case DivideBy::kSamples:

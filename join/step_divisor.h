@@ -34,9 +34,7 @@ enum class DivideBy {
 
 class StepDivisor {
  public:
-  // `initial_world_size`: for kInitialWorldSize; 0 means the world size of the step's group.
-  explicit StepDivisor(DivideBy by = DivideBy::kInitialWorldSize, int initial_world_size = 0)
-      : by_(by), initial_world_size_(initial_world_size) {}
+  explicit StepDivisor(DivideBy by = DivideBy::kInitialWorldSize) : by_(by) {}
 
   // Returns the factor for the sum: one over the step's divisor. `reducer`: the name of the
   // StepParticipant that reduces.
@@ -45,7 +43,6 @@ class StepDivisor {
 
  private:
   DivideBy by_;
-  int initial_world_size_;
 };
 
 }  // namespace evenkeel

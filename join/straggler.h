@@ -13,8 +13,7 @@
 // have one step more). join/steps/straggler_report.h defines its terms.
 //
 // Steps:   those with a reduction (DataParallel), in a group with agreement (JoinOptions::enable).
-//          Steps that a rank misses because it has left do not count
-//          (JoinOptions::leave_after_shadow_steps). Several reductions in one step count as one.
+//          Several reductions in one step count as one.
 // Threads: thread-safe.
 // Devices: times are those of the host, so that a slow device is not seen.
 

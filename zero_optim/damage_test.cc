@@ -150,23 +150,17 @@ TEST(PlacementDamageTest, EqualReplicasPassWithEveryPlacementAlsoAfterFreezing) 
 
 TEST(PlacementDamageTest, ExhaustedRanksAreComparedAndPassWithEveryPlacement) {
   for (const Placement& placement : kPlacements) {
-    for (const bool leaves : {false, true}) {
-      if (leaves && !(placement == Placement(Replicated{}))) continue;  // Only these ranks can.
-      SCOPED_TRACE(absl::StrCat("placement ", placement.index(), ", leaves: ", leaves));
-      RunGroup(3, [&](Communicator& comm) -> absl::Status {
-        Rank rank;
-        EK_RETURN_IF_ERROR(rank.Create(comm, placement, /*every=*/1));
-        JoinOptions options;
-        if (leaves) options.leave_after_shadow_steps = 1;
-        for (int epoch = 0; epoch < 2; ++epoch) {
-          EK_RETURN_IF_ERROR(
-              RunJoined({rank.ddp.get(), rank.optimizer.get()}, options, [&](JoinScope&) {
-                return rank.Steps(0, comm.rank() == 1 ? 2 : 4 + 2 * comm.rank());
-              }));
-        }
-        return rank.Steps(0, 2);
-      });
-    }
+    SCOPED_TRACE(absl::StrCat("placement ", placement.index()));
+    RunGroup(3, [&](Communicator& comm) -> absl::Status {
+      Rank rank;
+      EK_RETURN_IF_ERROR(rank.Create(comm, placement, /*every=*/1));
+      for (int epoch = 0; epoch < 2; ++epoch) {
+        EK_RETURN_IF_ERROR(RunJoined({rank.ddp.get(), rank.optimizer.get()}, {}, [&](JoinScope&) {
+          return rank.Steps(0, comm.rank() == 1 ? 2 : 4 + 2 * comm.rank());
+        }));
+      }
+      return rank.Steps(0, 2);
+    });
   }
 }
 

@@ -84,7 +84,6 @@ class LossScaler : public Joinable {
 
   absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions& options) override;
   JoinPhase join_phase() const override { return JoinPhase::kOptimizer; }
-  bool can_leave() const override { return true; }
 
  private:
   LossScaler(Communicator* comm, const LossScalerOptions& options)

@@ -221,8 +221,7 @@ class Optimizer : public Joinable {
   // calls,
   //          change equal elements equally on all ranks, and must not communicate. A further Step()
   //          without a backward runs them again. CheckGradients() sees the gradients before them.
-  //          On a device they put work on the parameters' stream. No rank can leave then
-  //          (JoinOptions::leave_after_shadow_steps).
+  //          On a device they put work on the parameters' stream.
   // Errors:  Step(), or RunJoined() on an exhausted rank, returns that of `function`: nothing was
   //          updated on this rank. Unimplemented with update_in_backward.
   virtual absl::Status BeforeUpdate(
@@ -241,8 +240,7 @@ class Optimizer : public Joinable {
   //          change them, equally on all ranks; those of 16 bits have no effect on the next step,
   //          which rounds them from the master copy. Gradients and state are not available.
   // Order:   the same functions on all ranks, which is compared; they run in the order of the calls
-  //          and must not communicate. On a device they put work on the parameters' stream. No rank
-  //          can leave then (JoinOptions::leave_after_shadow_steps).
+  //          and must not communicate. On a device they put work on the parameters' stream.
   // Cost:    with Slices{.overlap_forward = true}, Step() waits for the values.
   // Errors:  Step(), or RunJoined() on an exhausted rank, returns that of `function`: the step has
   //          been taken. Unimplemented with Replicated{.update_in_backward = true}.

@@ -139,7 +139,7 @@ absl::StatusOr<Outcome<T>> RunCase(Communicator& comm, const Case& test) {
   EK_ASSIGN_OR_RETURN(const TensorView variance, tensors->Make(channels, 1.0));
   EK_ASSIGN_OR_RETURN(const TensorView grad_gamma, tensors->Make(channels, 0.0));
   EK_ASSIGN_OR_RETURN(const TensorView grad_beta, tensors->Make(channels, 0.0));
-  Ticker ticker(&comm, /*waits=*/test.options.leave_after_shadow_steps < 100);
+  Ticker ticker(&comm);
   EK_RETURN_IF_ERROR(RunJoined({&ticker}, test.options, [&](JoinScope& scope) -> absl::Status {
     for (int step = 0; step < StepsOf(comm.rank(), comm.world_size()); ++step) {
       const int64_t samples = factor * SamplesOf(comm.rank(), step),
@@ -221,10 +221,6 @@ TEST_P(SyncBatchNormOnDevicesTest, UnevenRanksComputeWhatTheyDoOnTheCpu) {
   ExpectAsOnTheCpu<float>({});
 }
 
-TEST_P(SyncBatchNormOnDevicesTest, AlsoWhenRanksHaveLeft) {
-  ExpectAsOnTheCpu<double>({.options = {.leave_after_shadow_steps = 1}});
-}
-
 // Without space; more values than a block has threads, which are added up in parts; a channel
 // alone.
 TEST_P(SyncBatchNormOnDevicesTest, AnyShape) {
@@ -250,7 +246,7 @@ TEST_P(SyncBatchNormOnDevicesTest, NoHostWaitsForADevice) {
 
 TEST_P(SyncBatchNormOnDevicesTest, TheHostTouchesNoMemoryOfADevice) {
   const int world = GetParam();
-  const Case test{.options = {.leave_after_shadow_steps = 2}};
+  const Case test;
   const auto expected =
       OutcomesOf<double>(world, test, [&](const Body& body) { return RunRanks(world, body); });
   ExpectClose(OutcomesOf<double>(world, test,

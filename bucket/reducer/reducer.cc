@@ -320,10 +320,6 @@ absl::Status Reducer::Impl::ImportPlan(const PlanState& state) {
   return absl::OkStatus();
 }
 
-bool Reducer::can_leave() const {
-  return dynamic_cast<const AllReduceBuckets*>(impl_->core.reduction.get()) != nullptr;
-}
-
 absl::Status Reducer::ReplaceGroup(Communicator* comm, int plan_from, bool keeps_gradients) {
   Impl& impl = *impl_;
   ReducerCore& core = impl.core;

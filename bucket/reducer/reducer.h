@@ -151,9 +151,6 @@ class Reducer {
   // has ended. `keeps_gradients`: no step was running, and gradients do not change.
   absl::Status ReplaceGroup(Communicator* comm, int plan_from = kNewestPlan,
                             bool keeps_gradients = false);
-  // Returns whether it is equal on all ranks once their parameters and plans are, that is, whether
-  // its reduction has no state of its own.
-  bool can_leave() const;
   // Returns OK if the parameters are on the device of that group.
   static absl::Status CheckGroup(const Communicator& comm, const ParameterSet& params);
   // On a device: adds other operations whose errors the next BeginStep() reports, too.

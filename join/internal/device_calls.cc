@@ -8,50 +8,6 @@
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {
-namespace {
-
-// Calls visit(first, count, place) for each run of neighbours among the members; `place`: how many
-// are before it.
-template <typename Visit>
-void ForEachRun(absl::Span<const int> members, Visit visit) {
-  for (size_t begin = 0, end = 0; begin < members.size(); begin = end) {
-    end = begin + 1;
-    while (end < members.size() && members[end] == members[end - 1] + 1) ++end;
-    visit(members[begin], static_cast<int64_t>(end - begin), static_cast<int64_t>(begin));
-  }
-}
-
-}  // namespace
-
-std::vector<CopySegment> PackedSlices(const TensorView& whole, const TensorView& packed,
-                                      absl::Span<const int> members, int world_size) {
-  const int64_t slice = whole.count / world_size;
-  std::vector<CopySegment> segments;
-  ForEachRun(members, [&](int64_t first, int64_t count, int64_t place) {
-    segments.push_back({.to = packed.Slice(place * slice, count * slice),
-                        .from = whole.Slice(first * slice, count * slice)});
-  });
-  return segments;
-}
-
-std::vector<CopySegment> UnpackedSlices(const TensorView& whole, const TensorView& packed,
-                                        absl::Span<const int> members, int world_size) {
-  const int64_t slice = whole.count / world_size;
-  std::vector<CopySegment> segments;
-  int64_t next = 0;
-  const auto clear_until = [&](int64_t rank) {
-    if (next < rank)
-      segments.push_back({.to = whole.Slice(next * slice, (rank - next) * slice), .from = {}});
-  };
-  ForEachRun(members, [&](int64_t first, int64_t count, int64_t place) {
-    clear_until(first);
-    segments.push_back({.to = whole.Slice(first * slice, count * slice),
-                        .from = packed.Slice(place * slice, count * slice)});
-    next = first + count;
-  });
-  clear_until(world_size);
-  return segments;
-}
 
 absl::StatusOr<std::unique_ptr<DeviceCalls>> DeviceCalls::Create(const Communicator& comm) {
   EK_ASSIGN_OR_RETURN(Stream stream, comm.runtime()->CreateStream(comm.device()));
@@ -95,14 +51,6 @@ void DeviceCalls::Release(StreamRef stream) {
     piece.is_taken = false;
   }
   failure_.Update(now.status());
-}
-
-absl::Status DeviceCalls::Copy(absl::Span<const CopySegment> segments, StreamRef stream) {
-  for (size_t begin = 0; begin < segments.size(); begin += kMostInlineSegments) {
-    EK_RETURN_IF_ERROR(
-        CopySegmentsOnce(*runtime_, segments.subspan(begin, kMostInlineSegments), stream));
-  }
-  return absl::OkStatus();
 }
 
 absl::Status DeviceCalls::Follow(const Work& work, StreamRef stream) {

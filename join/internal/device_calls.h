@@ -26,23 +26,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "absl/types/span.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/comm/device/copy.h"
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/comm/work.h"
 
 namespace evenkeel::internal {
-
-// Slices of all ranks in `whole`, and those of `members` alone, in `packed`, one after the other:
-// the copies from one to the other. Neighbours are one copy. Unpacked, the slices of other ranks
-// are zeros.
-std::vector<CopySegment> PackedSlices(const TensorView& whole, const TensorView& packed,
-                                      absl::Span<const int> members, int world_size);
-std::vector<CopySegment> UnpackedSlices(const TensorView& whole, const TensorView& packed,
-                                        absl::Span<const int> members, int world_size);
 
 class DeviceCalls {
  public:
@@ -69,8 +59,6 @@ class DeviceCalls {
   // Within a Use: memory for what `stream` does from now on, behind all that used it before; its
   //               content is anything.
   absl::StatusOr<TensorView> Scratch(Slot slot, int64_t count, DType dtype, StreamRef stream);
-
-  absl::Status Copy(absl::Span<const CopySegment> segments, StreamRef stream);
 
   // Orders later work on `stream` behind the call.
   absl::Status Follow(const Work& work, StreamRef stream);

@@ -413,51 +413,19 @@ absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Enter(const void* who,
   return current_;
 }
 
-absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::EnterMeeting() {
-  EndStep();
-  StepRecord record;
-  record.scope_hash = scope_hash_;
-  record.samples = 0;
-  return Begin(std::move(record));
-}
-
-void StepControl::ContinueIn(StepControl& next, const std::vector<int>& rank_there) {
-  next.SetScope(scope_, scope_hash_);
-  next.SetAgreement(agreement_);
-  next.RequireSamples(requires_samples_);
-  next.samples_ = std::exchange(samples_, StepRecord::kNotSaid);
-  next.requests_ = std::exchange(requests_, 0);
-  next_ = &next;
-  next_lives_ = next.lifetime();
-  const std::vector<int> active = active_ranks();
-  absl::MutexLock lock(&next.mutex_);
-  for (const int rank : active) {
-    if (rank_there[rank] >= 0) next.active_ranks_.push_back(rank_there[rank]);
-  }
-}
-
-void StepControl::ComeBackFrom(StepControl& other) {
-  next_lives_.reset();
-  requests_ |= std::exchange(other.requests_, 0);
-}
-
 void StepControl::AddSamples(int64_t samples) {
-  if (!next_lives_.expired()) return next_->AddSamples(samples);
   samples_ = std::max<int64_t>(samples_, 0) + samples;
 }
 
-void StepControl::Request(uint32_t bits) {
-  if (!next_lives_.expired()) return next_->Request(bits);
-  requests_ |= bits;
-}
+void StepControl::Request(uint32_t bits) { requests_ |= bits; }
 
-absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::EnterJoined(bool is_meeting) {
+absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::EnterJoined() {
   EndStep();
   is_exhausted_ = true;
   StepRecord record;
   record.joined = true;
   record.scope_hash = scope_hash_;
-  if (!is_meeting) record.samples = std::exchange(samples_, StepRecord::kNotSaid);
+  record.samples = std::exchange(samples_, StepRecord::kNotSaid);
   for (StepParticipant* participant : participants()) {
     ParticipantState state = participant->CurrentState();
     state.name_hash = StableHash(0, participant->participant_name());

@@ -208,11 +208,8 @@ class StepControl final : public internal::GroupExtension {
   // `name` of each object that takes part, in the order of these calls.
   absl::StatusOr<std::shared_ptr<StepTicket>> Enter(const void* who, absl::string_view name,
                                                     int phase);
-  // Begins the next step, or meeting, of an exhausted rank.
-  absl::StatusOr<std::shared_ptr<StepTicket>> EnterJoined(bool is_meeting = false);
-  // Begins a meeting of all ranks in place of a step; exhausted ranks call EnterJoined(true). A
-  // meeting has no participants and no actions, and samples remain for the next step.
-  absl::StatusOr<std::shared_ptr<StepTicket>> EnterMeeting();
+  // Begins the next step of an exhausted rank.
+  absl::StatusOr<std::shared_ptr<StepTicket>> EnterJoined();
   // Returns whether Enter() would begin a new step.
   bool WillBegin(const void* who, int phase) const {
     return ended_ || entered_.contains(who) || phase < entered_phase_;
@@ -259,12 +256,6 @@ class StepControl final : public internal::GroupExtension {
   }
   // Returns the object that runs the loop; null outside of RunJoined().
   const void* scope() const { return scope_; }
-  // The loop goes on in another group: its scope, its settings, what this rank has said for its
-  // next record, and what it still says here while that group lives. `rank_there`: by rank, its
-  // rank in that group; -1: it has none.
-  void ContinueIn(StepControl& next, const std::vector<int>& rank_there);
-  // It has come back from that group, with what was said there and did not go out any more.
-  void ComeBackFrom(StepControl& other);
   // Whether records are sent at all. Off inside RunJoined with enable = false: steps then have no
   // agreement.
   void SetAgreement(bool on) { agreement_ = on; }
@@ -344,8 +335,6 @@ class StepControl final : public internal::GroupExtension {
   int64_t samples_ = StepRecord::kNotSaid;
   int64_t last_samples_ = StepRecord::kNotSaid;
   uint32_t requests_ = 0;
-  StepControl* next_ = nullptr;                 // Where the loop goes on,
-  std::weak_ptr<const void> next_lives_;        // as long as that is there.
   std::atomic<bool> requires_samples_ = false;  // Also read by the control thread.
   PhaseClock phases_;
   StragglerDetector stragglers_ ABSL_GUARDED_BY(mutex_);

@@ -1,4 +1,4 @@
-// For tests: something that has steps and does nothing in them, and that ranks may leave.
+// For tests: something that has steps and does nothing in them.
 //
 //   Ticker ticker(&comm);
 //   RunJoined({&ticker}, {}, [&](JoinScope& scope) { ...; return ticker.Tick(); });
@@ -26,7 +26,6 @@ class Ticker : public Joinable {
     EK_ASSIGN_OR_RETURN(const std::shared_ptr<StepTicket> ticket, Notify());
     return waits_ ? ticket->Wait().status() : absl::OkStatus();
   }
-  bool can_leave() const override { return true; }
   absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions&) override {
     return std::make_unique<JoinHook>();
   }

@@ -61,7 +61,6 @@ struct Loop {
   std::set<int> waiting;  // Ranks that wait for the answer to each of their steps.
   bool is_sharded = false;
   ToyList list = ToyList::kGradientsFirst;
-  int64_t leaves_after = kNever;
 
   int most() const { return *std::max_element(inputs.begin(), inputs.end()); }
 };
@@ -96,10 +95,8 @@ Loop DrawLoop(Draws& draws, int world_size, bool may_train) {
   }
   loop.is_sharded = draws.OneIn(2);
   loop.list = draws.OneIn(3) ? ToyList::kOptimizerFirst : ToyList::kGradientsFirst;
-  if (draws.OneIn(3) && !(loop.trains && loop.is_sharded)) loop.leaves_after = 1 + draws.Below(2);
   if (world_size <= kMostConnected) return loop;
   for (int step = 0; step <= loop.most(); ++step) loop.before[step] = loop.within[step] = {};
-  loop.leaves_after = kNever;
   return loop;
 }
 
@@ -159,7 +156,6 @@ class ProgramPlay : public Play {
       absl::StrAppend(&text, "; ", loop.trains ? "trains " : "ticks ", Inputs(loop),
                       loop.trains && loop.is_sharded ? " sharded" : "", ", ",
                       calls(loop.before) + calls(loop.within), " calls");
-      if (loop.leaves_after != kNever) absl::StrAppend(&text, ", leaves after ", loop.leaves_after);
     }
     if (!program_.loss.has_value()) return text;
     return absl::StrCat(text, "; rank ", program_.victim, " ", TextOf(*program_.loss), " at ",
@@ -195,8 +191,6 @@ class ProgramPlay : public Play {
       if (loop.is_sharded) with([i](Program& next) { next.loops[i].is_sharded = false; });
       if (!loop.waiting.empty()) with([i](Program& next) { next.loops[i].waiting.clear(); });
       if (loop.waits) with([i](Program& next) { next.loops[i].waits = false; });
-      if (loop.leaves_after != kNever)
-        with([i](Program& next) { next.loops[i].leaves_after = kNever; });
       for (size_t step = 0; step < loop.before.size(); ++step) {
         if (loop.before[step].has_value())
           with([i, step](Program& next) { next.loops[i].before[step].reset(); });
@@ -265,7 +259,7 @@ class ProgramPlay : public Play {
       const Nanos detected = lost_at_ + absl::ToInt64Nanoseconds(kSilence);
       if (end.when > std::max(detected, end.awake_since) + kSoon)
         complain(verdict.is_other, rank, absl::StrCat("ends too late: ", text));
-      if (!Names(FailureInfoOf(end.status), text))
+      if (!Names(FailureInfoOf(end.status)))
         complain(verdict.is_unnamed, rank, absl::StrCat("does not name the lost rank: ", text));
     }
     return verdict;
@@ -301,22 +295,15 @@ class ProgramPlay : public Play {
     return std::any_of(lost_.begin(), lost_.end(), [&](int r) { return named.contains(r); });
   }
 
-  bool Names(const std::optional<FailureInfo>& failure, const std::string& text) const {
+  bool Names(const std::optional<FailureInfo>& failure) const {
     if (!failure.has_value()) return false;
     const std::vector<int>& ranks = failure->ranks;
     if (program_.loss == LossKind::kStoreStoppedForAWhile) return ranks.empty();
     if (!ranks.empty() && std::includes(lost_.begin(), lost_.end(), ranks.begin(), ranks.end()))
       return true;
-    if (failure->kind != FailureKind::kRankLost) return false;
-    const bool may_leave =
-        std::any_of(program_.loops.begin(), program_.loops.end(),
-                    [](const Loop& loop) { return loop.leaves_after != kNever; });
-    // A group of the remaining ranks has no number for the lost one.
-    if (ranks.empty() && may_leave && NamesLost(text)) return true;
-    if (!program_.rank0_hosts || !lost_.contains(0)) return false;
-    // It has no record of the rank whose process hosts the hub, either. To a hub that is deaf it is
-    // the others that are lost.
-    return (ranks.empty() && may_leave) || program_.loss == LossKind::kDeaf;
+    // To a hub that is deaf it is the others that are lost.
+    return failure->kind == FailureKind::kRankLost && program_.loss == LossKind::kDeaf &&
+           program_.rank0_hosts && lost_.contains(0);
   }
 
   // Most ranks are on time, some are late, a few are very late.
@@ -403,14 +390,10 @@ class ProgramPlay : public Play {
     return ticket == nullptr ? absl::OkStatus() : ticket->Wait().status();
   }
 
-  static JoinOptions OptionsOf(const Loop& loop) {
-    return {.leave_after_shadow_steps = loop.leaves_after};
-  }
-
   static absl::Status Tick(const Loop& loop, Communicator& comm, End& end, Draws& draws) {
     internal::Ticker ticker(&comm, loop.waits);
     const int steps = loop.inputs[comm.rank()];
-    return RunJoined({&ticker}, OptionsOf(loop), [&](JoinScope& scope) -> absl::Status {
+    return RunJoined({&ticker}, {}, [&](JoinScope& scope) -> absl::Status {
       for (int step = 0; step < steps; ++step) {
         MayBeLate(end, draws);
         EK_RETURN_IF_ERROR(Issue(loop.before[step], loop, step, scope, end, draws));
@@ -435,7 +418,7 @@ class ProgramPlay : public Play {
                          .joins = true,
                          .list = loop.list,
                          .is_sharded = loop.is_sharded,
-                         .join_options = OptionsOf(loop)};
+                         .join_options = {}};
     settings.on_scope = [&](JoinScope& begun) { scope = &begun; };
     settings.at = [&](StepPoint point, int step, int gradients) -> absl::Status {
       MayBeLate(end, draws);

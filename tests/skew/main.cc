@@ -77,8 +77,6 @@ std::vector<Row> Rows() {
   add("on, even", JoinWay::kShadow, Skew::kEven);
   add("on, 10 fewer on half", JoinWay::kShadow, Skew::kTen);
   add("on, every 8th empty", JoinWay::kShadow, Skew::kEmptyEighth);
-  add("leave, 10 fewer on half", JoinWay::kLeave, Skew::kTen);
-  add("leave, every 8th empty", JoinWay::kLeave, Skew::kEmptyEighth);
   add("none, wrong order", JoinWay::kNone, Skew::kEven);
   rows.back().setting.registration_order = true;
   std::erase_if(rows, [](const Row& row) { return !absl::StrContains(row.name, FLAGS_rows); });

@@ -59,7 +59,6 @@ absl::StatusOr<BlockTimes> SkewedTraining::RunBlock() {
     EK_RETURN_IF_ERROR(Loop(times));
   } else {
     JoinOptions options{.enable = setting_.way != JoinWay::kDisabled};
-    if (setting_.way == JoinWay::kLeave) options.leave_after_shadow_steps = 2;
     EK_RETURN_IF_ERROR(RunJoined({ddp_.get(), optimizer_.get()}, options,
                                  [&](JoinScope&) { return Loop(times); }));
   }

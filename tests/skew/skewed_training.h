@@ -33,7 +33,6 @@ enum class JoinWay {
   kNone,      // No RunJoined().
   kDisabled,  // RunJoined() that is switched off.
   kShadow,    // Exhausted ranks follow.
-  kLeave,     // Exhausted ranks leave the group, after they have followed for two steps.
 };
 
 enum class Skew {

@@ -36,8 +36,7 @@ TEST(SkewedTrainingTest, EveryRowRunsBlockAfterBlockAndKeepsItsBucketsInOrder) {
   for (const SkewSetting& setting :
        {Quick(JoinWay::kNone, Skew::kEven), Quick(JoinWay::kDisabled, Skew::kEven),
         Quick(JoinWay::kShadow, Skew::kEven), Quick(JoinWay::kShadow, Skew::kTen),
-        Quick(JoinWay::kShadow, Skew::kEmptyEighth), Quick(JoinWay::kLeave, Skew::kTen),
-        Quick(JoinWay::kLeave, Skew::kEmptyEighth)}) {
+        Quick(JoinWay::kShadow, Skew::kEmptyEighth)}) {
     const absl::Status status = RunRanks(kWorld, [&](Communicator& comm) -> absl::Status {
       EK_ASSIGN_OR_RETURN(const auto training, SkewedTraining::Create(&comm, setting));
       for (int block = 0; block < 2; ++block) {

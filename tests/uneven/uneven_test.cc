@@ -388,5 +388,38 @@ TEST(UnevenTest, EverythingSharded) {
             .optimizer_first = true});
 }
 
+// Ranks without inputs take every step, so replicas differ only where something else has written
+// weights.
+TEST(ReplicasTest, WeightsThatHaveDriftedAreNamedInTheNextUnevenStep) {
+  const absl::Status status = RunTestRanks(3, [&](Communicator& comm) -> absl::Status {
+    ToyModel model(kSizes);
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}));
+    EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(comm, model.params(), Sgd{}));
+    JoinOptions options;
+    options.on_exhausted = [&](int64_t) {
+      static_cast<float*>(model.params()[2].value.data)[0] += 1;
+    };
+    const absl::Status ended =
+        RunJoined({ddp.get(), optimizer.get()}, options, [&](JoinScope&) -> absl::Status {
+          for (int step = 0; step < (comm.rank() == 1 ? 1 : 3); ++step) {
+            model.params().ClearGradients();
+            EK_RETURN_IF_ERROR(ddp->BeginStep());
+            EK_RETURN_IF_ERROR(model.Backward(
+                comm.rank(), step, [&](int param) { return ddp->GradientReady(param); }));
+            EK_RETURN_IF_ERROR(ddp->FinishStep());
+            EK_RETURN_IF_ERROR(optimizer->Step());
+          }
+          return absl::OkStatus();
+        });
+    EXPECT_THAT(
+        std::string(ended.message()),
+        testing::HasSubstr(
+            "\"p2\" is not equal on all ranks when step 2 of optimizer#0 begins: rank 1 has "
+            "no more input"));
+    return ended;
+  });
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+}
+
 }  // namespace
 }  // namespace evenkeel

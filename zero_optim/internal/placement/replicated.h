@@ -31,7 +31,6 @@ class ReplicatedOptimizer : public PlacedOptimizer {
   absl::StatusOr<GradientCheck> CheckGradients(double norm) override;
   absl::StatusOr<std::unique_ptr<BucketReduction>> TakeReduction(ReductionOptions options) override;
   absl::StatusOr<StatePieces> Pieces() override;
-  bool can_leave() const override { return !has_functions(); }  // A rank that has left runs none.
 
  private:
   class Reduction;

@@ -259,8 +259,19 @@ int ParameterSet::Find(const void* value) const {
   return found == at_.end() ? -1 : found->second;
 }
 
-bool ParameterSet::has_local_gradients() const {
-  for (int index = 0; index < size(); ++index) {
+void ParameterSet::SetGradState(int index, GradState state) {
+  const GradState old = std::exchange(grad_states_[index], state);
+  if (state != GradState::kNone) return;
+  was_cleared_[index] = 1;
+  if (old == GradState::kLocal && mask_[index] && attached_.expired() &&
+      !has_local_gradients(index))
+    ++dropped_gradients_;
+}
+
+// A program that clears one after the other takes linear time.
+bool ParameterSet::has_local_gradients(int first) const {
+  for (int i = 0; i < size(); ++i) {
+    const int index = (first + i) % size();
     if (grad_states_[index] == GradState::kLocal && mask_[index]) return true;
   }
   return false;

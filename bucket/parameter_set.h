@@ -135,19 +135,17 @@ class ParameterSet {
   absl::Status CheckDetached() const;
 
   GradState grad_state(int index) const { return grad_states_[index]; }
-  void SetGradState(int index, GradState state) {
-    grad_states_[index] = state;
-    if (state == GradState::kNone) was_cleared_[index] = 1;
-  }
-  // Returns whether the gradient of any trained parameter is kLocal.
-  bool has_local_gradients() const;
-  // Returns how often ClearGradients() has dropped such gradients.
+  void SetGradState(int index, GradState state);
+  // Returns whether the gradient of any trained parameter is kLocal. Looks at that of `first`
+  // first.
+  bool has_local_gradients(int first = 0) const;
+  // Returns how often the program has dropped the last of such gradients.
   int64_t dropped_gradients() const { return dropped_gradients_; }
   // Sets the state of every gradient to kNone; writes no memory.
   void ClearGradients();
   // For reducers: the gradients of all ranks have been reduced; or the next step begins.
   void SetReduced(bool is_reduced);
-  // Returns true from the end of a step that reduced the gradients to the begin of the next step.
+  // Returns true from the end of a step that reduced the gradients to the beginning of the next.
   bool is_reduced() const { return is_reduced_; }
   // Returns whether the state has been set to kNone since the last reduction, also where it was
   // kNone already because each rank has a slice.

@@ -190,6 +190,7 @@ const Carried kCarried[] = {
     {"ClearedBetweenTheLoops", {{"aa"}, {"Cs"}}},
     {"ClearedAfterTheLoop", {{"aa"}, {"cs"}}},
     {"ClearedInTheLoop", {{"aacs"}}},
+    {"ClearedByItsState", {{"aans"}}},
     {"ClearedAtTheEnd", {{"aas", "aac"}, {"as"}}, 2},
     {"ClearedBeforeItsEnd", {{"aca"}, {"s"}}},
     {"ClearedByOneRank", {{"aa"}, {"cas", "as"}}},
@@ -234,6 +235,10 @@ struct OneWeight {
       params.ClearGradients();
       return absl::OkStatus();
     }
+    if (action == 'n') {
+      params.SetGradState(0, GradState::kNone);
+      return absl::OkStatus();
+    }
     EK_RETURN_IF_ERROR(
         Backward(scope, samples, action == 's' ? StepMode::kSync : StepMode::kAccumulate));
     if (action == 'a') return absl::OkStatus();
@@ -272,7 +277,8 @@ TEST_P(CarriedSamplesTest, CountIfTheirGradientsDo) {
         };
         for (const std::vector<std::string>& by_rank : what.loops) {
           for (int rank = 0; rank < world && comm.rank() == 0; ++rank)
-            clears = clears || absl::StrContains(by_rank[rank % by_rank.size()], 'c');
+            clears =
+                clears || by_rank[rank % by_rank.size()].find_first_of("cn") != std::string::npos;
           absl::string_view actions = by_rank[comm.rank() % by_rank.size()];
           if (absl::ConsumePrefix(&actions, "C")) model.params.ClearGradients();
           EK_RETURN_IF_ERROR(

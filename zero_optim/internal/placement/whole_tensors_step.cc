@@ -94,7 +94,6 @@ absl::Status WholeTensorsOptimizer::TakeGradients(StepAnswer answer,
     if (gradients_->sources[i] == GradientSource::kToReduce) gradients_->to_reduce.push_back(i);
   }
   if (!gradients_->to_reduce.empty()) EK_RETURN_IF_ERROR(CheckSamples());
-  seen_drops_ = params_->dropped_gradients();
   return absl::OkStatus();
 }
 
@@ -230,6 +229,7 @@ absl::Status WholeTensorsOptimizer::Run(const StepOptions& options) {
   if (!decided.skip) EK_RETURN_IF_ERROR(UpdateAndSend(decided.grad_scale));
   if (gradients_->is_reduced) EK_RETURN_IF_ERROR(reduction_->WaitAll());
   for (int param : gradients_->to_reduce) params_->SetGradState(param, GradState::kNone);
+  seen_drops_ = params_->dropped_gradients();
   for (size_t i = 0; i < was_updated_.size() && !decided.skip; ++i) {
     if (gradients_->sources[i] != GradientSource::kNone) was_updated_[i] = 1;
   }

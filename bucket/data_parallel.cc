@@ -204,7 +204,7 @@ std::string DataParallel::OtherFlagsText() const {
 
 absl::Status DataParallel::BeginStep(StepMode mode) {
   if (reducer_->in_step())
-    return reducer_->BeginStep(nullptr, mode, StepDivisor());  // Answers what is wrong.
+    return reducer_->BeginStep(nullptr, mode, StepDivisor());  // Returns the error.
   mode_ = mode;
   EK_RETURN_IF_ERROR(FollowMemory());
   StepControl& steps = StepControl::Of(communicator());
@@ -483,7 +483,9 @@ absl::Status DataParallel::EndJoin(bool is_last_joiner) {
   std::string mine = is_last_joiner ? "1" : "0";
   for (int i = 0; i < params_->size(); ++i) {
     mine += (flags.reader ? flags.reader(i) : params_->trainable(i)) ? '1' : '0';
-    mine += params_->grad_state(i) == GradState::kReduced ? '1' : '0';
+    const GradState state = params_->grad_state(i);
+    const bool has_slices = state == GradState::kNone && !params_->was_cleared(i);
+    mine += state == GradState::kReduced || has_slices ? '1' : '0';
   }
   EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts, Exchange("join/", mine));
   StateSource last{.root = -1, .contributors = 0, .contributes = is_last_joiner};
@@ -499,7 +501,7 @@ absl::Status DataParallel::EndJoin(bool is_last_joiner) {
   for (int i = 0; !is_last_joiner && i < params_->size(); ++i) {
     const bool is_trained = parts[last.root][1 + 2 * i] == '1';
     const bool is_kept = parts[last.root][2 + 2 * i] == '1';
-    if (!is_kept && params_->grad_state(i) == GradState::kReduced)
+    if (!is_kept && params_->grad_state(i) != GradState::kLocal)
       params_->SetGradState(i, GradState::kNone);
     if (params_->is_ignored(i)) continue;
     if (flags.writer) {

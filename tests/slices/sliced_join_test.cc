@@ -136,6 +136,26 @@ TEST(JoinedSlicedOptimizerTest, DryRanksFollowWhatIsFrozen) {
   ExpectPlainTraining({.rule = AdamW{}, .epochs = {{0, 0, 0, 7, 1}}, .freezes = true});
 }
 
+TEST(JoinedSlicedOptimizerTest, WhatIsClearedAfterTheLastStepIsClearedOnAllRanks) {
+  RunGroup(3, [&](Communicator& comm) -> absl::Status {
+    const auto train = [&](auto& rank) -> absl::Status {
+      EK_RETURN_IF_ERROR(RunJoined(rank.joinables(), {}, [&](JoinScope&) -> absl::Status {
+        for (int step = 0; step <= comm.rank(); ++step) EK_RETURN_IF_ERROR(rank.Step(step));
+        if (comm.rank() == 2) rank.model.params().SetGradState(1, GradState::kNone);
+        return absl::OkStatus();
+      }));
+      EK_RETURN_IF_ERROR(rank.optimizer->Step());  // With the other gradients of the last step.
+      return rank.optimizer->WaitForAll();
+    };
+    EK_ASSIGN_OR_RETURN(auto sliced, SlicedRank::Create(comm, kMomentum));
+    EK_ASSIGN_OR_RETURN(auto whole, WholeRank::Create(comm, kMomentum));
+    EK_RETURN_IF_ERROR(train(*sliced));
+    EK_RETURN_IF_ERROR(train(*whole));
+    EXPECT_TRUE(internal::IsSame(sliced->model, whole->model)) << "rank " << comm.rank();
+    return absl::OkStatus();
+  });
+}
+
 TEST(JoinedSlicedOptimizerTest, ConsolidatesInsideTheLoopRightAfterAStep) {
   RunGroup(3, [&](Communicator& comm) -> absl::Status {
     EK_ASSIGN_OR_RETURN(auto rank, SlicedRank::Create(comm, AdamW{}));

@@ -336,6 +336,37 @@ TEST(PlacementTest, AGradientThatOneRankLacksIsFound) {
                   "missing gradients=1 \\(\"p2\" [0-9a-f]+\\); ranks 0,2 have none of these")));
 }
 
+// They are part of the record that each step sends.
+TEST(PlacementTest, MissingGradientsAreNamedInTheStepsThatChangeThem) {
+  RunGroup(2, [](Communicator& comm) -> absl::Status {
+    for (const Placement& placement : {kPlacements[0], kPlacements[2], kPlacements[3]}) {
+      Rank rank(comm);
+      EK_RETURN_IF_ERROR(rank.Create(placement));
+      ParameterSet& params = rank.model.params();
+      const auto missing_after = [&](int step) -> absl::StatusOr<std::string> {
+        EK_RETURN_IF_ERROR(rank.Step(step));
+        const std::string ledger = comm.ledger().Serialize(StepLedger::Plans::kWith);
+        const size_t begin = ledger.find(absl::StrCat(rank.optimizer->join_name(), "\t"));
+        const std::string line = ledger.substr(begin, ledger.find('\n', begin) - begin);
+        const size_t at = line.find("missing gradients=");
+        return at == std::string::npos ? "" : line.substr(at, 26);
+      };
+      for (const int param : {0, 1, 2}) params.SetTrainable(param, false);
+      EK_ASSIGN_OR_RETURN(const std::string first, missing_after(0));
+      EXPECT_EQ(first, "missing gradients=3 (\"p0\" ");
+      EK_ASSIGN_OR_RETURN(const std::string second, missing_after(1));
+      EXPECT_EQ(second, "");
+      params.SetTrainable(1, true);
+      EK_ASSIGN_OR_RETURN(const std::string third, missing_after(2));
+      EXPECT_EQ(third, "missing gradients=2 (\"p0\" ");
+      for (const int param : {0, 2}) params.SetTrainable(param, true);
+      EK_ASSIGN_OR_RETURN(const std::string fourth, missing_after(3));
+      EXPECT_EQ(fourth, "missing gradients=0");
+    }
+    return absl::OkStatus();
+  });
+}
+
 TEST(PlacementTest, ARankWithAnotherPlacementDoesNotComeIntoAGroup) {
   for (const Placement& first : {Placement(Replicated{}), Placement(WholeTensors{})}) {
     std::vector<std::string> texts(2);

@@ -27,26 +27,6 @@ absl::string_view NameOf(const Placement& placement) {
   return kNames[placement.index()];
 }
 
-// Returns which parameters of the groups have no gradient in a step, for the comparison of
-// the ranks: of the first ones the names.
-std::string MissingText(const ParameterSet& params, const ParameterGroups& groups,
-                        absl::Span<const GradientSource> sources) {
-  constexpr int kNames = 2;
-  int missing = 0;
-  uint64_t hash = 0;
-  std::string names;
-  for (size_t i = 0; i < sources.size(); ++i) {
-    const int param = static_cast<int>(i);
-    if (sources[i] != GradientSource::kNone || !groups.contains(param) || params.is_ignored(param))
-      continue;
-    if (++missing <= kNames) absl::StrAppend(&names, "\"", params[param].name, "\" ");
-    hash = StableHash(hash, static_cast<uint64_t>(i));
-  }
-  if (missing == 0) return "";
-  return absl::StrCat("missing gradients=", missing, " (", names, missing > kNames ? "... " : "",
-                      absl::Hex(hash), ")");
-}
-
 // Where a chunk of state comes to, one after the other; on a device it goes on to the host.
 class Arrival {
  public:
@@ -122,6 +102,7 @@ void PlacedOptimizer::LeaveGroup(Communicator* old, const GroupChange& /*change*
   Unregister(old);
   last_step_.reset();
   has_begun_ = false;  // Some rank of the next group may not have begun.
+  missing_ = 0;
 }
 
 absl::Status PlacedOptimizer::TakeOver(StateTransfer& transfer) {
@@ -227,8 +208,8 @@ absl::Status PlacedOptimizer::CheckValuesUnchanged() const {
 absl::Status PlacedOptimizer::EndLoop(bool is_last_joiner) {
   EK_ASSIGN_OR_RETURN(const bool is_even, AdoptFromLastJoiners(communicator(), join_name(),
                                                                settings(), is_last_joiner));
-  if (is_even) return absl::OkStatus();
-  EK_RETURN_IF_ERROR(WaitForAll());
+  if (is_even || !params_->CheckDetached().ok())
+    return absl::OkStatus();  // Or the reducer does so.
   EK_ASSIGN_OR_RETURN(const std::optional<Divergence> found, CompareValues());
   if (!found.has_value()) return absl::OkStatus();
   return absl::InternalError(
@@ -269,13 +250,30 @@ absl::Status PlacedOptimizer::RunBeforeUpdate(absl::Span<const GradientPiece> pi
   return absl::OkStatus();
 }
 
+std::string PlacedOptimizer::MissingText(absl::Span<const GradientSource> sources) {
+  constexpr int kNames = 2;
+  int missing = 0;
+  uint64_t hash = 0;
+  std::string names;
+  for (int i = 0; i < static_cast<int>(sources.size()); ++i) {
+    if (sources[i] != GradientSource::kNone || !groups().contains(i) || params_->is_ignored(i))
+      continue;
+    if (++missing <= kNames) absl::StrAppend(&names, "\"", (*params_)[i].name, "\" ");
+    hash = StableHash(hash, static_cast<uint64_t>(i));
+  }
+  if (std::exchange(missing_, hash) == hash) return "";
+  if (missing == 0) return "missing gradients=0";
+  return absl::StrCat("missing gradients=", missing, " (", names, missing > kNames ? "... " : "",
+                      absl::Hex(hash), ")");
+}
+
 absl::Status PlacedOptimizer::EndUpdate(const StepMessage& step) {
   std::vector<std::string> settings;
   const auto add = [&](std::string text) {
     if (!text.empty()) settings.push_back(std::move(text));
   };
   add(SettingsText(groups(), step.rules, step.options));
-  add(MissingText(*params_, groups(), step.sources));
+  add(MissingText(step.sources));
   uint64_t hash = 0;
   for (const uint64_t one : step.hashes) hash = StableHash(hash, one);
   if (hash != 0) add(absl::StrCat("hash of values and gradients=", absl::Hex(hash)));

@@ -202,12 +202,16 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   std::vector<int> ExhaustedRanks() const;
   absl::StatusOr<std::optional<Divergence>> CompareValues() const;
   absl::Status EndLoop(bool is_last_joiner);
+  // Returns which parameters of the groups have no gradient in a step, for the comparison of the
+  // ranks: the first names. Empty if they are those of the step before.
+  std::string MissingText(absl::Span<const GradientSource> sources);
   absl::Status ChangedError(absl::string_view tensor, absl::string_view function) const;
 
   std::vector<std::function<absl::Status(absl::Span<const GradientPiece>)>> before_update_;
   std::vector<std::function<absl::Status()>> after_update_;
   bool is_registered_ = false;
   bool has_begun_ = false;  // A first update.
+  uint64_t missing_ = 0;    // A hash of what MissingText() has found; 0: nothing.
   std::string saving_;  // The folder of the last SaveAsync(); empty: FinishSave() has seen its end.
   CheckpointWriter writer_;
 };

@@ -127,12 +127,6 @@ bool MustSucceed(const Program& program) {
     return std::ranges::any_of(program.acts,
                                [&](const Action& action) { return action.act == act; });
   };
-  // A second Step() begins another step, which may adopt a plan with other slices.
-  const bool has_new_plans = has(Act::kFreeze) || has(Act::kUnfreeze);
-  const bool may_lose_slices = std::ranges::any_of(program.acts, [&](const Action& action) {
-    return action.act == Act::kRepeatStep && (action.step == 0 || has_new_plans);
-  });
-  if (has_slices && may_lose_slices) return false;
   if (has_slices && has(Act::kChangeGradient)) return false;
   int omitted = 0;  // An optimizer must step.
   for (int step = 0; step < program.steps(); ++step) {

@@ -20,6 +20,8 @@ namespace evenkeel {
 namespace {
 
 using testing::AllOf;
+using testing::AnyOf;
+using testing::Contains;
 using testing::Each;
 using testing::HasSubstr;
 using testing::Ne;
@@ -82,7 +84,10 @@ TEST(ProgramTest, ClearedFrozenAndRepeatedStepsCountWithEveryPlacement) {
       {{.step = 1, .act = Act::kClearAll}},
       {{.step = 0, .act = Act::kFreeze},
        {.step = 1, .at = At::kBeforeBegin, .act = Act::kUnfreeze}},
+      {{.step = 0, .act = Act::kRepeatStep}},  // The second one adopts another plan.
       {{.step = 1, .act = Act::kRepeatStep}},
+      {{.step = 1, .act = Act::kRepeatStep},
+       {.step = 1, .at = At::kBetweenSteps, .act = Act::kFreeze}},
       {{.step = 1, .act = Act::kRepeatStep},
        {.step = 1, .at = At::kBetweenSteps, .act = Act::kClear}},
       {{.step = 1, .act = Act::kOmitStep}},
@@ -186,6 +191,18 @@ TEST(ProgramTest, UpdatesInBackwardRefuseWhatComesTooLate) {
         .inputs = {1, 3}, .placement = placement, .acts = {{.step = 1, .act = act}}};
     EXPECT_THAT(EndsOf(program), Each(AllOf(Ne(""), Ne("other values")))) << ToString(program);
   }
+  // A gradient that no rank has was not used.
+  std::vector<std::string> ends;
+  for (int param = 0; param < kProgramParams; ++param) {
+    for (const Act act : {Act::kClear, Act::kFreeze}) {
+      ends.push_back(EndsOf({.inputs = {2},
+                             .placement = placement,
+                             .lacks_gradients = true,
+                             .acts = {{.step = 1, .act = act, .param = param}}})[0]);
+    }
+  }
+  EXPECT_THAT(ends, Each(AnyOf("", HasSubstr("was updated in backward already"))));
+  EXPECT_THAT(ends, AllOf(Contains(""), Contains(Ne(""))));
   for (const Placement& in_backward :
        {placement, Placement(Replicated{.update_in_backward = true})}) {
     const Program program{.inputs = {1, 2}, .placement = in_backward, .has_function_before = true};

@@ -36,7 +36,7 @@ namespace evenkeel::internal {
 struct SlicePlan {
   struct Bucket {
     SlicedBucket layout;
-    TensorView gradient;  // This rank's slice, in the bucket's memory.
+    TensorView gradient;  // This rank's slice, in the bucket's memory or in `gradients` below.
     std::vector<TensorView>
         gradients;  // In it, by position of the parameter; empty where the slice has none of it.
     int first_flag = 0;  // The bucket's first, among the used flags of all buckets.
@@ -47,6 +47,7 @@ struct SlicePlan {
   std::vector<Bucket> buckets;
   std::vector<int> bucket_of;  // By parameter; -1: in none.
   int flag_count = 0;          // One per parameter in a bucket.
+  Memory gradients;            // Of slices that have outlived the bucket's memory.
   Memory padding;  // The group's: a gather is read where it lies only if all of it lies in such
                    // memory.
 };

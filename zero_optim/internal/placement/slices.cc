@@ -104,7 +104,6 @@ absl::Status SlicesOptimizer::CheckSliced() const {
 }
 
 absl::Status SlicesOptimizer::CheckMemory() {
-  absl::MutexLock lock(&mutex_);
   for (const Note& note : std::exchange(notes_, {})) {
     const Parameter& param = (*params_)[note.param];
     if (param.grad.data != note.data || HashOf(param.grad) == note.hash) continue;
@@ -147,13 +146,7 @@ absl::StatusOr<std::vector<GradientSource>> SlicesOptimizer::ChooseSlices() cons
     if (!groups_.contains(i) || params_->is_ignored(i)) continue;
     const bool is_dropped = params_->was_cleared(i) || !params_->trainable(i);
     if (!is_dropped) sources[i] = GradientSource::kHere;
-    if (!is_dropped && gradients_are_lost_) {
-      return absl::FailedPreconditionError(
-          absl::StrCat(join_name(),
-                       ": the buckets were planned anew after the backward: call the optimizer "
-                       "before the next step begins"));
-    }
-    if (is_dropped && awaits_step_ && plan_->bucket_of[i] >= 0) {
+    if (is_dropped && awaits_step_ && WasUpdated(i)) {
       return absl::FailedPreconditionError(absl::StrCat(
           join_name(), ": the gradient of \"", (*params_)[i].name,
           "\" was cleared, or the parameter frozen, before Step(), but it was updated in backward "
@@ -206,6 +199,14 @@ bool SlicesOptimizer::IsUsed(const SlicePlan::Bucket& bucket, size_t position) c
   const int param = bucket.layout.params[position];
   if (!sources_.empty() && sources_[param] == GradientSource::kNone) return false;
   return updater_.is_on_device() || flags_[bucket.first_flag + position] != 0;
+}
+
+bool SlicesOptimizer::WasUpdated(int param) const {
+  const int index = plan_->bucket_of[param];
+  if (index < 0 || !reduced_[index]) return false;
+  const SlicePlan::Bucket& bucket = plan_->buckets[index];
+  return IsUsed(bucket,
+                std::ranges::find(bucket.layout.params, param) - bucket.layout.params.begin());
 }
 
 absl::Status SlicesOptimizer::RunBefore() {

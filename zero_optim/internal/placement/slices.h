@@ -69,6 +69,8 @@ class SlicesOptimizer : public PlacedOptimizer {
   std::string SettingsMessage() const;
   absl::Status OnSettings(absl::string_view message);
   absl::Status CheckGroups() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The reducer's buckets go: a further Step() uses copies of the slices.
+  absl::Status KeepSlices() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The state moves to where the newest plan has it.
   absl::Status AdoptPlan() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ForgetSlices() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -78,7 +80,7 @@ class SlicesOptimizer : public PlacedOptimizer {
   absl::Status CheckSliced() const;
   // The program must not change the memory of gradients between the reduction, which has left
   // nothing there that is used, and Step().
-  void NoteGradients() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void NoteGradients();
   absl::Status CheckMemory();
   // By parameter: kHere if the slices of its gradient are to be used, kNone if the program has
   // cleared or frozen it since they were reduced.
@@ -87,6 +89,8 @@ class SlicesOptimizer : public PlacedOptimizer {
   absl::Status RunBefore();
   bool IsUsed(const SlicePlan::Bucket& bucket, size_t position) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Before Step(), with updates in backward. On a device it is not known: true.
+  bool WasUpdated(int param) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status UpdateAll(const StepOptions& options);
   absl::Status UpdateAllThere(const StepOptions& options)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // On a device.
@@ -143,6 +147,12 @@ class SlicesOptimizer : public PlacedOptimizer {
       nullptr;  // Its operations interleave differently on each rank with the others.
   bool reduction_is_taken_ = false;
   int held_rank_ = 0, held_world_size_ = 1;  // In the group whose `holders_` it has.
+  struct Note {
+    int param = 0;
+    void* data = nullptr;
+    uint64_t hash = 0;
+  };
+  std::vector<Note> notes_;  // Of gradients' memory, until Step().
   const std::shared_ptr<OwnerLink<SlicesOptimizer>> link_ =
       std::make_shared<OwnerLink<SlicesOptimizer>>(this);
 
@@ -163,18 +173,11 @@ class SlicesOptimizer : public PlacedOptimizer {
   std::vector<GradientSource> sources_
       ABSL_GUARDED_BY(mutex_);  // By parameter, of the step that runs; empty: all are used.
   bool is_between_reductions_ ABSL_GUARDED_BY(mutex_) = true;
-  struct Note {
-    int param = 0;
-    void* data = nullptr;
-    uint64_t hash = 0;
-  };
-  std::vector<Note> notes_ ABSL_GUARDED_BY(mutex_);    // Of gradients' memory, until Step().
   std::vector<Work> gathers_ ABSL_GUARDED_BY(mutex_);  // By bucket; empty when all have ended.
   OpenWorks settling_ ABSL_GUARDED_BY(mutex_);         // Gathers on a device, see Settle().
-  bool gradients_are_lost_ ABSL_GUARDED_BY(mutex_) = false;  // The buckets went before Step().
-  bool awaits_step_ ABSL_GUARDED_BY(mutex_) = false;         // Buckets were updated in backward.
-  bool has_stepped_ ABSL_GUARDED_BY(mutex_) = false;         // Since the last reduction.
-  bool is_torn_ ABSL_GUARDED_BY(mutex_) = false;             // An update began and did not end.
+  bool awaits_step_ ABSL_GUARDED_BY(mutex_) = false;   // Buckets were updated in backward.
+  bool has_stepped_ ABSL_GUARDED_BY(mutex_) = false;   // Since the last reduction.
+  bool is_torn_ ABSL_GUARDED_BY(mutex_) = false;       // An update began and did not end.
 };
 
 }  // namespace evenkeel::internal

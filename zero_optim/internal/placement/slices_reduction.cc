@@ -112,11 +112,41 @@ absl::Status SlicesOptimizer::OnPlan(absl::Span<const BucketInfo> buckets) {
                       PlanSlices(buckets, *params_, group.rank(), group.world_size(),
                                  [&group](int64_t bytes) { return group.Allocate(bytes); }));
   EK_RETURN_IF_ERROR(updater_.Refresh());  // Whose state is to move.
-  // The old buckets go, and with them what waits there for Step().
-  gradients_are_lost_ =
-      gradients_are_lost_ || std::find(reduced_.begin(), reduced_.end(), true) != reduced_.end();
-  reduced_.assign(reduced_.size(), false);
   next_plan_ = std::make_shared<const SlicePlan>(std::move(plan));
+  return KeepSlices();
+}
+
+absl::Status SlicesOptimizer::KeepSlices() {
+  bool is_used = false;  // Most programs have cleared all gradients by then.
+  int64_t bytes = 0;
+  for (size_t b = 0; b < reduced_.size(); ++b) {
+    if (!reduced_[b]) continue;
+    bytes += plan_->buckets[b].gradient.bytes();
+    for (const int param : plan_->buckets[b].layout.params)
+      is_used = is_used || !params_->was_cleared(param);
+  }
+  if (!is_used) {
+    reduced_.assign(reduced_.size(), false);
+    return absl::OkStatus();
+  }
+  auto kept = std::make_shared<SlicePlan>(*plan_);
+  EK_ASSIGN_OR_RETURN(kept->gradients, reducers_group_->Allocate(bytes));
+  auto* free = static_cast<std::byte*>(kept->gradients.data.get());
+  for (size_t b = 0; b < reduced_.size(); ++b) {
+    if (!reduced_[b]) continue;
+    SlicePlan::Bucket& bucket = kept->buckets[b];
+    const TensorView from = bucket.gradient;
+    bucket.gradient.data = free;
+    EK_RETURN_IF_ERROR(updater_.Copy(bucket.gradient, from));
+    for (TensorView& gradient : bucket.gradients) {
+      if (gradient.data == nullptr) continue;
+      gradient.data =
+          free + (static_cast<std::byte*>(gradient.data) - static_cast<std::byte*>(from.data));
+    }
+    free += from.bytes();
+  }
+  if (updater_.is_on_device()) EK_RETURN_IF_ERROR(updater_.Synchronize());
+  plan_ = std::move(kept);
   return absl::OkStatus();
 }
 
@@ -149,11 +179,10 @@ absl::StatusOr<RoundBuffers> SlicesOptimizer::BeginReduction(const BucketInfo& b
       .in = {bucket.data}, .out = {plan_->buckets[bucket.index].gradient}, .scale = step.scale};
 }
 
-// Others come.
+// Drops the slices of the last reduction.
 void SlicesOptimizer::ForgetSlices() {
   reduced_.assign(reduced_.size(), false);
   sources_.clear();
-  gradients_are_lost_ = false;
   has_stepped_ = false;
 }
 
@@ -198,9 +227,11 @@ void SlicesOptimizer::SendFlags(const BucketInfo& bucket, bool contributes) {
 }
 
 void SlicesOptimizer::OnStepEnd() {
-  absl::MutexLock lock(&mutex_);
-  if (is_between_reductions_) ForgetSlices();  // All buckets were skipped.
-  is_between_reductions_ = true;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (is_between_reductions_) ForgetSlices();  // All buckets were skipped.
+    is_between_reductions_ = true;
+  }
   NoteGradients();
 }
 

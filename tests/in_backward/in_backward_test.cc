@@ -272,6 +272,39 @@ TEST(InBackwardTest, LeavesTheParametersOfOtherOptimizersToThem) {
   }
 }
 
+TEST(InBackwardTest, AStateThatIsLoadedReplacesThatOfAStepWithoutEnd) {
+  const absl::Status status = RunTestRanks(2, [](Communicator& comm) -> absl::Status {
+    ToyModel model(kSizes);
+    EK_ASSIGN_OR_RETURN(auto optimizer,
+                        Optimizer::Create(comm, model.params(), AdamW{}, kInBackward));
+    EK_ASSIGN_OR_RETURN(auto reduction, optimizer->TakeReduction({.params = {3, 4}}));
+    EK_ASSIGN_OR_RETURN(auto ddp,
+                        DataParallel::Create(&comm, &model.params(), {}, {}, std::move(reduction)));
+    const auto backward = [&](int batch) -> absl::Status {
+      model.params().ClearGradients();
+      EK_RETURN_IF_ERROR(ddp->BeginStep());
+      EK_RETURN_IF_ERROR(
+          model.Backward(comm.rank(), batch, [&](int param) { return ddp->GradientReady(param); }));
+      return ddp->FinishStep();
+    };
+    EK_RETURN_IF_ERROR(backward(0));
+    EK_RETURN_IF_ERROR(optimizer->Step());
+    const std::string folder = absl::StrCat(testing::TempDir(), "/whole");
+    EK_RETURN_IF_ERROR(optimizer->Save(folder));
+    const OptimizerState whole = optimizer->state();
+    for (const bool is_file : {false, true}) {
+      EK_RETURN_IF_ERROR(backward(1));
+      EXPECT_THAT(std::string(optimizer->Save(folder).message()),
+                  HasSubstr("in the middle of an update"));
+      EK_RETURN_IF_ERROR(is_file ? optimizer->Load(folder) : optimizer->LoadState(whole));
+      EK_RETURN_IF_ERROR(optimizer->Save(folder));
+      EK_RETURN_IF_ERROR(optimizer->Step());
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 // Its used flags come from the reducer, after the updates would have been due.
 class FlagsComeLate : public AllReduceBuckets {
  public:

@@ -464,43 +464,79 @@ class FailsInTheSecondBucket : public AllReduceBuckets {
   std::latch* const updated_;
 };
 
-// A repetition of the step would update the parameters of the first bucket twice.
+// A repetition of the step would update the parameters of the first bucket twice. With a part in
+// backward, also if Step() alone is missing.
 TEST(RecoveryUsesTest, AnUpdateInBackwardThatNoRankHasEndedIsRefused) {
-  Group group = *CreateTestGroup(3);
-  std::latch updated(3);
-  OnEach(3, [&](int rank) -> absl::Status {
+  for (const bool is_part : {false, true}) {
+    SCOPED_TRACE(is_part);
+    Group group = *CreateTestGroup(3);
+    std::latch updated(3);
+    OnEach(3, [&](int rank) -> absl::Status {
+      ToyModel model(kSizes);
+      bool fails = false;
+      EK_ASSIGN_OR_RETURN(auto optimizer,
+                          Optimizer::Create(*group[rank], model.params(), kRule,
+                                            {.placement = Replicated{.update_in_backward = true}}));
+      ReductionOptions how{.inner = std::make_unique<FailsInTheSecondBucket>(&fails, &updated)};
+      if (is_part) how.params = {3, 4};
+      EK_ASSIGN_OR_RETURN(auto reduction, optimizer->TakeReduction(std::move(how)));
+      EK_ASSIGN_OR_RETURN(
+          auto ddp,
+          DataParallel::Create(group[rank].get(), &model.params(), {},
+                               {.reducer = {.caps = {Bytes{8}, Bytes{24}}}}, std::move(reduction)));
+      const auto backward = [&](int number) -> absl::Status {
+        model.params().ClearGradients();
+        EK_RETURN_IF_ERROR(ddp->BeginStep());
+        EK_RETURN_IF_ERROR(
+            model.Backward(rank, number, [&](int param) { return ddp->GradientReady(param); }));
+        return ddp->FinishStep();
+      };
+      EK_RETURN_IF_ERROR(backward(0));
+      if (is_part) EK_RETURN_IF_ERROR(optimizer->Step());
+      const std::vector<std::vector<float>> before = model.values();
+      fails = !is_part;
+      absl::Status failed = backward(1);
+      if (is_part) {
+        EK_RETURN_IF_ERROR(failed);
+        updated.arrive_and_wait();
+        failed = Lost();
+      }
+      EXPECT_FALSE(failed.ok());
+      EXPECT_NE(model.values(), before);
+      const std::vector<Joinable*> list = {ddp.get(), optimizer.get()};
+      const absl::Status refused = Recover(list, *group[rank], Patient(-1, failed)).status();
+      EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
+      EXPECT_THAT(std::string(refused.message()),
+                  HasSubstr("rank 0 has finished 1 steps, optimizer#0 had updated some parameters "
+                            "in backward when the step failed"));
+      EXPECT_THAT(std::string(refused.message()), HasSubstr("load a checkpoint"));
+      ddp.reset();
+      optimizer.reset();
+      return absl::OkStatus();
+    });
+  }
+}
+
+TEST(RecoveryUsesTest, WithoutADataParallelTheFirstStepInTheNextGroupComparesTheValues) {
+  Group group = *CreateTestGroup(2);
+  std::latch stepped(2);
+  OnEach(2, [&](int rank) -> absl::Status {
     ToyModel model(kSizes);
-    bool fails = false;
-    EK_ASSIGN_OR_RETURN(auto optimizer,
-                        Optimizer::Create(*group[rank], model.params(), kRule,
-                                          {.placement = Replicated{.update_in_backward = true}}));
-    EK_ASSIGN_OR_RETURN(auto reduction,
-                        optimizer->TakeReduction(
-                            {.inner = std::make_unique<FailsInTheSecondBucket>(&fails, &updated)}));
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(group[rank].get(), &model.params(), {},
-                                                       {.reducer = {.caps = {Bytes{8}, Bytes{24}}}},
-                                                       std::move(reduction)));
+    EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(*group[rank], model.params(), kRule,
+                                                          {.placement = WholeTensors{}}));
     const auto step = [&](int number) -> absl::Status {
       model.params().ClearGradients();
-      EK_RETURN_IF_ERROR(ddp->BeginStep());
-      EK_RETURN_IF_ERROR(
-          model.Backward(rank, number, [&](int param) { return ddp->GradientReady(param); }));
-      return ddp->FinishStep();
+      EK_RETURN_IF_ERROR(model.Backward(rank, number, [](int) { return absl::OkStatus(); }));
+      return optimizer->Step();
     };
     EK_RETURN_IF_ERROR(step(0));
-    const std::vector<std::vector<float>> before = model.values();
-    fails = true;
-    const absl::Status failed = step(1);
-    EXPECT_FALSE(failed.ok());
-    EXPECT_NE(model.values(), before);
-    const std::vector<Joinable*> list = {ddp.get(), optimizer.get()};
-    const absl::Status refused = Recover(list, *group[rank], Patient(-1, failed)).status();
-    EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
-    EXPECT_THAT(std::string(refused.message()),
-                HasSubstr("rank 0 has finished 1 steps, optimizer#0 had updated some parameters in "
-                          "backward when the step failed"));
-    EXPECT_THAT(std::string(refused.message()), HasSubstr("load a checkpoint"));
-    ddp.reset();
+    stepped.arrive_and_wait();
+    EK_ASSIGN_OR_RETURN(Recovered recovered,
+                        Recover({optimizer.get()}, *group[rank], Patient(-1, Lost())));
+    if (rank == 1) model.params()[2].value.as<float>()[0] += 1;
+    EXPECT_THAT(std::string(step(1).message()),
+                HasSubstr("before its first step the parameters are not equal on all ranks: "
+                          "\"p2\""));
     optimizer.reset();
     return absl::OkStatus();
   });

@@ -13,6 +13,7 @@
 #include "absl/time/time.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/testing/tested_group.h"
+#include "evenkeel/join/join.h"
 #include "evenkeel/join/recovery.h"
 #include "evenkeel/join/steps/step_control.h"
 #include "evenkeel/tests/slices/sliced_rank.h"
@@ -22,6 +23,7 @@
 namespace evenkeel {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using Group = std::vector<std::unique_ptr<Communicator>>;
@@ -196,6 +198,30 @@ TEST(SlicedRecoveryTest, AnUpdateThatWasBegunInBackwardCanNotBeTakenBack) {
     EXPECT_THAT(std::string(refused.message()), HasSubstr("was in the middle of an update"));
     mine.reset();
     group[rank].reset();
+    return absl::OkStatus();
+  });
+}
+
+// The group fails in the middle of a reduction. The next one begins as any other.
+TEST(SlicedRecoveryTest, TheFirstReductionInTheNextGroupComparesTheValues) {
+  Group group = *CreateTestGroup(2);
+  OnEach(2, [&](int rank) -> absl::Status {
+    const SlicedRankOptions options{.placement = {.update_in_backward = true},
+                                    .lost_shard = LostShard::kFresh};
+    EK_ASSIGN_OR_RETURN(auto mine, SlicedRank::Create(*group[rank], kRule, options));
+    EK_RETURN_IF_ERROR(Steps(*mine, 0, 2));
+    const absl::Status failed = rank == 1 ? FailIn(*mine, 2) : mine->Step(2);
+    EK_ASSIGN_OR_RETURN(
+        Recovered recovered,
+        Recover(mine->joinables(), *group[rank], {.timeout = absl::Seconds(60), .why = failed}));
+    const absl::Status status = RunJoined(mine->joinables(), {}, [&](JoinScope&) -> absl::Status {
+      if (rank == 0) return absl::OkStatus();
+      mine->model.params()[1].value.as<float>()[0] += 1;
+      return mine->Step(2);
+    });
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("\"p1\" is not equal on all ranks"), HasSubstr("AfterUpdate()")));
+    mine.reset();
     return absl::OkStatus();
   });
 }

@@ -160,7 +160,7 @@ TensorView MixedPrecision::Gradient(int param) {
 
 absl::Status MixedPrecision::GradientReady(int param) {
   if (param < 0 || param >= params_->size())
-    return ddp_->GradientReady(param);  // Answers what is wrong.
+    return ddp_->GradientReady(param);  // Returns the error.
   if (IsOnDevice() && !copies_[param].is_ignored) {
     EK_RETURN_IF_ERROR(
         WidenOnDevice(param, /*add=*/params_->grad_state(param) != GradState::kNone));

@@ -211,7 +211,7 @@ TEST_P(ReducerStatsTest, IntervalsBelowOneAreRefusedOnAllRanks) {
         .status();
   });
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("stats_every is 0"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("stats_every (0)"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, ReducerStatsTest, testing::Values(1, 2, 3, 5));

@@ -217,7 +217,7 @@ class Optimizer : public Joinable {
   //          elements, with their index `first` + k, gives the same weights with every placement;
   //          a function of whole tensors needs Replicated or WholeTensors. Of a sparse parameter
   //          the piece has the elements of its rows (ParameterSet::sparse_grad()).
-  // Order:   the same functions on all ranks, which is compared; they run in the order of the
+  // Order:   the same functions on all ranks, which is compared. They run in the order of the
   // calls,
   //          change equal elements equally on all ranks, and must not communicate. A further Step()
   //          without a backward runs them again. CheckGradients() sees the gradients before them.

@@ -126,9 +126,9 @@ absl::Status Reducer::Impl::Init() {
   EK_ASSIGN_OR_RETURN(core.device, DeviceSide::Create(*core.comm, *core.params));
   EK_RETURN_IF_ERROR(CheckFusion(core.has_own_reduction));
   if (core.options.stats_every < 1 || core.options.tuning_steps < 1) {
-    return absl::InvalidArgumentError(absl::StrCat("stats_every is ", core.options.stats_every,
-                                                   ", tuning_steps ", core.options.tuning_steps,
-                                                   ", not at least 1"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("stats_every (", core.options.stats_every, ") and tuning_steps (",
+                     core.options.tuning_steps, ") must be at least 1"));
   }
   EK_RETURN_IF_ERROR(launcher.Init());
   for (int i = 0; i < core.params->size(); ++i) {

@@ -819,17 +819,21 @@ void DataParallelBase::Replica::ShareGradients() {
   }
   Communicator& comm = *group->comm;
   Check(comm.Broadcast(TensorView(kinds.data(), set.size(), DType::kUint8), root));
+  absl::Status own;  // All ranks refuse, or none.
+  for (int i = 0; i < set.size(); ++i) {
+    const bool has_it =
+        kinds[i] == kOther ? set.row_size(i) == 0 : set.grad_state(i) == GradState::kReduced;
+    if (has_it || (kinds[i] != kOther && kinds[i] != kAsReduced)) continue;
+    own.Update(absl::FailedPreconditionError(
+        absl::StrCat("the gradient of \"", NameOf(i), "\" is missing when join() ends, but rank ",
+                     root, " has kept it from its loop: clear it on all ranks, or on none")));
+  }
+  Check(AgreeOn(comm, "kept gradients", own).status());
   const at::NoGradGuard no_grad;
   for (int i = 0; i < set.size(); ++i) {
     Parameter& one = params[i];
     one.is_spoiled = kinds[i] == kUsedUp;
     if (kinds[i] != kOther) one.kept.reset();
-    const bool is_sparse = set.row_size(i) > 0;
-    if ((kinds[i] == kOther && is_sparse) ||
-        (kinds[i] == kAsReduced && set.grad_state(i) != GradState::kReduced))
-      Refuse(absl::StrCat("the gradient of \"", NameOf(i),
-                          "\" was kept when the loop of join() ended, "
-                          "but ranks without a batch do not have it: clear it in the loop"));
     if (kinds[i] != kOther) continue;
     if (set.trainable(i)) {
       ShowGradient(i);

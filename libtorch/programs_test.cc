@@ -194,6 +194,26 @@ TEST(KeptGradientsTest, AreThoseOfOneProcessFromLoopToLoop) {
   for (const int world : {1, 2, 3}) EXPECT_EQ(RunRanks(world, test_all), AllPass(world));
 }
 
+TEST(KeptGradientsTest, ThoseThatOneRankClearsAtTheEndAreAnErrorOnAllRanks) {
+  EXPECT_EQ(RunRanks(3,
+                     [](Group& group) {
+                       Sequential net = NewNet();
+                       DataParallel ddp(group, net, kSmall);
+                       torch::optim::SGD of_torch(net->parameters(), 0.1);
+                       Joined optimizer(ddp, of_torch);
+                       const auto loop = [&] {
+                         if (group.rank() == 0) return;
+                         LossOf(ddp(InputOf(net, group.rank(), 0))).backward();
+                         optimizer.step();
+                         if (group.rank() == 1) optimizer.zero_grad();
+                       };
+                       RequireError([&] { ddp.join(loop); },
+                                    "rank 1: the gradient of \"0.weight\" is missing when join() "
+                                    "ends, but rank 2 has kept it");
+                     }),
+            AllPass(3));
+}
+
 TEST(KeptGradientsTest, OfSlicesThatAreUsedUpMustBeClearedInTheNextLoopToo) {
   EXPECT_EQ(RunRanks(2,
                      [](Group& group) {

@@ -722,6 +722,25 @@ std::string DataParallelBase::Replica::MissingText(const std::vector<int>& of_st
                       : absl::StrCat(", missing gradients=", missing, " (", absl::Hex(hash), ")");
 }
 
+bool DataParallelBase::Replica::ScaleGradients(const std::vector<int>& of_step, double factor) {
+  const at::NoGradGuard no_grad;
+  bool is_finite = true;
+  for (const int i : of_step) {
+    torch::Tensor& grad = params[i].tensor.mutable_grad();
+    if (!grad.defined()) continue;
+    is_finite &= torch::isfinite(grad.is_sparse() ? grad._values() : grad).all().item<bool>();
+    grad.mul_(factor);
+    if (set.row_size(i) > 0) {
+      ReadSparseGradient(i);
+      params[i].sparse_grad = grad;
+      params[i].sparse_version = grad._version();
+    } else if (params[i].reduced.has_value()) {
+      params[i].reduced = {grad._version(), SampleOf(set[i].grad)};
+    }
+  }
+  return is_finite;
+}
+
 void DataParallelBase::Replica::HideGradients(const std::vector<int>& of_step) {
   for (const int i : of_step) {
     torch::Tensor& grad = params[i].tensor.mutable_grad();

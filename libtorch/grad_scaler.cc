@@ -28,7 +28,7 @@ struct GradScaler::State {
   std::unique_ptr<LossScaler> core;
   bool is_enabled = true;
   // Since the last update().
-  std::set<const Optimizer*> unscaled, stepped;
+  std::set<const void*> unscaled, stepped;  // Optimizers.
   bool found_nonfinite = false;
 };
 
@@ -51,7 +51,8 @@ torch::Tensor GradScaler::scale(const torch::Tensor& loss) const {
   return state_->is_enabled ? loss * torch::tensor(get_scale(), torch::kFloat) : loss;
 }
 
-void GradScaler::unscale_(Optimizer& optimizer) {
+template <class Any>
+void GradScaler::Unscale(Any& optimizer) {
   if (!state_->is_enabled) return;
   if (state_->unscaled.contains(&optimizer))
     Refuse(absl::StrCat("unscale_() was called ",
@@ -61,18 +62,24 @@ void GradScaler::unscale_(Optimizer& optimizer) {
   state_->unscaled.insert(&optimizer);
 }
 
-void GradScaler::step(Optimizer& optimizer) {
+template <class Any>
+void GradScaler::Step(Any& optimizer) {
   if (!state_->is_enabled) {
     optimizer.step();
     return;
   }
   if (state_->stepped.contains(&optimizer))
     Refuse("step() of GradScaler was called twice: call update() after the step()");
-  if (!state_->unscaled.contains(&optimizer)) unscale_(optimizer);
+  if (!state_->unscaled.contains(&optimizer)) Unscale(optimizer);
   state_->stepped.insert(&optimizer);
   optimizer.step();
   state_->found_nonfinite |= optimizer.last_was_skipped();
 }
+
+void GradScaler::unscale_(Optimizer& optimizer) { Unscale(optimizer); }
+void GradScaler::unscale_(Joined& optimizer) { Unscale(optimizer); }
+void GradScaler::step(Optimizer& optimizer) { Step(optimizer); }
+void GradScaler::step(Joined& optimizer) { Step(optimizer); }
 
 void GradScaler::update(std::optional<double> new_scale) {
   if (!state_->is_enabled) return;

@@ -7,6 +7,7 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "evenkeel/libtorch.h"
@@ -115,21 +116,22 @@ TEST(GradScalerTest, TrainsAsOneProcessWithEveryPlacement) {
             [&](Group& group) {
               for (const auto& steps : inputs) {
                 if (static_cast<int>(steps.size()) != world) continue;
-                const auto want = TrainAlone(
-                    steps, NewNet(torch::kDouble), kScale, kClip,
-                    [&](Sequential& net, int rank, int step, double scale) {
-                      for (const int part : {0, 1})
-                        (scale / 2 *
-                         LossOf(net->forward(Batch(rank, step, part, torch::kDouble)), rank, step))
-                            .backward();
-                    });
-                for (const Placement& placement : kPlacements) {
-                  Sequential net = NewNet(torch::kDouble);
-                  DataParallel ddp(group, net, {.first_bucket_bytes = 64, .bucket_bytes = 128});
-                  Optimizer optimizer(ddp, kRule, {.placement = placement});
+                const auto alone = [&](double clip) {
+                  return TrainAlone(
+                      steps, NewNet(torch::kDouble), kScale, clip,
+                      [&](Sequential& net, int rank, int step, double scale) {
+                        for (const int part : {0, 1})
+                          (scale / 2 *
+                           LossOf(net->forward(Batch(rank, step, part, torch::kDouble)), rank,
+                                  step))
+                              .backward();
+                      });
+                };
+                const auto train = [&](DataParallel<Sequential>& ddp, auto& optimizer,
+                                       bool is_joined) {
                   GradScaler scaler(group, kScale);
                   const int rank = group.rank();
-                  ddp.join([&] {
+                  const auto loop = [&] {
                     for (int step = 0; step < steps[rank]; ++step) {
                       const auto loss_of = [&](int part) {
                         return LossOf(ddp(Batch(rank, step, part, torch::kDouble)), rank, step) / 2;
@@ -140,18 +142,76 @@ TEST(GradScalerTest, TrainsAsOneProcessWithEveryPlacement) {
                         scaler.scale(loss_of(0)).backward();
                       }
                       scaler.scale(loss_of(1)).backward();
-                      if (step % 2 == 0) scaler.unscale_(optimizer);
-                      optimizer.clip_grad_norm(kClip);
+                      if (step % 2 == 0 || !is_joined) scaler.unscale_(optimizer);
+                      if constexpr (requires { optimizer.clip_grad_norm(kClip); })
+                        optimizer.clip_grad_norm(kClip);
+                      else if (!is_joined)
+                        torch::nn::utils::clip_grad_norm_(ddp.parameters(), kClip);
                       scaler.step(optimizer);
                       scaler.update();
                     }
-                  });
-                  RequireTrained(group, net, scaler, want, 1e-12);
+                  };
+                  is_joined ? void(ddp.join(loop)) : loop();
+                  Sequential net = ddp.module();
+                  const bool clips = !std::is_same_v<decltype(optimizer), Joined&> || !is_joined;
+                  RequireTrained(group, net, scaler, alone(clips ? kClip : 0), 1e-12);
+                };
+                const DataParallelOptions small{.first_bucket_bytes = 64, .bucket_bytes = 128};
+                for (const Placement& placement : kPlacements) {
+                  DataParallel ddp(group, NewNet(torch::kDouble), small);
+                  Optimizer optimizer(ddp, kRule, {.placement = placement});
+                  train(ddp, optimizer, true);
+                }
+                for (const bool is_joined : {true, false}) {
+                  if (!is_joined && std::ranges::count(steps, steps[0]) < world) continue;
+                  DataParallel ddp(group, NewNet(torch::kDouble), small);
+                  torch::optim::AdamW of_torch(ddp.parameters(), kRule);
+                  Joined optimizer(ddp, of_torch);
+                  train(ddp, optimizer, is_joined);
                 }
               }
             }),
         AllPass(world));
   }
+}
+
+TEST(GradScalerTest, JoinedScalesSparseGradients) {
+  const auto new_table = [] {
+    torch::manual_seed(4);
+    torch::nn::Embedding net(torch::nn::EmbeddingOptions(5, 2).sparse(true));
+    net->to(torch::kDouble);
+    return net;
+  };
+  EXPECT_EQ(
+      RunRanks(
+          2,
+          [&](Group& group) {
+            torch::nn::Embedding alone = new_table(), net = new_table();
+            torch::optim::SGD want(alone->parameters(), 0.5);
+            DataParallel ddp(group, net);
+            torch::optim::SGD of_torch(net->parameters(), 0.5);
+            Joined optimizer(ddp, of_torch);
+            GradScaler scaler(group, kScale);
+            for (int step = 0; step < 2; ++step) {
+              want.zero_grad();
+              for (const int rank : {0, 1})
+                if (step <= rank)
+                  (alone->forward(torch::tensor({rank, step})).square().sum() / 2).backward();
+              want.step();
+            }
+            ddp.join([&] {
+              for (int step = 0; step <= group.rank(); ++step) {
+                optimizer.zero_grad();
+                scaler.scale(ddp(torch::tensor({group.rank(), step})).square().sum()).backward();
+                scaler.step(optimizer);
+                Require(!optimizer.last_was_skipped(), "it is finite");
+                scaler.update();
+              }
+            });
+            RequireReplicas(group, *net);
+            Require(torch::allclose(net->weight, alone->weight, 0, 1e-12), "as alone");
+          }),
+      AllPass(2));
 }
 
 // At first, gradients overflow in float16.

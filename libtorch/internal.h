@@ -142,6 +142,8 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   // that ranks without a batch have not changed.
   void NoteValuesOfAll();
   void CheckValuesOfAll() const;
+  // Multiplies the reduced gradients of a step. Returns whether they were finite.
+  bool ScaleGradients(const std::vector<int>& of_step, double factor);
   // Before a step that multiplies the gradients: from here on any read of them fails.
   void HideGradients(const std::vector<int>& of_step);
   // After a step: gradients that could not be read are used up, or, if this rank has all of them,

@@ -512,8 +512,13 @@ class Joined {
   torch::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr);  // As Optimizer's.
   void after_step(std::function<void()> function);                             // As Optimizer's.
   void zero_grad(bool set_to_none = true);
+  bool last_was_skipped() const;  // By a GradScaler.
 
  private:
+  friend class GradScaler;
+  // Multiplies the gradients; step() does nothing if one of them is not finite.
+  void take_scaled_gradients(double scale);
+
   struct State;
   std::shared_ptr<State> state_;
   const int exceptions_at_creation_;
@@ -546,7 +551,8 @@ struct GradScalerState {
 //       scaler.step(optimizer);
 //       scaler.update();                     // once, after the step() of each optimizer
 //
-// Between unscale_() and step(), grad() has no values, as with Slices: any read throws.
+// Between unscale_() and step() of an ekt::Optimizer, grad() has no values, as with Slices: any
+// read throws. Joined has its whole gradients then, which outside of join() may be clipped.
 class GradScaler {
  public:
   // On all ranks, with equal options.
@@ -557,7 +563,9 @@ class GradScaler {
 
   torch::Tensor scale(const torch::Tensor& loss) const;
   void unscale_(Optimizer& optimizer);
+  void unscale_(Joined& optimizer);
   void step(Optimizer& optimizer);  // Optimizer::last_was_skipped() returns whether it did.
+  void step(Joined& optimizer);
   void update(std::optional<double> new_scale = std::nullopt);  // Equal on all ranks.
   double get_scale() const;
   bool is_enabled() const;
@@ -566,16 +574,12 @@ class GradScaler {
   // On all ranks, not inside join().
   void load_state(const GradScalerState& state);
 
-  template <class Other>
-  void unscale_(Other&) {
-    static_assert(sizeof(Other) == 0, "GradScaler takes an ekt::Optimizer");
-  }
-  template <class Other>
-  void step(Other&) {
-    static_assert(sizeof(Other) == 0, "GradScaler takes an ekt::Optimizer");
-  }
-
  private:
+  template <class Any>
+  void Unscale(Any& optimizer);
+  template <class Any>
+  void Step(Any& optimizer);
+
   struct State;
   std::shared_ptr<State> state_;
   const int exceptions_at_creation_;

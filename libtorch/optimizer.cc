@@ -409,12 +409,17 @@ struct Joined::State : Joinable {
 
   struct Hook : JoinHook {
     explicit Hook(State* owner) : owner(owner) {}
-    absl::Status OnAction(const StepAnswer&, absl::string_view rates) override {
+    absl::Status OnAction(const StepAnswer&, absl::string_view message) override {
+      const std::pair<absl::string_view, absl::string_view> parts =
+          absl::StrSplit(message, absl::MaxSplits(' ', 1));
+      double factor = 0;
+      if (!absl::SimpleAtod(parts.first, &factor))
+        return absl::InvalidArgumentError(absl::StrCat("\"", parts.first, "\" is not a factor"));
       EK_ASSIGN_OR_RETURN(const Groups groups, GroupsOf(*owner->replica, owner->optimizer));
       owner->replica->AdoptGradients();
-      EK_RETURN_IF_ERROR(owner->TakeRates(rates));
-      owner->optimizer.step();
-      owner->EndStep(groups);
+      EK_RETURN_IF_ERROR(owner->TakeRates(parts.second));
+      if (factor != 0) owner->ScaleGradients(groups, factor);
+      owner->Update(groups);
       owner->optimizer.zero_grad();
       return absl::OkStatus();
     }
@@ -431,26 +436,42 @@ struct Joined::State : Joinable {
 
   torch::Tensor Step(const torch::optim::Optimizer::LossClosure& closure) {
     const torch::Tensor loss = LossOf(closure);
-    CheckUsable(*replica);
-    replica->FinishUnreached();
+    const Groups groups = TakeGradients();
     replica->CheckValuesOfAll();
-    const Groups groups = Value(GroupsOf(*replica, optimizer));
-    for (const std::vector<int>& group : groups)
-      replica->CheckGradients(group, /*may_clear=*/false);
     const StepAnswer answer = Value(Value(Notify())->Wait());
     if (!answer.everyone_active())
-      Check(StepControl::Of(communicator()).Announce(join_name(), Rates()));
+      Check(StepControl::Of(communicator())
+                .Announce(join_name(), absl::StrCat(Text(factor_), " ", Rates())));
     {
       const PhaseScope phase(communicator(), StepPhase::kOptimizer);
-      optimizer.step();
+      Update(groups);
     }
-    EndStep(groups);
     replica->NoteValuesOfAll();
     return loss;
   }
 
-  void EndStep(const Groups& groups) {
+  // Ends the reduction, and checks that the step may use what is there.
+  Groups TakeGradients() {
+    CheckUsable(*replica);
+    replica->FinishUnreached();
+    Groups groups = Value(GroupsOf(*replica, optimizer));
+    for (const std::vector<int>& group : groups)
+      replica->CheckGradients(group, /*may_clear=*/false);
+    return groups;
+  }
+
+  // Before a step, which is skipped unless all gradients are finite: as they are equal on all
+  // ranks, so is this.
+  void ScaleGradients(const Groups& groups, double factor) {
+    factor_ = factor;
+    is_skipped = !replica->ScaleGradients(AllOf(groups), factor);
+  }
+
+  void Update(const Groups& groups) {
+    is_skipped = is_skipped && factor_ != 0;  // Not that of the last step.
+    if (!is_skipped) optimizer.step();
     CountStep(Changes(groups));
+    factor_ = 0;
     const at::NoGradGuard no_grad;
     for (size_t i = 0; i < after_step.size(); ++i) after_step[i]();  // One may add another.
   }
@@ -460,6 +481,7 @@ struct Joined::State : Joinable {
     // Never empty: an empty text would not be compared.
     std::vector<std::string> changes = {
         absl::StrCat("functions after the step=", after_step.size())};
+    if (factor_ != 0) changes.push_back(absl::StrCat("scale of gradients=", Text(factor_)));
     const std::vector<Settings> now = SettingsOf(optimizer);
     for (size_t i = 0; i < now.size(); ++i) {
       for (size_t k = 0; k < now[i].size(); ++k) {
@@ -523,8 +545,11 @@ struct Joined::State : Joinable {
   const std::shared_ptr<Replica> replica;
   torch::optim::Optimizer& optimizer;
   std::vector<std::function<void()>> after_step;
+  bool is_skipped = false;  // The last step, or the next one.
 
  private:
+  double factor_ =
+      0;  // The gradients of the next step have been multiplied by it; 0: they have not.
   const Groups groups_;  // At creation, as the settings.
   const std::vector<Settings> settings_;
 };
@@ -544,6 +569,10 @@ torch::Tensor Joined::step(torch::optim::Optimizer::LossClosure closure) {
 }
 void Joined::after_step(std::function<void()> function) {
   state_->after_step.push_back(std::move(function));
+}
+bool Joined::last_was_skipped() const { return state_->is_skipped; }
+void Joined::take_scaled_gradients(double scale) {
+  state_->ScaleGradients(state_->TakeGradients(), scale);
 }
 void Joined::zero_grad(bool set_to_none) { state_->optimizer.zero_grad(set_to_none); }
 

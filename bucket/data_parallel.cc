@@ -30,20 +30,6 @@ constexpr absl::string_view kFusionNames[] = {"kFlat", "kCoalesced"};
 enum class Action : char { kSync = 's', kAccumulate = 'a', kFinish = 'f', kBuffers = 'b' };
 constexpr absl::string_view kActions = "safb";
 
-// "frozen: fc1.weight, fc1.bias"; empty if nothing is.
-std::string FrozenNote(const ParameterSet& params, const TrainableMask& mask) {
-  constexpr int kNames = 4;
-  const int frozen = mask.size() - params.ignored_count() - mask.CountTrained();
-  std::string note;
-  int named = 0;
-  for (int i = 0; i < mask.size() && named < std::min(frozen, kNames); ++i) {
-    if (!mask[i] && !params.is_ignored(i))
-      absl::StrAppend(&note, named++ == 0 ? "frozen: " : ", ", params[i].name);
-  }
-  if (frozen > kNames) absl::StrAppend(&note, " and ", frozen - kNames, " more");
-  return note;
-}
-
 // Returns when the buckets of the step were complete. Those that were before backward began had no
 // gradient to wait for, and do not count.
 BucketsReady ReadyIn(const StepTimes& step, absl::Time backward_began) {

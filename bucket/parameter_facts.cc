@@ -40,4 +40,16 @@ std::vector<Fact> FactsOf(const ParameterSet& params, absl::Span<const TensorVie
   return facts;
 }
 
+std::string FrozenNote(const ParameterSet& params, const TrainableMask& mask) {
+  constexpr int kNames = 4;
+  int frozen = 0;
+  std::string note;
+  for (int i = 0; i < mask.size(); ++i) {
+    if (mask[i] || params.is_ignored(i) || ++frozen > kNames) continue;
+    absl::StrAppend(&note, frozen == 1 ? "frozen: " : ", ", params[i].name);
+  }
+  if (frozen > kNames) absl::StrAppend(&note, " and ", frozen - kNames, " more");
+  return note;
+}
+
 }  // namespace evenkeel

@@ -7,10 +7,12 @@
 #ifndef EVENKEEL_BUCKET_PARAMETER_FACTS_H_
 #define EVENKEEL_BUCKET_PARAMETER_FACTS_H_
 
+#include <string>
 #include <vector>
 
 #include "absl/types/span.h"
 #include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/bucket/plan/trainable_mask.h"
 #include "evenkeel/comm/agree.h"
 #include "evenkeel/comm/types.h"
 
@@ -20,6 +22,9 @@ namespace evenkeel {
 // types and sharing of parameters (of ignored ones only the names); and the sizes and types of
 // buffers.
 std::vector<Fact> FactsOf(const ParameterSet& params, absl::Span<const TensorView> buffers = {});
+
+// Returns "frozen: fc1.weight, fc1.bias"; empty if nothing is. Ignored parameters do not count.
+std::string FrozenNote(const ParameterSet& params, const TrainableMask& mask);
 
 }  // namespace evenkeel
 

@@ -380,7 +380,7 @@ TEST(GradScalerTest, TheStateIsSavedAndTheOptionsAreCompared) {
                        scaler.load_state({.scale = 65536});
                        Require(scaler.scale(half).item<double>() == 65536000, "it is a float32");
                        RequireError([&] { GradScaler(group, {.enabled = group.rank() == 0}); },
-                                    "rank 1 has other options than rank 0");
+                                    "initial_scale: rank 0 has 65536; rank 1 has 1");
                        Sequential net = NewNet(torch::kFloat);
                        DataParallel ddp(group, net);
                        Optimizer optimizer(ddp, kRule);

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "evenkeel/comm/agree.h"
 #include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/steps/step_control.h"
@@ -39,15 +41,14 @@ absl::Status Check(const LossScalerOptions& options) {
   return absl::OkStatus();
 }
 
-std::string Bytes(const LossScalerOptions& options) {
-  return internal::ByteWriter()
-      .F64(options.initial_scale)
-      .F64(options.growth_factor)
-      .F64(options.backoff_factor)
-      .I64(options.growth_interval)
-      .F64(options.least_scale)
-      .F64(options.largest_scale)
-      .Take();
+std::vector<Fact> FactsOf(const LossScalerOptions& options) {
+  const auto text = [](double value) { return absl::StrFormat("%.17g", value); };
+  return {{"initial_scale", text(options.initial_scale)},
+          {"growth_factor", text(options.growth_factor)},
+          {"backoff_factor", text(options.backoff_factor)},
+          {"growth_interval", absl::StrCat(options.growth_interval)},
+          {"least_scale", text(options.least_scale)},
+          {"largest_scale", text(options.largest_scale)}};
 }
 
 // For the comparison of the ranks' steps.
@@ -85,15 +86,9 @@ LossScalerState NextScale(const LossScalerOptions& options, LossScalerState stat
 absl::StatusOr<std::unique_ptr<LossScaler>> LossScaler::Create(Communicator* comm,
                                                                LossScalerOptions options) {
   std::unique_ptr<LossScaler> scaler(new LossScaler(comm, options));
-  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
-                      comm->control().Exchange(absl::StrCat("options/", scaler->join_name()),
-                                               Bytes(options), comm->timeout()));
-  for (int rank = 1; rank < comm->world_size(); ++rank) {
-    if (parts[rank] == parts[0]) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(scaler->join_name(), ": rank ", rank, " has other options than rank 0"));
-  }
-  EK_RETURN_IF_ERROR(Annotate(Check(options), scaler->join_name()));
+  EK_RETURN_IF_ERROR(Annotate(VerifySame(*comm, absl::StrCat("options/", scaler->join_name()),
+                                         Check(options), FactsOf(options)),
+                              scaler->join_name()));
   return scaler;
 }
 

@@ -60,8 +60,7 @@ TEST(LossScalerTest, RefusesOptionsThatCantBe) {
       const auto differ =
           LossScaler::Create(&comm, comm.rank() == 1 ? options : LossScalerOptions());
       EXPECT_TRUE(absl::IsInvalidArgument(differ.status()));
-      EXPECT_TRUE(absl::StrContains(differ.status().message(), "rank 1 has other options"))
-          << differ.status();
+      EXPECT_TRUE(absl::StrContains(differ.status().message(), "rank 1")) << differ.status();
       return absl::OkStatus();
     });
   }

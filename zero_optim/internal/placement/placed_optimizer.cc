@@ -22,6 +22,8 @@
 namespace evenkeel::internal {
 namespace {
 
+constexpr absl::string_view kAfter = "AfterUpdate() (after_step() in libtorch/)";
+
 absl::string_view NameOf(const Placement& placement) {
   constexpr absl::string_view kNames[] = {"Replicated", "WholeTensors", "Slices"};
   return kNames[placement.index()];
@@ -183,7 +185,7 @@ absl::Status PlacedOptimizer::CheckUnchanged(const StepMessage& step) const {
     if (own[i] == step.hashes[i] || (is_value && ComparesFirstValues())) continue;
     const std::string& name = (*params_)[static_cast<int>(i / 2)].name;
     return is_value
-               ? ChangedError(absl::StrCat("\"", name, "\""), "AfterUpdate()")
+               ? ChangedError(absl::StrCat("\"", name, "\""), kAfter)
                : ChangedError(absl::StrCat("the gradient of \"", name, "\""), "BeforeUpdate()");
   }
   return absl::OkStatus();
@@ -201,7 +203,7 @@ absl::StatusOr<std::optional<Divergence>> PlacedOptimizer::CompareValues() const
 absl::Status PlacedOptimizer::CheckValuesUnchanged() const {
   if (updater_.is_on_device() || ExhaustedRanks().empty()) return absl::OkStatus();
   EK_ASSIGN_OR_RETURN(const std::optional<Divergence> found, CompareValues());
-  return found.has_value() ? ChangedError(absl::StrCat("\"", found->tensor, "\""), "AfterUpdate()")
+  return found.has_value() ? ChangedError(absl::StrCat("\"", found->tensor, "\""), kAfter)
                            : absl::OkStatus();
 }
 
@@ -242,6 +244,27 @@ std::vector<GradientPiece> PlacedOptimizer::WholePieces(
       pieces.push_back({.param = i, .gradient = ElementsOf(*params_, i)});
   }
   return pieces;
+}
+
+absl::StatusOr<std::vector<GradientSource>> PlacedOptimizer::Choose(const TrainableMask& mask,
+                                                                    LocalGradients local) const {
+  const bool is_alone = communicator().world_size() == 1 &&
+                        join_config().divisor.by() != DivideBy::kSamples;  // Nothing to divide by.
+  return ChooseSources(*params_, groups(), mask, is_alone ? LocalGradients::kComplete : local,
+                       communicator().rank());
+}
+
+absl::StatusOr<GradientCheck> PlacedOptimizer::Total(GradientMeasure measure, double norm,
+                                                     double grad_scale) {
+  if (communicator().world_size() > 1) {
+    EK_RETURN_IF_ERROR(
+        channel_
+            ->AllReduce(absl::MakeSpan(measure.parts().data(), measure.parts().size()),
+                        norm == kInfinityNorm ? ReduceOp::kMax : ReduceOp::kSum,
+                        {.role = Role::kShard})
+            .Wait());
+  }
+  return measure.Result(grad_scale);
 }
 
 absl::Status PlacedOptimizer::RunBeforeUpdate(absl::Span<const GradientPiece> pieces) {

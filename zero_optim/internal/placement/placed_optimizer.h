@@ -31,6 +31,8 @@
 #include "evenkeel/zero_optim/checkpoint/checkpoint_writer.h"
 #include "evenkeel/zero_optim/internal/agree.h"
 #include "evenkeel/zero_optim/internal/device_agreement.h"
+#include "evenkeel/zero_optim/internal/gradient_measure.h"
+#include "evenkeel/zero_optim/internal/gradients.h"
 #include "evenkeel/zero_optim/internal/last_checks.h"
 #include "evenkeel/zero_optim/internal/parameter_updater.h"
 #include "evenkeel/zero_optim/internal/placement/slice_layout.h"
@@ -112,6 +114,11 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   // The same for values alone, on all ranks: for updates before an optimizer's step.
   absl::Status CheckValuesUnchanged() const;
   absl::Status RunBeforeUpdate(absl::Span<const GradientPiece> pieces);
+  // ChooseSources(), where `local` is the role of unreduced gradients if there are other ranks.
+  absl::StatusOr<std::vector<GradientSource>> Choose(const TrainableMask& mask,
+                                                     LocalGradients local) const;
+  // Combines this rank's measurement of its part, on the CPU, with those of the group.
+  absl::StatusOr<GradientCheck> Total(GradientMeasure measure, double norm, double grad_scale);
   bool has_functions_before() const { return !before_update_.empty(); }
   // Returns the pieces of whole parameters whose gradients are reduced already.
   std::vector<GradientPiece> WholePieces(absl::Span<const GradientSource> sources) const;

@@ -76,13 +76,8 @@ GradientCheck ReplicatedOptimizer::Measure(const StepMessage& step, double norm)
 
 absl::StatusOr<StepMessage> ReplicatedOptimizer::PlanStep(const StepOptions& options) const {
   EK_RETURN_IF_ERROR(CheckOptions(options));
-  const bool is_complete =
-      communicator().world_size() == 1 &&
-      join_config().divisor.by() != DivideBy::kSamples;  // Nothing to divide by.
-  const LocalGradients local = is_complete ? LocalGradients::kComplete : LocalGradients::kRefused;
   StepMessage step{.rules = groups().rules(), .options = options};
-  EK_ASSIGN_OR_RETURN(step.sources, ChooseSources(*params_, groups(), params_->mask(), local,
-                                                  communicator().rank()));
+  EK_ASSIGN_OR_RETURN(step.sources, Choose(params_->mask(), LocalGradients::kRefused));
   return step;
 }
 

@@ -373,15 +373,7 @@ absl::StatusOr<GradientCheck> SlicesOptimizer::Measure(double norm, double grad_
       }
     }
   }
-  if (communicator().world_size() > 1) {
-    EK_RETURN_IF_ERROR(
-        channel_
-            ->AllReduce(absl::MakeSpan(measure.parts().data(), measure.parts().size()),
-                        norm == kInfinityNorm ? ReduceOp::kMax : ReduceOp::kSum,
-                        {.role = Role::kShard})
-            .Wait());
-  }
-  return measure.Result(grad_scale);
+  return Total(std::move(measure), norm, grad_scale);
 }
 
 void SlicesOptimizer::UpdateBucket(int index, double grad_scale) {

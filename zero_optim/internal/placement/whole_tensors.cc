@@ -12,13 +12,12 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "evenkeel/bucket/parameter_facts.h"
 #include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {
 namespace {
-
-constexpr int kNamesInNote = 3;
 
 std::vector<ParamSpec> SpecsOf(const ParameterSet& params) {
   std::vector<ParamSpec> specs;
@@ -33,18 +32,6 @@ std::vector<int> AllOf(const ParameterSet& params) {
   std::vector<int> all(params.size());
   std::iota(all.begin(), all.end(), 0);
   return all;
-}
-
-// "frozen: fc1.weight, fc1.bias"; empty if nothing is.
-std::string FrozenNote(const ParameterSet& params, const TrainableMask& mask) {
-  std::string note;
-  int frozen = 0;
-  for (int i = 0; i < mask.size(); ++i) {
-    if (mask[i] || ++frozen > kNamesInNote) continue;
-    absl::StrAppend(&note, frozen == 1 ? "frozen: " : ", ", params[i].name);
-  }
-  if (frozen > kNamesInNote) absl::StrAppend(&note, " and ", frozen - kNamesInNote, " more");
-  return note;
 }
 
 }  // namespace

@@ -71,13 +71,8 @@ absl::Status WholeTensorsOptimizer::ChooseGradients() {
     return absl::OkStatus();
   EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, Notify());
   EK_ASSIGN_OR_RETURN(StepAnswer answer, ticket->Wait());
-  const bool is_complete =
-      communicator().world_size() == 1 &&
-      join_config().divisor.by() != DivideBy::kSamples;  // Nothing to divide by.
-  const LocalGradients local = is_complete ? LocalGradients::kComplete : LocalGradients::kReduced;
-  EK_ASSIGN_OR_RETURN(
-      std::vector<GradientSource> sources,
-      ChooseSources(*params_, groups(), plan()->mask, local, communicator().rank()));
+  EK_ASSIGN_OR_RETURN(std::vector<GradientSource> sources,
+                      Choose(plan()->mask, LocalGradients::kReduced));
   EK_RETURN_IF_ERROR(TakeGradients(std::move(answer), std::move(sources)));
   gradients_->ticket = std::move(ticket);
   return absl::OkStatus();
@@ -175,14 +170,7 @@ absl::StatusOr<GradientCheck> WholeTensorsOptimizer::Measure(double norm, double
   GradientMeasure measure(params_->size(), norm);
   for (const ParameterUpdater::Gradient& gradient : gradients)
     measure.Add(gradient.param, gradient.elements);
-  if (communicator().world_size() > 1) {
-    EK_RETURN_IF_ERROR(
-        channel_
-            ->AllReduce(absl::MakeSpan(measure.parts().data(), measure.parts().size()),
-                        ReduceOp::kSum, {.role = Role::kShard})
-            .Wait());
-  }
-  return measure.Result(grad_scale);
+  return Total(std::move(measure), norm, grad_scale);
 }
 
 absl::StatusOr<StepMessage> WholeTensorsOptimizer::Repeat(const StepAnswer& answer,

@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <string_view>
 #include <unordered_set>
 #include <utility>
 
@@ -127,13 +126,6 @@ std::unordered_map<const void*, int64_t> SparseTables(const torch::nn::Module& r
 }
 
 }  // namespace
-
-// For comparisons on this rank: five times as fast as StableHash().
-size_t HashOf(const torch::Tensor& tensor) {
-  const TensorView value = MemoryOf(tensor);
-  return std::hash<std::string_view>()(
-      {static_cast<const char*>(value.data), static_cast<size_t>(value.bytes())});
-}
 
 // ---- Making ----
 
@@ -762,36 +754,6 @@ void DataParallelBase::Replica::MarkUsedUp(const std::vector<int>& of_step, doub
   }
 }
 
-// All models of the loop: functions after the step of one may change another.
-void DataParallelBase::Replica::NoteValuesOfAll() {
-  for (Replica* const replica : group->joined) replica->NoteValues();
-}
-
-void DataParallelBase::Replica::CheckValuesOfAll() const {
-  for (const Replica* const replica : group->joined) replica->CheckValues();
-}
-
-void DataParallelBase::Replica::NoteValues() {
-  if (!has_followers) return;
-  const StepAnswer step = Value(StepControl::Of(*group->comm).current()->Wait());
-  for (int i = 0; i < set.size(); ++i) {
-    params[i].value_hash.reset();
-    if (!step.everyone_active() && !set.is_ignored(i))
-      params[i].value_hash = HashOf(params[i].tensor);
-  }
-}
-
-void DataParallelBase::Replica::CheckValues() const {
-  for (int i = 0; i < set.size() && has_followers; ++i) {
-    if (!params[i].value_hash.has_value() || params[i].value_hash == HashOf(params[i].tensor))
-      continue;
-    Refuse(absl::StrCat("rank ", group->comm->rank(), " changed parameter \"", NameOf(i),
-                        "\" after step() inside join(), where ranks without a batch do not do the "
-                        "same; pass such code to the optimizer's after_step(), which runs it on "
-                        "all ranks"));
-  }
-}
-
 void DataParallelBase::Replica::EndLoop() {
   if (IsIncomplete()) Finish();
   if (is_open)
@@ -801,7 +763,6 @@ void DataParallelBase::Replica::EndLoop() {
                              ", with \"", NameOf(0),
                              "\", whose backward was skipped: call the optimizer's step(), or call "
                              "forward under NoGradGuard"));
-  CheckValues();
   AfterLoop();
 }
 
@@ -980,10 +941,7 @@ bool join(const std::vector<DataParallelBase*>& models, const std::function<void
   for (const auto& replica : replicas) {
     group->joined.push_back(replica.get());
     replica->has_followers = group->comm->world_size() > 1 && !options.stop_early;
-    for (auto& param : replica->params) {
-      param.reduced.reset();
-      param.value_hash.reset();
-    }
+    for (auto& param : replica->params) param.reduced.reset();
   }
   const absl::Cleanup after = [&] {
     group->joined.clear();

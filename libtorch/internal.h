@@ -55,8 +55,6 @@ torch::ScalarType ScalarTypeOf(DType dtype);
 TensorView ViewOf(const torch::Tensor& tensor, const std::string& what);
 // The same without a check: null data if there can be no view.
 TensorView MemoryOf(const torch::Tensor& tensor);
-// Returns a hash of a dense tensor's elements in the order of memory.
-size_t HashOf(const torch::Tensor& tensor);
 
 struct Group::State {
   std::unique_ptr<Communicator> comm;
@@ -113,8 +111,6 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
     torch::Tensor kept;
     // The version of its gradient and SampleOf() it after the reduction, if `has_followers`.
     std::optional<std::pair<int64_t, uint64_t>> reduced;
-    // A hash of its value after the last step that ranks without a batch took, too.
-    std::optional<size_t> value_hash;
     torch::Tensor sparse_grad;    // The one last stored in grad(),
     uint32_t sparse_version = 0;  // and its version at that time.
   };
@@ -138,10 +134,6 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   void CheckGradients(const std::vector<int>& of_step, bool may_clear) const;
   // Returns which of these have no gradient, for the comparison of the ranks' steps.
   std::string MissingText(const std::vector<int>& of_step) const;
-  // After an optimizer's step; and before the next one: throws if the user has changed a parameter
-  // that ranks without a batch have not changed.
-  void NoteValuesOfAll();
-  void CheckValuesOfAll() const;
   // Multiplies the reduced gradients of a step. Returns whether they were finite.
   bool ScaleGradients(const std::vector<int>& of_step, double factor);
   // Before a step that multiplies the gradients: from here on any read of them fails.
@@ -190,9 +182,7 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   void Attach(int param);
   void RemoveHooks(int param);
   bool HasChanged(int param) const;  // Its gradient, since the reduction.
-  void NoteValues();
-  void CheckValues() const;
-  void ShowGradient(int param);  // grad() becomes the view of its bucket.
+  void ShowGradient(int param);      // grad() becomes the view of its bucket.
   bool ShowsBucket(int param) const;
   void MoveToBucket(int param);  // It was computed, or stored by the user, elsewhere.
   void RefuseSlices() const;

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "evenkeel/bucket/divergence.h"
 #include "evenkeel/comm/agree.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/status.h"
@@ -210,7 +211,7 @@ struct Optimizer::State {
   // Copies rates to torch: on ranks that were exhausted they are those of the others.
   void TakeRates(torch::optim::Optimizer& to) const;
   // By parameter, of those that each step rounds from a master copy.
-  std::vector<std::pair<int, size_t>> HashesOfRounded() const;
+  std::vector<std::pair<int, uint64_t>> HashesOfRounded() const;
 
   std::shared_ptr<Replica> replica;
   Groups groups;
@@ -237,11 +238,11 @@ void Optimizer::State::CheckGroups(const torch::optim::Optimizer& optimizer) con
   }
 }
 
-std::vector<std::pair<int, size_t>> Optimizer::State::HashesOfRounded() const {
-  std::vector<std::pair<int, size_t>> hashes;
+std::vector<std::pair<int, uint64_t>> Optimizer::State::HashesOfRounded() const {
+  std::vector<std::pair<int, uint64_t>> hashes;
   for (const int i : AllOf(groups)) {
     const torch::Tensor& tensor = replica->params[i].tensor;
-    if (tensor.element_size() == 2) hashes.emplace_back(i, HashOf(tensor));
+    if (tensor.element_size() == 2) hashes.emplace_back(i, HashOf(MemoryOf(tensor)));
   }
   return hashes;
 }
@@ -300,7 +301,6 @@ torch::Tensor Optimizer::step(LossClosure closure) {
   CheckUsable(replica);
   state_->CheckGroups(*this);
   replica.FinishUnreached();
-  replica.CheckValuesOfAll();
   const std::vector<int> params = AllOf(state_->groups);
   replica.CheckGradients(params, /*may_clear=*/true);
   replica.TakeGradients();
@@ -317,7 +317,6 @@ torch::Tensor Optimizer::step(LossClosure closure) {
     for (const torch::Tensor& param : group.params())
       if (param.requires_grad()) torch::autograd::impl::bump_version(param);
   }
-  replica.NoteValuesOfAll();
   return loss;
 }
 
@@ -410,18 +409,7 @@ struct Joined::State : Joinable {
   struct Hook : JoinHook {
     explicit Hook(State* owner) : owner(owner) {}
     absl::Status OnAction(const StepAnswer&, absl::string_view message) override {
-      const std::pair<absl::string_view, absl::string_view> parts =
-          absl::StrSplit(message, absl::MaxSplits(' ', 1));
-      double factor = 0;
-      if (!absl::SimpleAtod(parts.first, &factor))
-        return absl::InvalidArgumentError(absl::StrCat("\"", parts.first, "\" is not a factor"));
-      EK_ASSIGN_OR_RETURN(const Groups groups, GroupsOf(*owner->replica, owner->optimizer));
-      owner->replica->AdoptGradients();
-      EK_RETURN_IF_ERROR(owner->TakeRates(parts.second));
-      if (factor != 0) owner->ScaleGradients(groups, factor);
-      owner->Update(groups);
-      owner->optimizer.zero_grad();
-      return absl::OkStatus();
+      return owner->Repeat(message);
     }
     absl::Status PostHook(bool is_last_joiner) override {
       return owner->TakeLastRates(is_last_joiner);
@@ -437,17 +425,45 @@ struct Joined::State : Joinable {
   torch::Tensor Step(const torch::optim::Optimizer::LossClosure& closure) {
     const torch::Tensor loss = LossOf(closure);
     const Groups groups = TakeGradients();
-    replica->CheckValuesOfAll();
     const StepAnswer answer = Value(Value(Notify())->Wait());
     if (!answer.everyone_active())
-      Check(StepControl::Of(communicator())
-                .Announce(join_name(), absl::StrCat(Text(factor_), " ", Rates())));
-    {
-      const PhaseScope phase(communicator(), StepPhase::kOptimizer);
-      Update(groups);
-    }
-    replica->NoteValuesOfAll();
+      Check(StepControl::Of(communicator()).Announce(join_name(), Message(groups)));
+    const PhaseScope phase(communicator(), StepPhase::kOptimizer);
+    Update(groups);
     return loss;
+  }
+
+  // A step, for ranks without a batch: they compare the values with their own.
+  std::string Message(const Groups& groups) const {
+    return absl::StrJoin({Text(factor_), Rates(), absl::StrJoin(Hashes(groups), " ")}, "\n");
+  }
+  std::vector<std::string> Hashes(const Groups& groups) const {
+    std::vector<std::string> hashes;
+    for (const int i : AllOf(groups))
+      hashes.push_back(absl::StrCat(HashOf(MemoryOf(replica->params[i].tensor))));
+    return hashes;
+  }
+  absl::Status Repeat(absl::string_view message) {
+    EK_ASSIGN_OR_RETURN(const Groups groups, GroupsOf(*replica, optimizer));
+    const std::vector<std::string> parts = absl::StrSplit(message, '\n'), mine = Hashes(groups);
+    double factor = 0;
+    if (parts.size() != 3 || !absl::SimpleAtod(parts[0], &factor))
+      return absl::InvalidArgumentError("the message is not a step of Joined");
+    const std::vector<std::string> theirs = absl::StrSplit(parts[2], ' ');
+    for (size_t i = 0; i < std::min(mine.size(), theirs.size()); ++i) {
+      if (mine[i] == theirs[i]) continue;
+      return absl::FailedPreconditionError(
+          absl::StrCat("parameter \"", replica->NameOf(AllOf(groups)[i]),
+                       "\" is not equal on all ranks: those with a batch have changed it after "
+                       "step() inside join(), where ranks without a batch do not do the same; pass "
+                       "such code to the optimizer's after_step(), which runs it on all ranks"));
+    }
+    replica->AdoptGradients();
+    EK_RETURN_IF_ERROR(TakeRates(parts[1]));
+    if (factor != 0) ScaleGradients(groups, factor);
+    Update(groups);
+    optimizer.zero_grad();
+    return absl::OkStatus();
   }
 
   // Ends the reduction, and checks that the step may use what is there.

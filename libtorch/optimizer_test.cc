@@ -753,7 +753,7 @@ TEST(OptimizerTest, ChangesAfterAStepThatNotAllRanksMakeAreRefused) {
         });
       });
       for (const std::string& ending : endings) {
-        EXPECT_THAT(ending, testing::ContainsRegex("rank [01] changed parameter \"0.bias\""));
+        EXPECT_THAT(ending, testing::HasSubstr("\"0.bias\""));
         EXPECT_THAT(ending, testing::HasSubstr("after_step()"));
       }
     }

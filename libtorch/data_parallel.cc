@@ -85,7 +85,17 @@ std::unique_ptr<BucketReduction> ReductionFor(const DataParallelOptions& options
   Refuse("unknown compression");
 }
 
-// In place of a gradient of which each rank has a slice; not one that was set to zeros.
+// In place of a gradient of which each rank has a slice. Without memory, whatever reads it fails;
+// and since its elements are one place, whatever computes into it does, also through data(), which
+// does not count versions.
+torch::Tensor PlaceholderFor(const torch::Tensor& param) {
+  const std::vector<int64_t> sizes =
+      param.numel() == 1 ? std::vector<int64_t>{2} : param.sizes().vec();
+  return torch::empty_strided(sizes, std::vector<int64_t>(sizes.size(), 0),
+                              param.options().requires_grad(false).device(torch::kMeta));
+}
+
+// Not one that was set to zeros.
 bool IsPlaceholder(const torch::Tensor& grad) {
   return grad.defined() && grad.is_meta() && grad._version() == 0;
 }
@@ -351,7 +361,6 @@ void DataParallelBase::Replica::ShowGradient(int param) {
   one.tensor.mutable_grad() = one.view;
 }
 
-// A gradient of which each rank has a slice is a tensor without memory: whatever reads it fails.
 void DataParallelBase::Replica::RefuseSlices() const {
   for (int i = 0; i < set.size(); ++i) {
     if (!params[i].is_lost || !IsPlaceholder(params[i].tensor.grad())) continue;
@@ -515,8 +524,8 @@ void DataParallelBase::Replica::BeforeBackward(int graph_task) {
   if (!is_open) {
     if (no_sync == 0 && !had_late_forward)
       Refuse(absl::StrCat(
-          "rank ", group->comm->rank(),
-          " runs backward outside of a step: no forward of DataParallel precedes it, or the "
+          "rank ", group->comm->rank(), " runs backward outside of a step of ", core->join_name(),
+          ": no forward of it precedes, or the "
           "gradients of the last one have been reduced. Call ddp(x), not net(x), before each "
           "backward, or add up the gradients of all backwards but the last with no_sync()"));
     Begin();
@@ -625,7 +634,7 @@ void DataParallelBase::Replica::AdoptGradients() {
       ShowGradient(i);
       if (has_followers) params[i].reduced = {params[i].view._version(), SampleOf(set[i].grad)};
     } else if (params[i].had_gradient || params[i].is_spoiled) {
-      grad = torch::empty_like(params[i].tensor, torch::kMeta);
+      grad = PlaceholderFor(params[i].tensor);
       params[i].is_lost = !params[i].is_spoiled;
     } else if (ShowsBucket(i)) {
       grad.reset();  // No rank has one.
@@ -671,7 +680,7 @@ void DataParallelBase::Replica::CheckGradients(const std::vector<int>& of_step,
       Refuse(absl::StrCat("the gradient of \"", NameOf(i), "\" was ",
                           grad.defined() ? "changed" : "cleared",
                           " between backward and step() inside join(), where ranks without a batch "
-                          "do not do the same; to clip gradients call clip_grad_norm() of "
+                          "do not do the same; to clip their norm call clip_grad_norm() of "
                           "ekt::Optimizer"));
   }
 }
@@ -737,7 +746,7 @@ void DataParallelBase::Replica::HideGradients(const std::vector<int>& of_step) {
   for (const int i : of_step) {
     torch::Tensor& grad = params[i].tensor.mutable_grad();
     if (!set.trainable(i) || !grad.defined() || params[i].is_lost) continue;
-    grad = torch::empty_like(params[i].tensor, torch::kMeta);
+    grad = PlaceholderFor(params[i].tensor);
     params[i].is_lost = true;
   }
 }
@@ -829,7 +838,7 @@ void DataParallelBase::Replica::AfterJoin() {
   for (int i = 0; i < set.size(); ++i) {
     if (set.is_ignored(i)) continue;
     if (std::exchange(params[i].is_spoiled, false)) {
-      params[i].tensor.mutable_grad() = torch::empty_like(params[i].tensor, torch::kMeta);
+      params[i].tensor.mutable_grad() = PlaceholderFor(params[i].tensor);
     } else if (set.row_size(i) > 0) {
       ShowSparseGradient(i);
     } else if (!set.trainable(i)) {
@@ -866,7 +875,9 @@ DataParallelBase::~DataParallelBase() {
 
 DataParallelBase::NoSync::NoSync(DataParallelBase& ddp) : ddp_(ddp) {
   if (ddp.replica_->is_open && !ddp.replica_->is_accumulating)
-    Refuse("no_sync() in a step that has begun: create it before the forward");
+    Refuse(absl::StrCat("no_sync() in a step of ", ddp.replica_->core->join_name(),
+                        " that has begun: create it before the forward, and call a forward "
+                        "without a backward under NoGradGuard"));
   ++ddp.replica_->no_sync;
 }
 DataParallelBase::NoSync::~NoSync() { --ddp_.replica_->no_sync; }

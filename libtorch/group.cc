@@ -76,12 +76,15 @@ StatusError::StatusError(const absl::Status& status) : Error(ErrorOf(status)), s
 
 std::string TextOf(const c10::Error& error) {
   std::string text = error.what_without_backtrace();
-  for (const char* sign : {"Meta tensors", "meta tensors", "meta and cpu", "cpu and meta"}) {
+  for (const char* sign :
+       {"eta tensor", "meta and cpu", "cpu and meta", "single memory location"}) {
     if (text.find(sign) == std::string::npos) continue;
     text +=
         " (With the placement Slices, grad() has no values after backward, and between unscale_() "
-        "and step() of GradScaler it has none: call Optimizer::clip_grad_norm() instead of "
-        "torch's, zero_grad() before the next backward, and DataParallel before each backward.)";
+        "and step() of GradScaler it has none, so it can be neither read nor changed: clip by "
+        "Optimizer::clip_grad_norm(), call zero_grad() before the next backward, and ddp(x) "
+        "instead "
+        "of net(x).)";
     break;
   }
   return text;

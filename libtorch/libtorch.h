@@ -60,8 +60,9 @@
 //               the optimizer's step it may be changed or replaced; but inside join() exhausted
 //               ranks would not apply the change, so step() throws if it finds one. With Slices no
 //               rank has a whole gradient after backward: `grad()` is a tensor on the device meta,
-//               so that any read throws. One step() uses it up; what a later backward adds to it
-//               can only be cleared, and a step() before that throws.
+//               so that reading it throws, and computing into it (clip_grad_value_()). One step()
+//               uses it up; what a later backward adds to it can only be cleared, and a step()
+//               before that throws.
 // Parameters:   all that `named_parameters()` lists, with requires_grad or without; setting the
 //               flag takes effect in the next step, on all ranks in the same one. A tensor that is
 //               registered twice is one parameter. Their memory may be replaced (set_data), not
@@ -223,7 +224,10 @@ struct DataParallelOptions {
   std::vector<std::string> ignored;
 };
 
-enum class DivideBy { kWorldSize, kActiveRanks };
+enum class DivideBy {
+  kWorldSize,    // The sum of the gradients over the number of all ranks.
+  kActiveRanks,  // Their mean over the ranks that have a batch.
+};
 
 struct JoinOptions {
   // The divisor of gradients in steps of which only some ranks have a batch.
@@ -455,8 +459,8 @@ class Optimizer : public torch::optim::Optimizer {
   // ranks without a batch, at the end of the steps that they take with the others. For averages of
   // the weights, clamping, schedules by steps. It sees the whole parameters, with every placement,
   // may change them and the rates, equally on all ranks, and must not communicate. Those of 16 bits
-  // may not be changed: the next step rounds them from the master copy. Gradients are not
-  // available. The same functions on all ranks.
+  // may not be changed: the next step rounds them from the master copy. It must not read gradients.
+  // It also runs after a step that GradScaler skips. The same functions on all ranks.
   void after_step(std::function<void()> function);
 
   // For the next step(): scales the gradients of all ranks' parameters down to this joint norm.

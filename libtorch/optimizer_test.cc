@@ -1259,6 +1259,30 @@ TEST(OptimizerTest, GradientsOfSlicesMustBeCleared) {
                        LossOf(ddp(Batch(group.rank(), 0))).backward();
                        optimizer.zero_grad();
                        RequireError([&] { optimizer.step(); }, "was cleared or replaced");
+                       // Through data(), which does not count versions; also where a parameter
+                       // has one element.
+                       for (const Tensor& param : net->parameters()) {
+                         optimizer.zero_grad();
+                         LossOf(ddp(Batch(group.rank(), 0))).backward();
+                         const auto refusal = [](const std::function<void()>& call) {
+                           try {
+                             call();
+                           } catch (const c10::Error& error) {
+                             return std::string(error.what_without_backtrace());
+                           }
+                           return std::string("no error");
+                         };
+                         const std::string clipped = refusal([&] {
+                           torch::nn::utils::clip_grad_value_(std::vector<Tensor>{param}, 0.01);
+                         });
+                         const std::string scaled = refusal([&] { param.grad().data().mul_(2); });
+                         for (const std::string& text : {clipped, scaled})
+                           Require(text.find("single memory location") != std::string::npos, text);
+                         const std::string read =
+                             refusal([&] { (void)param.grad().sum().item<double>(); });
+                         Require(read.find("eta tensor") != std::string::npos, read);
+                         optimizer.step();
+                       }
                        torch::serialize::OutputArchive archive;
                        RequireError([&] { optimizer.save(archive); }, "save_sharded");
                        optimizer.add_param_group(torch::optim::OptimizerParamGroup(

@@ -230,7 +230,7 @@ absl::Status PlacedOptimizer::ChangedError(absl::string_view tensor,
           " begins: ", RankList(exhausted), exhausted.size() == 1 ? " has" : " have",
           " no more input, and did not run the code of the loop that changed it; pass such code to "
           "the optimizer's ",
-          function, ", which runs it on all ranks")),
+          function, ", which runs it on all ranks; if it is there, it must do the same on each")),
       {.kind = FailureKind::kDisagreement,
        .ranks = StepControl::Of(communicator()).active_ranks(),
        .step = step});

@@ -28,29 +28,12 @@
 #include "absl/strings/str_join.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/join/internal/join_list.h"
 #include "evenkeel/join/scope.h"
 #include "evenkeel/join/steps/step_control.h"
 
 namespace evenkeel {
 namespace {
-
-absl::Status CheckList(absl::Span<Joinable* const> joinables) {
-  if (joinables.empty()) return absl::InvalidArgumentError("RunJoined needs at least one Joinable");
-  for (size_t i = 0; i < joinables.size(); ++i) {
-    if (joinables[i] == nullptr)
-      return absl::InvalidArgumentError(absl::StrCat("RunJoined: entry ", i, " is null"));
-    if (&joinables[i]->communicator() != &joinables[0]->communicator()) {
-      return absl::InvalidArgumentError(absl::StrCat("RunJoined: ", joinables[i]->join_name(),
-                                                     " and ", joinables[0]->join_name(),
-                                                     " use different communicators"));
-    }
-    if (std::count(joinables.begin(), joinables.end(), joinables[i]) > 1) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("RunJoined: ", joinables[i]->join_name(), " is in the list more than once"));
-    }
-  }
-  return absl::OkStatus();
-}
 
 // "std::runtime_error: sample 17 is broken".
 std::string TextOf(const std::exception* exception) {
@@ -82,10 +65,10 @@ absl::Status CheckOptions(const JoinOptions& options, const Communicator& comm) 
 // destruction resets them.
 class JoinRun {
  public:
-  JoinRun(absl::Span<Joinable* const> joinables, const JoinOptions& options)
-      : joinables_(joinables.begin(), joinables.end()),
+  JoinRun(std::vector<Joinable*> joinables, const JoinOptions& options)
+      : joinables_(std::move(joinables)),
         options_(options),
-        comm_(joinables[0]->communicator()),
+        comm_(joinables_[0]->communicator()),
         scope_(&comm_, options.enable) {
     JoinConfig config{
         .enable = options.enable,
@@ -109,11 +92,6 @@ class JoinRun {
       joinable->config_ = config;
       config.is_first = false;
     }
-    // Hooks that communicate run in the same order on all ranks, whatever the order of the lists.
-    std::sort(joinables_.begin(), joinables_.end(), [](const Joinable* a, const Joinable* b) {
-      return std::pair(a->join_phase(), a->join_name()) <
-             std::pair(b->join_phase(), b->join_name());
-    });
     for (const Joinable* joinable : joinables_) counted_before_.push_back(joinable->counted_);
     steps().SetScope(this, StableHash(1, what));
     steps().SetAgreement(options.enable);
@@ -335,15 +313,22 @@ class JoinRun {
 
 absl::Status RunJoined(absl::Span<Joinable* const> joinables, const JoinOptions& options,
                        absl::FunctionRef<absl::Status(JoinScope&)> loop) {
-  EK_RETURN_IF_ERROR(CheckList(joinables));
+  // Hooks that communicate run in the same order on all ranks, whatever the order of the lists.
+  EK_ASSIGN_OR_RETURN(std::vector<Joinable*> ordered, InOrder("RunJoined", joinables));
   Communicator& comm = joinables[0]->communicator();
+  for (const Joinable* joinable : joinables) {
+    if (&joinable->communicator() == &comm) continue;
+    return absl::InvalidArgumentError(absl::StrCat("RunJoined: ", joinable->join_name(), " and ",
+                                                   joinables[0]->join_name(),
+                                                   " use different communicators"));
+  }
   EK_RETURN_IF_ERROR(comm.status());
   if (StepControl::Of(comm).scope() != nullptr) {
     return absl::FailedPreconditionError(absl::StrCat("a join is already running on rank ",
                                                       comm.rank(), ": a group runs one at a time"));
   }
   EK_RETURN_IF_ERROR(CheckOptions(options, comm));
-  JoinRun run(joinables, options);
+  JoinRun run(std::move(ordered), options);
   EK_RETURN_IF_ERROR(run.MakeHooks());
   return run.Run(loop);
 }

@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/join/internal/join_list.h"
 #include "evenkeel/join/internal/recovery_plan.h"
 
 namespace evenkeel {
@@ -21,13 +22,8 @@ using internal::RecoveryPlan;
 // One call of Recover(); more than one new group if another rank is lost meanwhile.
 class RecoveryRun {
  public:
-  RecoveryRun(absl::Span<Joinable* const> joinables, const RecoveryOptions& options,
-              absl::Time deadline)
-      : joinables_(joinables.begin(), joinables.end()), options_(options), deadline_(deadline) {
-    std::sort(joinables_.begin(), joinables_.end(), [](const Joinable* a, const Joinable* b) {
-      return std::pair(a->join_phase(), a->join_name()) <
-             std::pair(b->join_phase(), b->join_name());
-    });
+  RecoveryRun(std::vector<Joinable*> joinables, const RecoveryOptions& options, absl::Time deadline)
+      : joinables_(std::move(joinables)), options_(options), deadline_(deadline) {
     for (Joinable* joinable : joinables_) {
       if (joinable->steps_finished() >= 0) optimizers_.push_back(joinable);
     }
@@ -123,31 +119,14 @@ class RecoveryRun {
     return absl::OkStatus();
   }
 
-  std::vector<Joinable*> joinables_;   // By phase and name.
-  std::vector<Joinable*> optimizers_;  // Those of them that count steps.
+  const std::vector<Joinable*> joinables_;  // InOrder().
+  std::vector<Joinable*> optimizers_;       // Those of them that count steps.
   const RecoveryOptions& options_;
   const absl::Time deadline_;
   std::vector<std::unique_ptr<Communicator>> left_behind_;
 };
 
 namespace {
-
-absl::Status CheckList(absl::Span<Joinable* const> joinables) {
-  if (joinables.empty()) return absl::InvalidArgumentError("Recover needs at least one Joinable");
-  for (size_t i = 0; i < joinables.size(); ++i) {
-    if (joinables[i] == nullptr)
-      return absl::InvalidArgumentError(absl::StrCat("Recover: entry ", i, " is null"));
-    if (joinables[i]->join_config().scope != nullptr) {
-      return absl::FailedPreconditionError(
-          "Recover inside RunJoined(): call it when that has returned");
-    }
-    if (std::count(joinables.begin(), joinables.end(), joinables[i]) > 1) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("Recover: ", joinables[i]->join_name(), " is in the list more than once"));
-    }
-  }
-  return absl::OkStatus();
-}
 
 // Ranks of `before` that are not in `after`.
 std::vector<int> Lost(const Communicator& before, const Communicator& after) {
@@ -164,10 +143,15 @@ std::vector<int> Lost(const Communicator& before, const Communicator& after) {
 
 absl::StatusOr<Recovered> Recover(absl::Span<Joinable* const> joinables, Communicator& failed,
                                   const RecoveryOptions& options) {
-  EK_RETURN_IF_ERROR(CheckList(joinables));
+  EK_ASSIGN_OR_RETURN(std::vector<Joinable*> ordered, InOrder("Recover", joinables));
+  for (const Joinable* joinable : ordered) {
+    if (joinable->join_config().scope != nullptr)
+      return absl::FailedPreconditionError(
+          "Recover inside RunJoined(): call it when that has returned");
+  }
   if (!options.why.ok()) failed.Abort(options.why);
   const absl::Time deadline = SteadyNow() + options.timeout;
-  RecoveryRun run(joinables, options, deadline);
+  RecoveryRun run(std::move(ordered), options, deadline);
   Communicator* from = &failed;
   while (true) {
     EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> next, from->Shrink(deadline - SteadyNow()));

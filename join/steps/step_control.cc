@@ -50,39 +50,24 @@ const ParticipantState* FindState(const StepRecord& record, uint64_t name_hash) 
 // One field of one participant, as a value to compare and a way to say it.
 struct Aspect {
   absl::string_view what;
+  bool (*differs)(const ParticipantState&, const ParticipantState&);
   std::string (*value)(const ParticipantState&);
 };
+using State = const ParticipantState&;
 
 const Aspect kAspects[] = {
-    {"synchronising",
-     [](const ParticipantState& s) -> std::string {
-       return s.sync ? "synchronises" : "accumulates";
-     }},
-    {"the set of trained parameters",
-     [](const ParticipantState& s) {
+    {"synchronising", [](State a, State b) { return a.sync != b.sync; },
+     [](State s) -> std::string { return s.sync ? "synchronises" : "accumulates"; }},
+    {"the set of trained parameters", [](State a, State b) { return a.mask_hash != b.mask_hash; },
+     [](State s) {
        return absl::StrCat(s.note.empty() ? "nothing frozen" : s.note, " (mask ",
                            absl::Hex(s.mask_hash), ")");
      }},
-    {"the plan generation",
-     [](const ParticipantState& s) { return absl::StrCat("generation ", s.generation); }},
-    {"the schedule",
-     [](const ParticipantState& s) {
-       return absl::StrCat("schedule ", absl::Hex(s.schedule_hash));
-     }},
+    {"the plan generation", [](State a, State b) { return a.generation != b.generation; },
+     [](State s) { return absl::StrCat("generation ", s.generation); }},
+    {"the schedule", [](State a, State b) { return a.schedule_hash != b.schedule_hash; },
+     [](State s) { return absl::StrCat("schedule ", absl::Hex(s.schedule_hash)); }},
 };
-
-bool Differs(int aspect, const ParticipantState& a, const ParticipantState& b) {
-  switch (aspect) {
-    case 0:
-      return a.sync != b.sync;
-    case 1:
-      return a.mask_hash != b.mask_hash;
-    case 2:
-      return a.generation != b.generation;
-    default:
-      return a.schedule_hash != b.schedule_hash;
-  }
-}
 
 // "<before>ranks 0,2: synchronises; rank 1: accumulates". The fewest ranks are named as the cause.
 absl::Status Disagree(absl::string_view before,
@@ -131,22 +116,21 @@ absl::Status CompareRecords(int64_t step, const StepAnswer& answer,
       if (StableHash(0, participant->participant_name()) == expected.name_hash)
         name = participant->participant_name();
     }
-    for (int aspect = 0; aspect < 4; ++aspect) {
+    for (const Aspect& aspect : kAspects) {
       const auto differs = [&](const StepRecord& record) {
         const ParticipantState* state = FindState(record, expected.name_hash);
-        return !record.joined && (state == nullptr || Differs(aspect, *state, expected));
+        return !record.joined && (state == nullptr || aspect.differs(*state, expected));
       };
       if (std::ranges::none_of(records, differs)) continue;
       std::map<std::string, std::vector<int>> ranks_by_value;
       for (int rank = 0; rank < answer.world_size; ++rank) {
         if (records[rank].joined) continue;
         const ParticipantState* state = FindState(records[rank], expected.name_hash);
-        ranks_by_value[state == nullptr ? "without it" : kAspects[aspect].value(*state)].push_back(
-            rank);
+        ranks_by_value[state == nullptr ? "without it" : aspect.value(*state)].push_back(rank);
       }
-      return Disagree(absl::StrCat("step ", step, ", ", name, ": the ranks disagree about ",
-                                   kAspects[aspect].what, ": "),
-                      ranks_by_value);
+      return Disagree(
+          absl::StrCat("step ", step, ", ", name, ": the ranks disagree about ", aspect.what, ": "),
+          ranks_by_value);
     }
   }
   return absl::OkStatus();

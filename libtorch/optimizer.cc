@@ -3,7 +3,6 @@
 #include <c10/util/Type.h>
 
 #include <algorithm>
-#include <charconv>
 #include <sstream>
 #include <typeinfo>
 #include <utility>
@@ -120,18 +119,13 @@ std::string GroupName(size_t index) { return absl::StrCat("group", index); }
 // Names and values, in a fixed order.
 using Settings = std::vector<std::pair<std::string, std::string>>;
 
-std::string Text(double value) {
-  char text[32];  // The shortest form that no other number has.
-  return std::string(text, std::to_chars(std::begin(text), std::end(text), value).ptr);
-}
-
 // Adds the settings if `options` has this type.
 template <class Options>
 bool AddSettings(const torch::optim::OptimizerOptions& options, Settings& settings) {
   const auto* known = dynamic_cast<const Options*>(&options);
   if (known == nullptr) return false;
   const auto add = [&](const char* name, double value) {
-    settings.emplace_back(name, Text(value));
+    settings.emplace_back(name, SettingText(value));
   };
   const auto add_flag = [&](const char* name, bool value) {
     settings.emplace_back(name, value ? "true" : "false");
@@ -157,7 +151,7 @@ bool AddSettings(const torch::optim::OptimizerOptions& options, Settings& settin
 
 Settings SettingsOf(const torch::optim::OptimizerOptions& options) {
   using namespace torch::optim;
-  Settings settings = {{"lr", Text(options.get_lr())}};
+  Settings settings = {{"lr", SettingText(options.get_lr())}};
   if (AddSettings<SGDOptions>(options, settings) || AddSettings<AdamOptions>(options, settings) ||
       AddSettings<AdamWOptions>(options, settings) ||
       AddSettings<RMSpropOptions>(options, settings) ||
@@ -435,7 +429,7 @@ struct Joined::State : Joinable {
 
   // A step, for ranks without a batch: they compare the values with their own.
   std::string Message(const Groups& groups) const {
-    return absl::StrJoin({Text(factor_), Rates(), absl::StrJoin(Hashes(groups), " ")}, "\n");
+    return absl::StrJoin({SettingText(factor_), Rates(), absl::StrJoin(Hashes(groups), " ")}, "\n");
   }
   std::vector<std::string> Hashes(const Groups& groups) const {
     std::vector<std::string> hashes;
@@ -497,7 +491,7 @@ struct Joined::State : Joinable {
     // Never empty: an empty text would not be compared.
     std::vector<std::string> changes = {
         absl::StrCat("functions after the step=", after_step.size())};
-    if (factor_ != 0) changes.push_back(absl::StrCat("scale of gradients=", Text(factor_)));
+    if (factor_ != 0) changes.push_back(absl::StrCat("scale of gradients=", SettingText(factor_)));
     const std::vector<Settings> now = SettingsOf(optimizer);
     for (size_t i = 0; i < now.size(); ++i) {
       for (size_t k = 0; k < now[i].size(); ++k) {
@@ -523,7 +517,7 @@ struct Joined::State : Joinable {
   std::string Rates() const {
     std::vector<std::string> rates;
     for (const auto& group : optimizer.param_groups())
-      rates.push_back(Text(group.options().get_lr()));
+      rates.push_back(SettingText(group.options().get_lr()));
     return absl::StrJoin(rates, " ");
   }
   absl::Status TakeRates(absl::string_view text) {

@@ -61,23 +61,18 @@ absl::Status ValidateRule(const AdamLike& rule) {
   return CheckRange("weight_decay", rule.weight_decay, 0, kNoLimit);
 }
 
-// The shortest text that reads as the same number, so that rules with equal texts are equal.
-std::string Text(double value) {
-  char text[32];
-  return std::string(text, std::to_chars(std::begin(text), std::end(text), value).ptr);
-}
-
 std::string SettingsOf(const Sgd& rule) {
   return absl::StrCat(
-      "learning_rate=", Text(rule.learning_rate), ", momentum=", Text(rule.momentum),
-      ", weight_decay=", Text(rule.weight_decay), rule.nesterov ? ", nesterov" : "");
+      "learning_rate=", SettingText(rule.learning_rate), ", momentum=", SettingText(rule.momentum),
+      ", weight_decay=", SettingText(rule.weight_decay), rule.nesterov ? ", nesterov" : "");
 }
 
 template <typename AdamLike>
 std::string SettingsOf(const AdamLike& rule) {
-  return absl::StrCat("learning_rate=", Text(rule.learning_rate), ", beta1=", Text(rule.beta1),
-                      ", beta2=", Text(rule.beta2), ", epsilon=", Text(rule.epsilon),
-                      ", weight_decay=", Text(rule.weight_decay));
+  return absl::StrCat("learning_rate=", SettingText(rule.learning_rate),
+                      ", beta1=", SettingText(rule.beta1), ", beta2=", SettingText(rule.beta2),
+                      ", epsilon=", SettingText(rule.epsilon),
+                      ", weight_decay=", SettingText(rule.weight_decay));
 }
 
 template <typename T>
@@ -152,6 +147,11 @@ void ApplyToMaster(const UpdateRule& rule, int64_t step, double grad_scale, cons
 }
 
 }  // namespace
+
+std::string SettingText(double value) {
+  char text[32];
+  return std::string(text, std::to_chars(std::begin(text), std::end(text), value).ptr);
+}
 
 absl::Status Validate(const UpdateRule& rule) {
   return std::visit([](const auto& r) { return Annotate(ValidateRule(r), NameOf(r)); }, rule);

@@ -64,6 +64,10 @@ absl::Status Validate(const UpdateRule& rule);
 double LearningRate(const UpdateRule& rule);
 void SetLearningRate(UpdateRule& rule, double learning_rate);
 
+// Returns the shortest text that reads as the same number, so that settings with equal texts are
+// equal.
+std::string SettingText(double value);
+
 // Returns all settings with all their digits: "AdamW(learning_rate=0.001, beta1=0.9, beta2=0.999,
 // epsilon=1e-08, weight_decay=0.01)".
 std::string ToString(const UpdateRule& rule);

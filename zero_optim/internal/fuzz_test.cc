@@ -61,15 +61,14 @@ TEST(ZeroOptimFuzzTest, OwnerTable) {
 
 TEST(ZeroOptimFuzzTest, ShardFacts) {
   constexpr int kParams = 5;
-  const ShardFacts facts{.generation = 4,
-                         .old_rank = 2,
-                         .mask = TrainableMask(kParams, true),
-                         .steps_finished = 17,
-                         .may_lose = true,
-                         .checkpoint_hint = "checkpoints/last",
-                         .owners = {0, 1, -1, 2, 0},
-                         .was_updated = {1, 1, 0, 0, 1},
-                         .held_steps = {17, 0, 0, 0, 3}};
+  const ShardFacts facts{
+      .standing = {.steps_finished = 17, .may_lose = true, .checkpoint_hint = "checkpoints/last"},
+      .generation = 4,
+      .old_rank = 2,
+      .mask = TrainableMask(kParams, true),
+      .owners = {0, 1, -1, 2, 0},
+      .was_updated = {1, 1, 0, 0, 1},
+      .held_steps = {17, 0, 0, 0, 3}};
   Fuzz({facts.Serialize()}, [&](absl::string_view bytes) -> absl::StatusOr<std::string> {
     const absl::StatusOr<ShardFacts> parsed = ShardFacts::Parse(bytes, kParams);
     if (!parsed.ok()) return parsed.status();

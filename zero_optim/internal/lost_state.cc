@@ -18,6 +18,20 @@ std::string WayOut(const std::vector<Standing>& by_rank) {
 
 }  // namespace
 
+void Standing::Write(ByteWriter& writer) const {
+  writer.I64(steps_finished).Bool(is_torn).Bool(may_lose).Bool(holds_state).Bytes(checkpoint_hint);
+}
+
+Standing Standing::Read(ByteReader& reader) {
+  Standing standing;
+  standing.steps_finished = reader.I64();
+  standing.is_torn = reader.Bool();
+  standing.may_lose = reader.Bool();
+  standing.holds_state = reader.Bool();
+  standing.checkpoint_hint = std::string(reader.Bytes());
+  return standing;
+}
+
 absl::Status CheckSameStep(const std::vector<Standing>& by_rank) {
   int first = -1;
   for (int rank = 0; rank < static_cast<int>(by_rank.size()); ++rank) {

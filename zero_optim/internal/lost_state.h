@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "evenkeel/comm/base/bytes.h"
 
 namespace evenkeel::internal {
 
@@ -25,6 +26,9 @@ struct Standing {
   bool may_lose = false;  // LostShard::kFresh.
   bool holds_state = false;
   std::string checkpoint_hint;
+
+  void Write(ByteWriter& writer) const;
+  static Standing Read(ByteReader& reader);
 };
 
 // OK if nobody is in the middle of an update, and all that hold state are at one step.

@@ -241,12 +241,6 @@ absl::Status ParameterUpdater::ApplyThere(int list, StreamRef stream) {
   return device_->Apply(kFirstList + list, stream);
 }
 
-absl::Status ParameterUpdater::UpdateThere(int list, const StepOptions& options, bool is_measured,
-                                           StreamRef stream) {
-  EK_RETURN_IF_ERROR(PrepareThere(list, options, is_measured, stream));
-  return device_->Apply(kFirstList + list, stream);
-}
-
 absl::StatusOr<GradientCheck> ParameterUpdater::MeasureNow(
     absl::Span<const Gradient> gradients, double norm, double grad_scale,
     absl::FunctionRef<absl::Status()> add_up) {
@@ -257,10 +251,6 @@ absl::StatusOr<GradientCheck> ParameterUpdater::MeasureNow(
   EK_RETURN_IF_ERROR(device_->Measure(kMeasureList, norm, stream()));
   EK_RETURN_IF_ERROR(add_up());
   return device_->CheckNow(norm, grad_scale, stream(), SteadyNow() + kPatience);
-}
-
-absl::Status ParameterUpdater::Keep(Memory memory) {
-  return is_on_device() ? device_->Keep(std::move(memory), stream()) : absl::OkStatus();
 }
 
 absl::Status ParameterUpdater::Refresh() {

@@ -11,7 +11,8 @@
 //   EK_RETURN_IF_ERROR(updater.SetGradients(0, gradients, stream));
 //   // if the step clips, or may be skipped
 //   EK_RETURN_IF_ERROR(updater.MeasureThere(0, norm, stream));
-//   EK_RETURN_IF_ERROR(updater.UpdateThere(0, options, is_measured, stream));
+//   EK_RETURN_IF_ERROR(updater.PrepareThere(0, options, is_measured, stream));
+//   EK_RETURN_IF_ERROR(updater.ApplyThere(0, stream));
 //
 // Steps:   where a step may be skipped by what the device finds, only the device knows the step
 //          counts: Refresh() waits for them, before step(), and drops the state of what was never
@@ -101,15 +102,15 @@ class ParameterUpdater {
                             StreamRef stream, const TensorView& flags = {},
                             bool may_be_unset = false);
   absl::Status ApplyThere(int list, StreamRef stream);
-  absl::Status UpdateThere(int list, const StepOptions& options, bool is_measured,
-                           StreamRef stream);
   absl::Status MeasureThere(int list, double norm, StreamRef stream);
   // To measure only: nothing appears. `add_up` adds what other ranks have measured. The host waits.
   absl::StatusOr<GradientCheck> MeasureNow(absl::Span<const Gradient> gradients, double norm,
                                            double grad_scale,
                                            absl::FunctionRef<absl::Status()> add_up);
   // Frees the memory once what is on stream() now has run.
-  absl::Status Keep(Memory memory);
+  absl::Status Keep(Memory memory) {
+    return is_on_device() ? device_->Keep(std::move(memory), stream()) : absl::OkStatus();
+  }
   // The host waits, if the device knows better.
   absl::Status Refresh();
 

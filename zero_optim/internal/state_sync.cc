@@ -13,15 +13,6 @@
 #include "evenkeel/zero_optim/internal/wait_for_all.h"
 
 namespace evenkeel::internal {
-absl::Status StateSync::BroadcastValues(const ParameterSet& params, int source) const {
-  std::vector<Work> works;
-  for (int i = 0; i < params.size(); ++i) {
-    if (params.is_ignored(i)) continue;
-    works.push_back(channel.Broadcast(params[i].value, source,
-                                      {.role = Role::kState, .after = params.stream()}));
-  }
-  return WaitForAll(works);
-}
 
 absl::Status StateSync::BroadcastSettings(ParameterUpdater& updater, int source) const {
   const std::string mine =

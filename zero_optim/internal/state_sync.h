@@ -23,7 +23,6 @@ struct StateSync {
   Channel& channel;
   const std::string& name;
 
-  absl::Status BroadcastValues(const ParameterSet& params, int source) const;
   // The groups' settings alone.
   absl::Status BroadcastSettings(ParameterUpdater& updater, int source) const;
   // Those, and the state of every parameter.

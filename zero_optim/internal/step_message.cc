@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <bit>
-#include <charconv>
 #include <cmath>
-#include <iterator>
 #include <utility>
 #include <variant>
 
@@ -80,12 +78,6 @@ void ReadSources(ByteReader& reader, int param_count, std::vector<GradientSource
 
 constexpr size_t kMostRates = 8;  // That are told by group.
 
-// Shortest form that no other number has.
-std::string Text(double value) {
-  char text[32];
-  return std::string(text, std::to_chars(std::begin(text), std::end(text), value).ptr);
-}
-
 std::string RatesText(const ParameterGroups& groups, const std::vector<UpdateRule>& rules) {
   const auto rate_of = [](const UpdateRule& rule) {
     return std::bit_cast<uint64_t>(LearningRate(rule));
@@ -97,11 +89,11 @@ std::string RatesText(const ParameterGroups& groups, const std::vector<UpdateRul
     is_one = is_one && rate_of(rule) == rate_of(rules[0]);
   }
   if (rules.empty()) return "";
-  if (is_one) return absl::StrCat("learning_rate=", Text(LearningRate(rules[0])));
+  if (is_one) return absl::StrCat("learning_rate=", SettingText(LearningRate(rules[0])));
   std::vector<std::string> texts;
   for (size_t i = 0; i < std::min(rules.size(), kMostRates); ++i) {
     texts.push_back(absl::StrCat("learning_rate of ", groups[static_cast<int>(i)].name, "=",
-                                 Text(LearningRate(rules[i]))));
+                                 SettingText(LearningRate(rules[i]))));
   }
   if (rules.size() > kMostRates)
     texts.push_back(absl::StrCat("hash of all learning rates=", absl::Hex(hash)));
@@ -116,9 +108,10 @@ std::string SettingsText(const ParameterGroups& groups, const std::vector<Update
   const auto add = [&](auto... parts) {
     absl::StrAppend(&text, text.empty() ? "" : ", ", parts...);
   };
-  if (options.grad_scale != 1) add("grad_scale=", Text(options.grad_scale));
-  if (options.clip.has_value()) add("max_norm=", Text(options.clip->max_norm));
-  if (options.clip.has_value() && options.clip->norm != 2) add("norm=", Text(options.clip->norm));
+  if (options.grad_scale != 1) add("grad_scale=", SettingText(options.grad_scale));
+  if (options.clip.has_value()) add("max_norm=", SettingText(options.clip->max_norm));
+  if (options.clip.has_value() && options.clip->norm != 2)
+    add("norm=", SettingText(options.clip->norm));
   if (options.skip) add("skip=true");
   if (options.skip_nonfinite) add("skip_nonfinite=true");
   return text;

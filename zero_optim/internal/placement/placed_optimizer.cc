@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "evenkeel/bucket/divergence.h"
+#include "evenkeel/bucket/state_sync.h"
 #include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/failure_info.h"
@@ -111,7 +112,8 @@ absl::Status PlacedOptimizer::TakeOver(StateTransfer& transfer) {
   EK_ASSIGN_OR_RETURN(Channel* const channel, communicator().OpenChannel(join_name()));
   const StateSync sync{.comm = communicator(), .channel = *channel, .name = join_name()};
   if (transfer.done.insert(params_).second)
-    EK_RETURN_IF_ERROR(sync.BroadcastValues(*params_, transfer.source));
+    EK_RETURN_IF_ERROR(BroadcastState(*channel, ValuesOf(*params_), transfer.source, Role::kState,
+                                      params_->stream()));
   return TakeOverState(sync, transfer.source);
 }
 

@@ -34,6 +34,7 @@
 #include "evenkeel/zero_optim/internal/gradient_measure.h"
 #include "evenkeel/zero_optim/internal/gradients.h"
 #include "evenkeel/zero_optim/internal/last_checks.h"
+#include "evenkeel/zero_optim/internal/lost_state.h"
 #include "evenkeel/zero_optim/internal/parameter_updater.h"
 #include "evenkeel/zero_optim/internal/placement/slice_layout.h"
 #include "evenkeel/zero_optim/internal/state_sync.h"
@@ -157,6 +158,12 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   absl::Status ImportState(absl::string_view /*state*/) override { return absl::OkStatus(); }
   // At the end of EnterGroup().
   void Register();
+  Standing StandingOf(bool is_torn) const {  // But for `holds_state`.
+    return {.steps_finished = steps_finished(),
+            .is_torn = is_torn,
+            .may_lose = options_.lost_shard == LostShard::kFresh,
+            .checkpoint_hint = options_.checkpoint_hint};
+  }
   // The destructors of placements begin with it. Returns the group, or null if it is gone.
   Communicator* Detach();
 

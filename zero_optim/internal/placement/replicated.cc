@@ -140,7 +140,8 @@ absl::Status ReplicatedOptimizer::ApplyThere(const StepMessage& step) {
     const bool is_measured = NeedsCheck(step.options);
     if (is_measured)
       EK_RETURN_IF_ERROR(updater_.MeasureThere(kStepList, NormOf(step.options), stream));
-    EK_RETURN_IF_ERROR(updater_.UpdateThere(kStepList, step.options, is_measured, stream));
+    EK_RETURN_IF_ERROR(updater_.PrepareThere(kStepList, step.options, is_measured, stream));
+    EK_RETURN_IF_ERROR(updater_.ApplyThere(kStepList, stream));
     if (is_measured) checks_.SetThere(&updater_.device());
   }
   return EndStep(step);

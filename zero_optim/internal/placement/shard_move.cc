@@ -10,28 +10,10 @@
 #include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/zero_optim/internal/lost_state.h"
 #include "evenkeel/zero_optim/partition.h"
 
 namespace evenkeel::internal {
 namespace {
-
-bool HoldsState(const ShardFacts& facts) {
-  return std::any_of(facts.held_steps.begin(), facts.held_steps.end(),
-                     [](int64_t steps) { return steps > 0; });
-}
-
-std::vector<Standing> Standings(const std::vector<ShardFacts>& by_rank) {
-  std::vector<Standing> standings;
-  for (const ShardFacts& facts : by_rank) {
-    standings.push_back({.steps_finished = facts.steps_finished,
-                         .is_torn = facts.is_torn,
-                         .may_lose = facts.may_lose,
-                         .holds_state = HoldsState(facts),
-                         .checkpoint_hint = facts.checkpoint_hint});
-  }
-  return standings;
-}
 
 // One that has taken part in the steps; a rank that is new has a plan of its own.
 bool OwnerIsHere(const std::vector<ShardFacts>& by_rank, size_t param, int owner) {
@@ -41,6 +23,7 @@ bool OwnerIsHere(const std::vector<ShardFacts>& by_rank, size_t param, int owner
 }
 
 absl::Status CheckNothingIsLost(const std::vector<ShardFacts>& by_rank,
+                                const std::vector<Standing>& standings,
                                 const std::vector<int>& holder) {
   std::set<int> lost;  // Their ranks in the old group.
   for (const ShardFacts& facts : by_rank) {
@@ -52,15 +35,15 @@ absl::Status CheckNothingIsLost(const std::vector<ShardFacts>& by_rank,
     }
   }
   if (lost.empty()) return absl::OkStatus();
-  return LostStateError({lost.begin(), lost.end()}, Standings(by_rank));
+  return LostStateError({lost.begin(), lost.end()}, standings);
 }
 
 }  // namespace
 
 std::string ShardFacts::Serialize() const {
   ByteWriter writer;
-  writer.U64(generation).Bytes(mask.Serialize()).I64(steps_finished).Bool(is_torn).Bool(may_lose);
-  writer.Bytes(checkpoint_hint).I32(old_rank);
+  standing.Write(writer);
+  writer.U64(generation).Bytes(mask.Serialize()).I32(old_rank);
   for (size_t param = 0; param < owners.size(); ++param) {
     writer.I32(owners[param]).Bool(was_updated[param] != 0).I64(held_steps[param]);
   }
@@ -70,12 +53,9 @@ std::string ShardFacts::Serialize() const {
 absl::StatusOr<ShardFacts> ShardFacts::Parse(absl::string_view bytes, int param_count) {
   ByteReader reader(bytes);
   ShardFacts facts;
+  facts.standing = Standing::Read(reader);
   facts.generation = reader.U64();
   const absl::string_view mask_bytes = reader.Bytes();
-  facts.steps_finished = reader.I64();
-  facts.is_torn = reader.Bool();
-  facts.may_lose = reader.Bool();
-  facts.checkpoint_hint = std::string(reader.Bytes());
   facts.old_rank = reader.I32();
   for (int param = 0; param < param_count && reader.ok(); ++param) {
     facts.owners.push_back(reader.I32());
@@ -97,12 +77,14 @@ absl::StatusOr<ShardMove> PlanShardMove(const std::vector<ShardFacts>& by_rank, 
     return absl::InternalError(
         absl::StrCat("rank ", plan_from, " cannot give the plan: it does not exist"));
   ShardMove move{.holder = std::vector<int>(params, -1), .steps = std::vector<int64_t>(params, 0)};
+  std::vector<Standing> standings;
   bool may_lose = true;
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
     const ShardFacts& facts = by_rank[rank];
     if (plan_from < 0 && facts.generation > by_rank[chosen].generation) chosen = rank;
     move.generation = std::max(move.generation, facts.generation + 1);
-    may_lose = may_lose && facts.may_lose;
+    standings.push_back(facts.standing);
+    may_lose = may_lose && facts.standing.may_lose;
     for (size_t param = 0; param < params; ++param) {
       if (facts.held_steps[param] <= move.steps[param]) continue;
       move.holder[param] = static_cast<int>(rank);
@@ -112,8 +94,8 @@ absl::StatusOr<ShardMove> PlanShardMove(const std::vector<ShardFacts>& by_rank, 
   const ShardFacts& plan = by_rank[chosen];
   move.mask = plan.mask;
   if (!may_lose) {
-    EK_RETURN_IF_ERROR(CheckNothingIsLost(by_rank, move.holder));
-    EK_RETURN_IF_ERROR(CheckSameStep(Standings(by_rank)));
+    EK_RETURN_IF_ERROR(CheckNothingIsLost(by_rank, standings, move.holder));
+    EK_RETURN_IF_ERROR(CheckSameStep(standings));
   }
   for (size_t param = 0; param < params; ++param) {
     if (plan.owners[param] != kNoOwner || move.holder[param] >= 0 ||

@@ -20,17 +20,15 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/bucket/plan/trainable_mask.h"
+#include "evenkeel/zero_optim/internal/lost_state.h"
 
 namespace evenkeel::internal {
 
 struct ShardFacts {
+  Standing standing;
   uint64_t generation = 0;  // The plan's.
   int old_rank = -1;        // Among its owners.
   TrainableMask mask;
-  int64_t steps_finished = 0;
-  bool is_torn = false;         // It was in the middle of an update.
-  bool may_lose = false;        // LostShard::kFresh.
-  std::string checkpoint_hint;  // OptimizerOptions.
   // By parameter: its owner in the old group; whether there was ever a step for it (which may have
   // been skipped, or found no gradient: the owner knows); how often it was updated, if the state is
   // here.

@@ -17,16 +17,16 @@ using testing::HasSubstr;
 // Four parameters, the last of which is frozen and has no owner; the others belong to ranks 0, 1
 // and 2 of the old group.
 ShardFacts Of(int old_rank, int64_t steps) {
-  ShardFacts facts{.generation = 1,
+  ShardFacts facts{.standing = {.steps_finished = steps, .checkpoint_hint = "there"},
+                   .generation = 1,
                    .old_rank = old_rank,
                    .mask = TrainableMask(4),
-                   .steps_finished = steps,
-                   .checkpoint_hint = "there",
                    .owners = {0, 1, 2, -1},
                    .was_updated = {1, 1, 1, 0},
                    .held_steps = {0, 0, 0, 0}};
   facts.mask.Set(3, false);
   if (old_rank < 3) facts.held_steps[old_rank] = steps;
+  facts.standing.holds_state = old_rank < 3 && steps > 0;
   return facts;
 }
 
@@ -96,15 +96,15 @@ TEST(PlanShardMoveTest, ShardsOfDifferentStepsDoNotFit) {
       HasSubstr("rank 0 has finished 5 optimizer steps, rank 1 6, and a part of the optimizer's "
                 "state cannot be taken back: resume from a checkpoint (there)"));
   std::vector<ShardFacts> torn = {Of(0, 5), Of(1, 5), Of(2, 5)};
-  torn[2].is_torn = true;
+  torn[2].standing.is_torn = true;
   EXPECT_THAT(Refusal(torn), HasSubstr("rank 2 was in the middle of an update"));
 }
 
 TEST(PlanShardMoveTest, NothingIsRefusedOnlyIfAllMayLoseState) {
   std::vector<ShardFacts> facts = {Of(0, 5), Of(2, 6)};
-  facts[0].may_lose = true;
+  facts[0].standing.may_lose = true;
   EXPECT_THAT(Refusal(facts), HasSubstr("rank 1 is lost"));
-  facts[1].may_lose = true;
+  facts[1].standing.may_lose = true;
   absl::StatusOr<ShardMove> move = PlanShardMove(facts, -1);
   ASSERT_TRUE(move.ok()) << move.status();
   EXPECT_THAT(move->holder, ElementsAre(0, -1, 1, -1));

@@ -6,6 +6,7 @@
 #include "evenkeel/comm/backend.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/zero_optim/internal/wait_for_all.h"
 
 namespace evenkeel::internal {
 namespace {
@@ -49,20 +50,15 @@ absl::Status StateMove::Start(absl::Span<const OwnerChange> changes) {
       }
     }
   }
-  for (const auto& [peer, parts] : sends) {
-    const Collective what{.kind = CollectiveKind::kSend,
-                          .dtype = parts[0].dtype,
-                          .count = CountOf(parts),
-                          .root = peer};
-    works_.push_back(channel_->Issue(what, parts, {}, {.after = updater_->stream()}));
-  }
-  for (const auto& [peer, parts] : receives) {
-    const Collective what{.kind = CollectiveKind::kRecv,
-                          .dtype = parts[0].dtype,
-                          .count = CountOf(parts),
-                          .root = peer};
-    works_.push_back(channel_->Issue(what, {}, parts, {.after = updater_->stream()}));
-  }
+  const auto issue = [&](CollectiveKind kind, int peer, const TensorList& parts) {
+    const bool is_send = kind == CollectiveKind::kSend;
+    works_.push_back(channel_->Issue(
+        {.kind = kind, .dtype = parts[0].dtype, .count = CountOf(parts), .root = peer},
+        is_send ? parts : TensorList(), is_send ? TensorList() : parts,
+        {.after = updater_->stream()}));
+  };
+  for (const auto& [peer, parts] : sends) issue(CollectiveKind::kSend, peer, parts);
+  for (const auto& [peer, parts] : receives) issue(CollectiveKind::kRecv, peer, parts);
   return absl::OkStatus();
 }
 
@@ -71,16 +67,10 @@ StateMove::~StateMove() {
 }
 
 absl::Status StateMove::OrderBefore(StreamRef stream) const {
-  absl::Status status;
-  for (const Work& work : works_) status.Update(work.OrderBefore(stream));
-  return status;
+  return OrderAllBefore(works_, stream);
 }
 
-absl::Status StateMove::Wait() const {
-  absl::Status status;
-  for (const Work& work : works_) status.Update(work.Wait());
-  return status;
-}
+absl::Status StateMove::Wait() const { return WaitForAll(works_); }
 
 void StateMove::Undo() {
   for (auto part = parts_.rbegin(); part != parts_.rend(); ++part) {

@@ -48,11 +48,8 @@ std::vector<int> Missing(const std::vector<SliceFacts>& by_rank) {
 
 std::string SliceFacts::Serialize() const {
   ByteWriter writer;
-  writer.I64(standing.steps_finished)
-      .Bool(standing.is_torn)
-      .Bool(standing.may_lose)
-      .Bool(standing.holds_state);
-  writer.Bytes(standing.checkpoint_hint).I32(old_rank).I32(old_world_size);
+  standing.Write(writer);
+  writer.I32(old_rank).I32(old_world_size);
   for (const Held& h : held) writer.I64(h.step).I64(h.begin).I64(h.count);
   return writer.Take();
 }
@@ -61,11 +58,7 @@ absl::StatusOr<SliceFacts> SliceFacts::Parse(absl::string_view bytes,
                                              const std::vector<int64_t>& sizes) {
   ByteReader reader(bytes);
   SliceFacts facts;
-  facts.standing.steps_finished = reader.I64();
-  facts.standing.is_torn = reader.Bool();
-  facts.standing.may_lose = reader.Bool();
-  facts.standing.holds_state = reader.Bool();
-  facts.standing.checkpoint_hint = std::string(reader.Bytes());
+  facts.standing = Standing::Read(reader);
   facts.old_rank = reader.I32();
   facts.old_world_size = reader.I32();
   if (facts.old_rank < 0 || facts.old_rank >= facts.old_world_size ||

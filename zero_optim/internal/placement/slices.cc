@@ -232,15 +232,7 @@ absl::Status SlicesOptimizer::UpdateAll(const StepOptions& options) {
     absl::MutexLock lock(&mutex_);
     return UpdateAllThere(options);
   }
-  std::vector<Work> flags;
-  std::shared_ptr<StateMove> move;
-  {
-    absl::MutexLock lock(&mutex_);
-    flags = flag_works_;
-    move = move_;
-  }
-  if (move != nullptr) EK_RETURN_IF_ERROR(move->Wait());
-  EK_RETURN_IF_ERROR(internal::WaitForAll(flags));
+  EK_RETURN_IF_ERROR(WaitForFlagsAndState());
   EK_RETURN_IF_ERROR(RunBefore());
   StepOptions decided = options;
   checks_.Begin();
@@ -408,7 +400,10 @@ absl::Status SlicesOptimizer::WaitFor(int param) {
 
 absl::Status SlicesOptimizer::WaitForAll() {
   EK_RETURN_IF_ERROR(WaitForGathers());
-  if (updater_.is_on_device()) return absl::OkStatus();
+  return updater_.is_on_device() ? absl::OkStatus() : WaitForFlagsAndState();
+}
+
+absl::Status SlicesOptimizer::WaitForFlagsAndState() {
   std::vector<Work> flags;
   std::shared_ptr<StateMove> move;
   {
@@ -416,8 +411,8 @@ absl::Status SlicesOptimizer::WaitForAll() {
     flags = flag_works_;
     move = move_;
   }
-  EK_RETURN_IF_ERROR(internal::WaitForAll(flags));
-  return move != nullptr ? move->Wait() : absl::OkStatus();
+  if (move != nullptr) EK_RETURN_IF_ERROR(move->Wait());
+  return internal::WaitForAll(flags);
 }
 
 absl::Status SlicesOptimizer::WaitForGathers() {

@@ -111,6 +111,7 @@ class SlicesOptimizer : public PlacedOptimizer {
   absl::Status WaitUntilSettled();
   absl::StatusOr<GradientCheck> Measure(double norm, double grad_scale);
   absl::Status WaitForGathers();
+  absl::Status WaitForFlagsAndState();  // On the CPU.
   void UpdateBucket(int bucket, double grad_scale) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // PlacedOptimizer; the state is in slices_state.cc.

@@ -52,12 +52,8 @@ std::vector<int64_t> SlicesOptimizer::Sizes() const {
 }
 
 SliceFacts SlicesOptimizer::Facts() const {
-  SliceFacts facts{.standing = {.steps_finished = steps_finished(),
-                                .is_torn = is_torn_,
-                                .may_lose = options_.lost_shard == LostShard::kFresh,
-                                .checkpoint_hint = options_.checkpoint_hint},
-                   .old_rank = held_rank_,
-                   .old_world_size = held_world_size_};
+  SliceFacts facts{
+      .standing = StandingOf(is_torn_), .old_rank = held_rank_, .old_world_size = held_world_size_};
   for (int i = 0; i < params_->size(); ++i) {
     const StateRange range = updater_.range(i);
     facts.held.push_back({.step = updater_.step(i), .begin = range.begin, .count = range.count});

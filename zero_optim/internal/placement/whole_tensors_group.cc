@@ -114,16 +114,16 @@ void WholeTensorsOptimizer::LeaveGroup(Communicator* old, const GroupChange& cha
 
 ShardFacts WholeTensorsOptimizer::Facts() const {
   const PlanPtr plan = this->plan();
-  ShardFacts facts{.generation = plan->generation,
+  ShardFacts facts{.standing = StandingOf(is_torn_),
+                   .generation = plan->generation,
                    .old_rank = held_rank_,
                    .mask = plan->mask,
-                   .steps_finished = steps_finished(),
-                   .is_torn = is_torn_,
-                   .may_lose = options_.lost_shard == LostShard::kFresh,
-                   .checkpoint_hint = options_.checkpoint_hint,
                    .owners = plan->owners.owners(),
                    .was_updated = was_updated_};
-  for (int i = 0; i < params_->size(); ++i) facts.held_steps.push_back(updater_.step(i));
+  for (int i = 0; i < params_->size(); ++i) {
+    facts.held_steps.push_back(updater_.step(i));
+    if (updater_.step(i) > 0) facts.standing.holds_state = true;
+  }
   return facts;
 }
 

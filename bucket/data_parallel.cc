@@ -554,10 +554,6 @@ absl::Status DataParallel::RestoreBuffers(const KeptBuffers& kept) {
 void DataParallel::LeaveGroup(Communicator* old, const GroupChange& change) {
   if (old != nullptr) StepControl::Of(*old).Unregister(this);
   phases_ = nullptr;
-  if (change.between_steps) {
-    kept_->step = 0;  // The new group counts from there.
-    return;
-  }
   // A step is not finished either if its gradients are there, but no optimizer has used them.
   const bool is_open =
       step_is_open_ || (change.last_update >= 0 && kept_->step > change.last_update);
@@ -588,9 +584,9 @@ absl::Status DataParallel::EnterGroup(const GroupChange& change) {
       join_name()));
   EK_ASSIGN_OR_RETURN(state_channel_,
                       communicator().OpenChannel(absl::StrCat(join_name(), ".state")));
-  if (!change.between_steps) trainability_.Read();
-  EK_RETURN_IF_ERROR(reducer_->ReplaceGroup(
-      &communicator(), change.source >= 0 ? change.source : kNewestPlan, change.between_steps));
+  trainability_.Read();
+  EK_RETURN_IF_ERROR(
+      reducer_->ReplaceGroup(&communicator(), change.source >= 0 ? change.source : kNewestPlan));
   PublishPlan();
   EK_RETURN_IF_ERROR(FindStaleRoot());
   StepControl::Of(communicator()).Register(this);

@@ -190,37 +190,6 @@ TEST_P(ReplaceGroupTest, ASoundGroupCanBeLeftAndComeBackTo) {
   ExpectEqual(replicas, fresh, 2);
 }
 
-// As ranks do that take others in between two steps: with gradients that are still to be reduced.
-TEST_P(ReplaceGroupTest, BetweenStepsAccumulatedGradientsStay) {
-  const auto train = [&](bool moves) {
-    Group first = MakeGroup(2), second = MakeGroup(2);
-    std::vector<Replica> replicas(2);
-    ExpectOk(OnEach(2, [&](int rank) -> absl::Status {
-      Replica& mine = replicas[rank];
-      EK_RETURN_IF_ERROR(mine.Create(*first[rank], views()));
-      EK_RETURN_IF_ERROR(mine.Steps(0, 2));
-      mine.model.params().ClearGradients();
-      for (const StepMode mode : {StepMode::kAccumulate, StepMode::kSync}) {
-        EK_RETURN_IF_ERROR(mine.ddp->BeginStep(mode));
-        mine.model.Forward(rank, 2);
-        EK_RETURN_IF_ERROR(mine.model.Backward(
-            rank, 2, [&](int param) { return mine.ddp->GradientReady(param); }));
-        EK_RETURN_IF_ERROR(mine.ddp->FinishStep());
-        if (mode == StepMode::kSync || !moves) continue;
-        EK_RETURN_IF_ERROR(mine.ddp->ReplaceGroup(second[rank].get(), {.between_steps = true}));
-      }
-      Descend(mine.model);
-      mine.ddp.reset();
-      EK_RETURN_IF_ERROR(second[rank]->Finalize());
-      return first[rank]->Finalize();
-    }));
-    return replicas;
-  };
-  const std::vector<Replica> moved = train(true), stayed = train(false);
-  ExpectEqual(moved, stayed, 2);
-  EXPECT_NE(moved[0].model.values(), ToyModel(kSizes).values());
-}
-
 TEST_P(ReplaceGroupTest, TheOldGroupMayBeDestroyedBefore) {
   Group first = MakeGroup(2), second = MakeGroup(1);
   std::vector<Replica> replicas(2);

@@ -29,7 +29,7 @@
 //          (Joinable::steps_finished()).
 // Join:    exhausted ranks are compared, too: they take every step. Only if RunJoined()'s list has
 //          no optimizer, so that they do not, is nothing compared in BeginStep() while a rank is
-//          exhausted. Ranks that have left return with the state of another rank.
+//          exhausted.
 // Cost:    nothing between checks. A check reads the tensors once and is one exchange of 24 bytes
 //          per rank over the control plane, for which the ranks wait.
 // Errors:  at creation InvalidArgument on all ranks for settings that are out of range or differ.

@@ -126,8 +126,6 @@ struct GroupChange {
   // The optimizer steps that this rank has finished beyond those of the source; -1: it is in the
   // middle of one.
   int64_t ahead = 0;
-  // Between two steps of a living group: gradients and running state stay.
-  bool between_steps = false;
 };
 
 // A transfer of state from one rank to all, in Recover().
@@ -155,14 +153,13 @@ class Joinable {
   // Moves this object to another group: keeps memory, plan and name, drops a running step, and
   // makes the gradients' state kNone. For a group that has ended, also in the middle of backward,
   // or for a working one between two steps; a working group with a running step ends. The old group
-  // may have been destroyed already. With {.between_steps = true}, between two steps of a working
-  // group, gradients, buffers and the count of steps since their last broadcast stay.
+  // may have been destroyed already.
   //
   // Order:  a collective of the new group, for the same Joinables in the same order on all ranks.
   // Errors: FailedPrecondition on all ranks, without a change: inside RunJoined(), a different
   //         order, or a name that the new group has already. Any other error ends the new group, in
   //         which this object then is.
-  absl::Status ReplaceGroup(Communicator* comm, const GroupChange& change = {});
+  absl::Status ReplaceGroup(Communicator* comm) { return ReplaceGroup(comm, GroupChange()); }
 
   Communicator& communicator() const { return *comm_; }
   const std::string& join_name() const { return name_; }
@@ -216,6 +213,8 @@ class Joinable {
  private:
   friend class JoinRun;
   friend class RecoveryRun;
+
+  absl::Status ReplaceGroup(Communicator* comm, const GroupChange& change);
 
   Communicator* comm_;
   std::weak_ptr<const void> group_;  // Expires with the group.

@@ -814,8 +814,13 @@ void DataParallelBase::Replica::ShareGradients() {
         kinds[i] == kOther ? set.row_size(i) == 0 : set.grad_state(i) == GradState::kReduced;
     if (has_it || (kinds[i] != kOther && kinds[i] != kAsReduced)) continue;
     own.Update(absl::FailedPreconditionError(
-        absl::StrCat("the gradient of \"", NameOf(i), "\" is missing when join() ends, but rank ",
-                     root, " has kept it from its loop: clear it on all ranks, or on none")));
+        kinds[i] == kOther
+            ? absl::StrCat("the sparse gradient of \"", NameOf(i), "\" was changed on rank ", root,
+                           " after its last step in join(), and cannot be shared: clear it in the "
+                           "loop")
+            : absl::StrCat("the gradient of \"", NameOf(i),
+                           "\" is missing when join() ends, but rank ", root,
+                           " has kept it from its loop: clear it on all ranks, or on none")));
   }
   Check(AgreeOn(comm, "kept gradients", own).status());
   const at::NoGradGuard no_grad;

@@ -21,6 +21,14 @@ LossScalerOptions CoreOptions(const GradScalerOptions& options) {
           .largest_scale = 0x1p127};
 }
 
+// Losses are multiplied by it as a float32, gradients by one over that.
+void CheckScale(double scale) {
+  const LossScalerOptions limits = CoreOptions({});
+  if (scale >= limits.least_scale && scale <= limits.largest_scale) return;
+  Refuse(absl::StrCat("the scale of GradScaler is ", scale, "; it must be from ",
+                      limits.least_scale, " to ", limits.largest_scale));
+}
+
 }  // namespace
 
 struct GradScaler::State {
@@ -85,6 +93,7 @@ void GradScaler::update(std::optional<double> new_scale) {
   if (!state_->is_enabled) return;
   if (state_->stepped.empty() && !new_scale.has_value())
     Refuse("update() of GradScaler was called without a step() before");
+  if (new_scale.has_value()) CheckScale(*new_scale);
   Check(state_->core->Update(std::exchange(state_->found_nonfinite, false), new_scale));
   state_->unscaled.clear();
   state_->stepped.clear();
@@ -99,6 +108,7 @@ GradScalerState GradScaler::state() const {
 }
 
 void GradScaler::load_state(const GradScalerState& state) {
+  CheckScale(state.scale);
   Check(state_->core->LoadState({.scale = state.scale, .good_steps = state.growth_tracker}));
 }
 

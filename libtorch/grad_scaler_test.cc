@@ -335,7 +335,9 @@ TEST(GradScalerTest, MisuseIsNamed) {
                      scaler.scale(ddp(Batch(0, 0, 0, torch::kFloat)).sum()).backward();
                    };
                    RequireError([&] { scaler.update(); }, "without a step()");
-                   RequireError([&] { scaler.update(0.0); }, "the new scale is 0, but");
+                   RequireError([&] { scaler.update(0.0); }, "the scale of GradScaler is 0;");
+                   for (const double scale : {1e39, 1e-46})
+                     RequireError([&] { scaler.update(scale); }, "it must be from");
                    backward();
                    scaler.unscale_(optimizer);
                    RequireError([&] { scaler.unscale_(optimizer); }, "unscale_() was called twice");

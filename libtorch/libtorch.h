@@ -516,7 +516,8 @@ class Joined {
   torch::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr);  // As Optimizer's.
   void after_step(std::function<void()> function);                             // As Optimizer's.
   void zero_grad(bool set_to_none = true);
-  bool last_was_skipped() const;  // By a GradScaler.
+  // By a GradScaler; between unscale_() and step(): whether the next one will be.
+  bool last_was_skipped() const;
 
  private:
   friend class GradScaler;

@@ -420,17 +420,19 @@ struct Joined::State : Joinable {
     const torch::Tensor loss = LossOf(closure);
     const Groups groups = TakeGradients();
     const StepAnswer answer = Value(Value(Notify())->Wait());
-    if (!answer.everyone_active())
-      Check(StepControl::Of(communicator()).Announce(join_name(), Message(groups)));
+    if (!answer.everyone_active()) {
+      const std::string hashes = absl::StrJoin(Hashes(groups), " ");
+      values_ = StableHash(0, hashes);
+      Check(StepControl::Of(communicator())
+                .Announce(join_name(), absl::StrJoin({FactorText(), Rates(), hashes}, "\n")));
+    }
     const PhaseScope phase(communicator(), StepPhase::kOptimizer);
     Update(groups);
     return loss;
   }
 
-  // A step, for ranks without a batch: they compare the values with their own.
-  std::string Message(const Groups& groups) const {
-    return absl::StrJoin({SettingText(factor_), Rates(), absl::StrJoin(Hashes(groups), " ")}, "\n");
-  }
+  std::string FactorText() const { return factor_.has_value() ? SettingText(*factor_) : ""; }
+  // Of the values: ranks without a batch compare them with their own.
   std::vector<std::string> Hashes(const Groups& groups) const {
     std::vector<std::string> hashes;
     for (const int i : AllOf(groups))
@@ -441,10 +443,15 @@ struct Joined::State : Joinable {
     EK_ASSIGN_OR_RETURN(const Groups groups, GroupsOf(*replica, optimizer));
     const std::vector<std::string> parts = absl::StrSplit(message, '\n'), mine = Hashes(groups);
     double factor = 0;
-    if (parts.size() != 3 || !absl::SimpleAtod(parts[0], &factor))
+    if (parts.size() != 3 || (!parts[0].empty() && !absl::SimpleAtod(parts[0], &factor)))
       return absl::InvalidArgumentError("the message is not a step of Joined");
     const std::vector<std::string> theirs = absl::StrSplit(parts[2], ' ');
-    for (size_t i = 0; i < std::min(mine.size(), theirs.size()); ++i) {
+    if (theirs.size() != mine.size())
+      return absl::FailedPreconditionError(absl::StrCat(
+          "the optimizer has ", theirs.size(), " parameters on the ranks with a batch, ",
+          mine.size(), " on this one: change its groups outside of join()"));
+    values_ = StableHash(0, parts[2]);
+    for (size_t i = 0; i < mine.size(); ++i) {
       if (mine[i] == theirs[i]) continue;
       return absl::FailedPreconditionError(
           absl::StrCat("parameter \"", replica->NameOf(AllOf(groups)[i]),
@@ -454,7 +461,7 @@ struct Joined::State : Joinable {
     }
     replica->AdoptGradients();
     EK_RETURN_IF_ERROR(TakeRates(parts[1]));
-    if (factor != 0) ScaleGradients(groups, factor);
+    if (!parts[0].empty()) ScaleGradients(groups, factor);
     Update(groups);
     optimizer.zero_grad();
     return absl::OkStatus();
@@ -478,10 +485,11 @@ struct Joined::State : Joinable {
   }
 
   void Update(const Groups& groups) {
-    is_skipped = is_skipped && factor_ != 0;  // Not that of the last step.
+    is_skipped = is_skipped && factor_.has_value();  // Not that of the last step.
     if (!is_skipped) optimizer.step();
     CountStep(Changes(groups));
-    factor_ = 0;
+    factor_.reset();
+    values_.reset();
     const at::NoGradGuard no_grad;
     for (size_t i = 0; i < after_step.size(); ++i) after_step[i]();  // One may add another.
   }
@@ -491,7 +499,9 @@ struct Joined::State : Joinable {
     // Never empty: an empty text would not be compared.
     std::vector<std::string> changes = {
         absl::StrCat("functions after the step=", after_step.size())};
-    if (factor_ != 0) changes.push_back(absl::StrCat("scale of gradients=", SettingText(factor_)));
+    if (factor_.has_value()) changes.push_back(absl::StrCat("scale of gradients=", FactorText()));
+    if (values_.has_value())
+      changes.push_back(absl::StrCat("hash of values=", absl::Hex(*values_)));
     const std::vector<Settings> now = SettingsOf(optimizer);
     for (size_t i = 0; i < now.size(); ++i) {
       for (size_t k = 0; k < now[i].size(); ++k) {
@@ -558,9 +568,9 @@ struct Joined::State : Joinable {
   bool is_skipped = false;  // The last step, or the next one.
 
  private:
-  double factor_ =
-      0;  // The gradients of the next step have been multiplied by it; 0: they have not.
-  const Groups groups_;  // At creation, as the settings.
+  std::optional<double> factor_;    // The gradients of the next step have been multiplied by it.
+  std::optional<uint64_t> values_;  // Before a step that not all ranks make: of all values.
+  const Groups groups_;             // At creation, as the settings.
   const std::vector<Settings> settings_;
 };
 

@@ -760,6 +760,29 @@ TEST(OptimizerTest, ChangesAfterAStepThatNotAllRanksMakeAreRefused) {
   }
 }
 
+// Before the loop's end, where all values are compared.
+TEST(OptimizerTest, AChangeOfOneRankWithABatchIsFoundByTheOthers) {
+  for (int kind = 0; kind < 4; ++kind) {
+    const Endings endings = RunRanks(3, [&](Group& group) {
+      int current = 0;
+      ForEachOptimizer(group, [&](auto& net, auto& ddp, auto& optimizer, auto&) {
+        if (current++ != kind) return;
+        ddp.join([&] {
+          for (int step = 0; step < (group.rank() == 0 ? 1 : 9); ++step) {
+            Require(step < 7, "the step after the next one has begun");
+            optimizer.zero_grad();
+            LossOf(ddp(DoubleBatch(group.rank(), step))).backward();
+            optimizer.step();
+            if (group.rank() == 2 && step == 3) net->parameters()[1].data().clamp_(-0.01, 0.01);
+          }
+        });
+      });
+    });
+    for (const std::string& ending : endings)
+      EXPECT_THAT(ending, testing::HasSubstr("hash of values")) << kind;
+  }
+}
+
 TEST(OptimizerTest, RanksWithOtherFunctionsAfterAStepAreNamed) {
   for (const int kind : {0, 3}) {
     const Endings endings = RunRanks(2, [&](Group& group) {

@@ -65,7 +65,7 @@ struct Reducer::Impl {
   absl::Status Install(PlanState state);
   void DropRecordedOrder();
   absl::Status ImportPlan(const PlanState& state);
-  void LeaveGroup(bool keeps_gradients);
+  void LeaveGroup();
   // `own`: this rank's plan, if it is to be the one that counts.
   absl::Status AgreeOnPlan(int plan_from, const PlanState& own);
 
@@ -320,10 +320,10 @@ absl::Status Reducer::Impl::ImportPlan(const PlanState& state) {
   return absl::OkStatus();
 }
 
-absl::Status Reducer::ReplaceGroup(Communicator* comm, int plan_from, bool keeps_gradients) {
+absl::Status Reducer::ReplaceGroup(Communicator* comm, int plan_from) {
   Impl& impl = *impl_;
   ReducerCore& core = impl.core;
-  impl.LeaveGroup(keeps_gradients);
+  impl.LeaveGroup();
   core.comm = comm;
   core.group = StepControl::Of(*comm).lifetime();
   impl.group_is_new = true;
@@ -332,13 +332,13 @@ absl::Status Reducer::ReplaceGroup(Communicator* comm, int plan_from, bool keeps
   core.reduction->OnGroup(*comm);
   // Parameters frozen for a step that failed before it began are frozen in its repetition.
   PlanState own = core.state;
-  if (!keeps_gradients && !(own.mask == core.params->mask())) AdoptMask(own, core.params->mask());
+  if (!(own.mask == core.params->mask())) AdoptMask(own, core.params->mask());
   absl::Status status = impl.AgreeOnPlan(plan_from, own);
   if (!status.ok()) comm->Abort(status);
   return status;
 }
 
-void Reducer::Impl::LeaveGroup(bool keeps_gradients) {
+void Reducer::Impl::LeaveGroup() {
   if (core.HasLivingGroup()) {
     // Buckets may be in flight, also in a group that is just ending: afterwards nothing there uses
     // them any more.
@@ -349,7 +349,6 @@ void Reducer::Impl::LeaveGroup(bool keeps_gradients) {
   }
   ForgetStep();
   recorded_topic.clear();
-  if (keeps_gradients) return;
   core.params->ClearGradients();
   core.params->SetReduced(false);
 }

@@ -148,9 +148,8 @@ class Reducer {
   // old group if that still works, and makes the gradients' state kNone. The ranks adopt the newest
   // of their plans, or that of rank `plan_from`; an order that was recorded but not adopted is
   // recorded again. A collective of the new group. After a failure it is in the new group, which
-  // has ended. `keeps_gradients`: no step was running, and gradients do not change.
-  absl::Status ReplaceGroup(Communicator* comm, int plan_from = kNewestPlan,
-                            bool keeps_gradients = false);
+  // has ended.
+  absl::Status ReplaceGroup(Communicator* comm, int plan_from = kNewestPlan);
   // Returns OK if the parameters are on the device of that group.
   static absl::Status CheckGroup(const Communicator& comm, const ParameterSet& params);
   // On a device: adds other operations whose errors the next BeginStep() reports, too.

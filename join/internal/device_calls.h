@@ -3,12 +3,11 @@
 //
 //   // its end: what is on the stream then is the last that ...
 //   const DeviceCalls::Use use(device, stream);
-//   EK_ASSIGN_OR_RETURN(const TensorView packed,
+//   EK_ASSIGN_OR_RETURN(const TensorView zeros,
 //                       device.Scratch(DeviceCalls::kIn, count, dtype, stream));
 //   ... put work on `stream` that uses it, issue `work` after that ...
 //   // what comes on the stream now is behind the call
-//   EK_RETURN_IF_ERROR(device.Follow(work, stream));
-//   ... the work that reads `packed` ...                 // ... uses this memory
+//   EK_RETURN_IF_ERROR(device.Follow(work, stream));     // ... uses this memory
 //
 // The host waits only in Drain(), in destruction, and for memory that is not there yet.
 //

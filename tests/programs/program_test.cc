@@ -191,6 +191,11 @@ TEST(ProgramTest, UpdatesInBackwardRefuseWhatComesTooLate) {
         .inputs = {1, 3}, .placement = placement, .acts = {{.step = 1, .act = act}}};
     EXPECT_THAT(EndsOf(program), Each(AllOf(Ne(""), Ne("other values")))) << ToString(program);
   }
+  const Program cleared_and_frozen{
+      .inputs = {1, 3},
+      .placement = placement,
+      .acts = {{.step = 1, .act = Act::kClear}, {.step = 1, .act = Act::kFreeze, .param = 3}}};
+  EXPECT_THAT(EndsOf(cleared_and_frozen), Each(AllOf(Ne(""), Ne("other values"))));
   // A gradient that no rank has was not used.
   std::vector<std::string> ends;
   for (int param = 0; param < kProgramParams; ++param) {

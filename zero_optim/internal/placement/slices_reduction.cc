@@ -117,7 +117,8 @@ absl::Status SlicesOptimizer::OnPlan(absl::Span<const BucketInfo> buckets) {
 }
 
 absl::Status SlicesOptimizer::KeepSlices() {
-  bool is_used = false;  // Most programs have cleared all gradients by then.
+  // Most programs have cleared all gradients by then, but on exhausted ranks nobody does.
+  bool is_used = awaits_step_;
   int64_t bytes = 0;
   for (size_t b = 0; b < reduced_.size(); ++b) {
     if (!reduced_[b]) continue;
@@ -189,7 +190,8 @@ void SlicesOptimizer::ForgetSlices() {
 absl::Status SlicesOptimizer::AdoptPlan() {
   if (updater_.is_on_device() && plan_ != nullptr) {
     // The last gathers may still be on their way into it: the stream has been ordered behind them.
-    EK_RETURN_IF_ERROR(updater_.device().Keep(plan_->padding, updater_.stream()));
+    for (const Memory& memory : {plan_->padding, plan_->gradients})
+      EK_RETURN_IF_ERROR(updater_.device().Keep(memory, updater_.stream()));
   }
   plan_ = std::move(next_plan_);
   flags_.assign(plan_->flag_count, 0);

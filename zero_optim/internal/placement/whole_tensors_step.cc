@@ -216,8 +216,10 @@ absl::Status WholeTensorsOptimizer::Run(const StepOptions& options) {
   }
   if (!decided.skip) EK_RETURN_IF_ERROR(UpdateAndSend(decided.grad_scale));
   if (gradients_->is_reduced) EK_RETURN_IF_ERROR(reduction_->WaitAll());
-  for (int param : gradients_->to_reduce) params_->SetGradState(param, GradState::kNone);
-  seen_drops_ = params_->dropped_gradients();
+  for (int param : gradients_->to_reduce) {
+    params_->SetGradState(param, GradState::kReduced);  // Used, not dropped: their samples count.
+    params_->SetGradState(param, GradState::kNone);
+  }
   for (size_t i = 0; i < was_updated_.size() && !decided.skip; ++i) {
     if (gradients_->sources[i] != GradientSource::kNone) was_updated_[i] = 1;
   }

@@ -377,7 +377,7 @@ TEST(GradScalerTest, TheStateIsSavedAndTheOptionsAreCompared) {
                        scaler.load_state({.scale = 32, .growth_tracker = 7});
                        Require(scaler.get_scale() == 32, "the scale is the loaded one");
                        Require(scaler.state().growth_tracker == 7, "and so is the count");
-                       RequireError([&] { scaler.load_state({.scale = -1}); }, "state");
+                       RequireError([&] { scaler.load_state({.scale = -1}); }, "it must be from");
                        const Tensor half = torch::full({}, 1000, torch::kHalf);
                        scaler.load_state({.scale = 65536});
                        Require(scaler.scale(half).item<double>() == 65536000, "it is a float32");

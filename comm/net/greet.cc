@@ -1,11 +1,14 @@
 #include "evenkeel/comm/net/greet.h"
 
 #include <poll.h>
+#include <sys/socket.h>
 
 #include <algorithm>
+#include <cstring>
 #include <optional>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -36,82 +39,108 @@ constexpr absl::Duration kUnprovedPatience = absl::Seconds(5);
 
 enum class Reply { kNone, kUnprovedRefusal, kProved };
 
+// A connection to a server that may be the job's store.
 struct Attempt {
-  absl::StatusOr<Greeted> result;
+  std::vector<HostPort> servers;  // The server's addresses.
+  Hello hello;
+  Greeted greeted = {};
+  Challenge challenge = {};
+  bool awaits_verdict = false;  // The hello is sent.
+  absl::Status status = {};
   Reply reply = Reply::kNone;
 };
 
-absl::StatusOr<std::string> ReceiveFrame(const UniqueFd& fd, FrameParser& parser,
-                                         absl::Time deadline, const Cancelled& cancelled) {
+absl::StatusOr<std::string> ReceiveFrame(Greeted& greeted, absl::Time deadline,
+                                         const Cancelled& cancelled) {
   while (true) {
-    EK_ASSIGN_OR_RETURN(std::optional<std::string> frame, parser.Next());
+    EK_ASSIGN_OR_RETURN(std::optional<std::string> frame, greeted.received.Next());
     if (frame) return *std::move(frame);
-    EK_RETURN_IF_ERROR(WaitFor(fd, POLLIN, deadline, cancelled));
+    EK_RETURN_IF_ERROR(WaitFor(greeted.fd, POLLIN, deadline, cancelled));
     std::string bytes;
-    if (ReceiveSome(fd, bytes).is_over) return absl::UnavailableError("the connection was closed");
-    parser.Append(bytes);
+    if (ReceiveSome(greeted.fd, bytes).is_over)
+      return absl::UnavailableError("the connection was closed");
+    greeted.received.Append(bytes);
   }
 }
 
-// A server that has sent a challenge is a store. After a reply the client must not leave it, since
-// the store counts this rank as connected. So from then on only the deadline ends the wait, and
-// `cancelled`, after which this rank does not come back.
-absl::Status Exchange(Greeted& greeted, Hello hello, const JobSecret& job, absl::Time challenge_by,
-                      absl::Time deadline, const Cancelled& cancelled, Reply& reply) {
-  FrameParser& parser = greeted.received;
-  parser.set_max_payload(kMaxGreetingFrame);
-  EK_ASSIGN_OR_RETURN(const std::string first,
-                      ReceiveFrame(greeted.fd, parser, challenge_by, cancelled));
-  EK_ASSIGN_OR_RETURN(const Challenge challenge, Challenge::Parse(first));
+bool IsSamePeer(const UniqueFd& a, const UniqueFd& b) {
+  sockaddr_storage peers[2] = {};
+  socklen_t sizes[2] = {sizeof(peers[0]), sizeof(peers[1])};
+  return getpeername(a.get(), reinterpret_cast<sockaddr*>(&peers[0]), &sizes[0]) == 0 &&
+         getpeername(b.get(), reinterpret_cast<sockaddr*>(&peers[1]), &sizes[1]) == 0 &&
+         sizes[0] == sizes[1] && std::memcmp(&peers[0], &peers[1], sizes[0]) == 0;
+}
+
+// The store counts a rank as connected once it has its hello. So a server that one of `others` has
+// greeted at another address gets none, and the result is the other's.
+absl::Status SayHello(Attempt& attempt, const JobSecret& job, std::vector<Attempt>& others,
+                      absl::Time deadline, const Cancelled& cancelled) {
+  Greeted& greeted = attempt.greeted;
+  EK_ASSIGN_OR_RETURN(greeted.fd, ConnectTo(greeted.server, deadline, cancelled));
+  for (Attempt& other : others) {
+    if (!IsSamePeer(other.greeted.fd, greeted.fd)) continue;
+    other.servers.push_back(greeted.server);
+    greeted.fd = UniqueFd();
+    return other.status;
+  }
+  EK_ASSIGN_OR_RETURN(greeted.local, LocalAddress(greeted.fd));
+  greeted.received.set_max_payload(kMaxGreetingFrame);
+  EK_ASSIGN_OR_RETURN(const std::string first, ReceiveFrame(greeted, deadline, cancelled));
+  EK_ASSIGN_OR_RETURN(attempt.challenge, Challenge::Parse(first));
+  const Challenge& challenge = attempt.challenge;
   if (!job.job.empty() && !challenge.job.empty() && job.job != challenge.job) {
     return absl::UnavailableError(
         absl::StrCat("it serves the job ", absl::CHexEscape(challenge.job), ", not ", job.job));
   }
-  reply = Reply::kUnprovedRefusal;
+  attempt.reply = Reply::kUnprovedRefusal;
   EK_RETURN_IF_ERROR(
-      CheckSameBuild("the store", challenge.version, challenge.build, NameOf(hello)));
-  reply = Reply::kNone;
-  EK_ASSIGN_OR_RETURN(hello.nonce, RandomBytes(kNonceSize));
-  hello.proof = ProofOf(job.secret, challenge, hello);
-  EK_RETURN_IF_ERROR(SendAll(greeted.fd, Frame(hello.Serialize()), deadline));
+      CheckSameBuild("the store", challenge.version, challenge.build, NameOf(attempt.hello)));
+  attempt.reply = Reply::kNone;
+  EK_ASSIGN_OR_RETURN(attempt.hello.nonce, RandomBytes(kNonceSize));
+  attempt.hello.proof = ProofOf(job.secret, challenge, attempt.hello);
+  EK_RETURN_IF_ERROR(SendAll(greeted.fd, Frame(attempt.hello.Serialize()), deadline));
+  attempt.awaits_verdict = true;
+  return absl::OkStatus();
+}
 
-  EK_ASSIGN_OR_RETURN(const std::string answer,
-                      ReceiveFrame(greeted.fd, parser, deadline, cancelled));
-  EK_ASSIGN_OR_RETURN(const Verdict verdict, Verdict::Parse(answer));
-  if (!IsDigest(verdict.proof, ProofOf(job.secret, challenge, hello, verdict))) {
-    reply = Reply::kUnprovedRefusal;
+absl::Status TakeVerdict(Attempt& attempt, const JobSecret& job, absl::Time deadline,
+                         const Cancelled& cancelled) {
+  Greeted& greeted = attempt.greeted;
+  const absl::StatusOr<std::string> answer = ReceiveFrame(greeted, deadline, cancelled);
+  attempt.awaits_verdict = absl::IsDeadlineExceeded(answer.status());
+  EK_RETURN_IF_ERROR(answer.status());
+  EK_ASSIGN_OR_RETURN(const Verdict verdict, Verdict::Parse(*answer));
+  if (!IsDigest(verdict.proof, ProofOf(job.secret, attempt.challenge, attempt.hello, verdict))) {
+    attempt.reply = Reply::kUnprovedRefusal;
     EK_RETURN_IF_ERROR(verdict.status);
     return absl::PermissionDeniedError("it does not have the job's secret");
   }
-  reply = Reply::kProved;
+  attempt.reply = Reply::kProved;
   EK_RETURN_IF_ERROR(verdict.status);
-  parser.set_max_payload(kMaxLinkFrame);
+  greeted.received.set_max_payload(kMaxLinkFrame);
   greeted.host = verdict.host;
   return absl::OkStatus();
 }
 
-Attempt GreetOnce(const HostPort& server, const Hello& hello, const JobSecret& job,
-                  absl::Time challenge_by, absl::Time deadline, const Cancelled& cancelled) {
-  challenge_by = std::min(challenge_by, deadline);
-  absl::StatusOr<UniqueFd> fd = ConnectTo(server, challenge_by, cancelled);
-  if (!fd.ok()) return {Annotate(fd.status(), server.ToString())};
-  Greeted greeted{.fd = *std::move(fd), .server = server};
-  absl::StatusOr<HostPort> local = LocalAddress(greeted.fd);
-  if (!local.ok()) return {local.status()};
-  greeted.local = *local;
-  Attempt attempt{absl::UnknownError("")};
-  const absl::Status status =
-      Exchange(greeted, hello, job, challenge_by, deadline, cancelled, attempt.reply);
-  if (status.ok()) {
-    attempt.result = std::move(greeted);
+// Continues an attempt until the deadline; it may still wait for a verdict then.
+void Continue(Attempt& attempt, const JobSecret& job, std::vector<Attempt>& others,
+              absl::Time deadline, const Cancelled& cancelled) {
+  const std::string server = attempt.greeted.server.ToString();
+  absl::Status status;
+  if (!attempt.awaits_verdict) status = SayHello(attempt, job, others, deadline, cancelled);
+  if (attempt.awaits_verdict) status = TakeVerdict(attempt, job, deadline, cancelled);
+  if (attempt.awaits_verdict) {
+    status = absl::DeadlineExceededError(
+        absl::StrCat("the server at ", server, " has sent a challenge and no verdict"));
   } else if (attempt.reply != Reply::kNone) {
-    attempt.result =
-        Annotate(status, absl::StrCat("the store at ", server.ToString(), " and ", NameOf(hello)));
+    status =
+        Annotate(status, absl::StrCat("the store at ", server, " and ", NameOf(attempt.hello)));
+  } else if (!attempt.greeted.fd) {
+    status = Annotate(status, server);
   } else {
-    attempt.result = Annotate(
-        status, absl::StrCat("the server at ", server.ToString(), " is not this job's store"));
+    status = Annotate(status, absl::StrCat("the server at ", server, " is not this job's store"));
   }
-  return attempt;
+  attempt.status = status;
 }
 
 std::string Places(const std::vector<HostPort>& servers) {
@@ -131,31 +160,49 @@ absl::StatusOr<Greeted> Greet(const FindServer& find, const Hello& hello, const 
   absl::Duration pause = kFirstPause, patience = kFirstPatience;
   absl::Time lacks_since = absl::InfiniteFuture(), refused_since = absl::InfiniteFuture();
   absl::Status last, refusal;
+  // A stranger's server may send a challenge and nothing else, and a store may be slow. So these
+  // connections stay open while the rank tries the other addresses.
+  std::vector<Attempt> waiting;
   while (true) {
     EK_ASSIGN_OR_RETURN(const std::vector<HostPort> servers, find());
     refusal = absl::OkStatus();
+    std::vector<Attempt> attempts = std::exchange(waiting, {});
     for (const HostPort& server : servers) {
+      const auto has_it = [&](const Attempt& attempt) {
+        return absl::c_linear_search(attempt.servers, server);
+      };
+      if (!absl::c_any_of(attempts, has_it))
+        attempts.push_back({.servers = {server}, .hello = hello, .greeted = {.server = server}});
+    }
+    for (Attempt& attempt : attempts) {
       // The warning does not wait for an attempt to end; later attempts have their full patience.
       const absl::Time begin = SteadyNow();
-      const absl::Time challenge_by =
-          begin < warn_at ? std::min(warn_at, begin + patience) : begin + patience;
-      Attempt attempt = GreetOnce(server, hello, job, challenge_by, deadline, cancelled);
-      if (attempt.result.ok() || attempt.reply == Reply::kProved) return std::move(attempt.result);
-      if (attempt.reply == Reply::kUnprovedRefusal) {
-        refusal = attempt.result.status();
+      const absl::Time until = attempt.awaits_verdict ? begin
+                               : begin < warn_at      ? std::min(warn_at, begin + patience)
+                                                      : begin + patience;
+      Continue(attempt, job, waiting, std::min(until, deadline), cancelled);
+      if (attempt.reply == Reply::kProved) {
+        EK_RETURN_IF_ERROR(attempt.status);
+        return std::move(attempt.greeted);
+      }
+      const absl::Status& status = attempt.status;
+      // An attempt that the deadline has cut short is no better reason than the one before.
+      if (last.ok() || SteadyNow() < deadline) last = status;
+      if (cancelled != nullptr) EK_RETURN_IF_ERROR(cancelled());
+      if (attempt.awaits_verdict) {
+        waiting.push_back(std::move(attempt));
+      } else if (attempt.reply == Reply::kUnprovedRefusal) {
+        refusal = status;
         if (refused_since == absl::InfiniteFuture())
-          Warn(nullptr, absl::StrCat(refusal.message(), "; ", server.ToString(),
+          Warn(nullptr, absl::StrCat(refusal.message(), "; ", attempt.greeted.server.ToString(),
                                      " has not proved that it is the job's store: retrying"));
         refused_since = std::min(refused_since, begin);
-      } else if (absl::IsResourceExhausted(attempt.result.status())) {  // Of descriptors, here.
+      } else if (absl::IsResourceExhausted(status)) {  // Of descriptors, here.
         lacks_since = std::min(lacks_since, begin);
-        if (SteadyNow() - lacks_since > kDescriptorPatience) return attempt.result.status();
+        if (SteadyNow() - lacks_since > kDescriptorPatience) return status;
       } else {
         lacks_since = absl::InfiniteFuture();
       }
-      // An attempt that the deadline has cut short is no better reason than the one before.
-      if (last.ok() || SteadyNow() < deadline) last = attempt.result.status();
-      if (cancelled != nullptr) EK_RETURN_IF_ERROR(cancelled());
     }
     const absl::Time now = SteadyNow();
     const auto text = [&] {

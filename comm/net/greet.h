@@ -6,7 +6,8 @@
 // may not be written yet, or another job's store may be at the same address. A refusal by the job's
 // own store, which proves that it has the secret, is final. A refusal without proof may come from
 // any program of the host: it is logged at once, the next addresses are tried, and for 5 seconds
-// the same one again. A rank that has found no store after 5 seconds logs it, once.
+// the same one again. A server that begins the handshake and does not end it keeps its connection
+// while the others are tried. A rank that has found no store after 5 seconds logs it, once.
 
 #ifndef EVENKEEL_COMM_NET_GREET_H_
 #define EVENKEEL_COMM_NET_GREET_H_

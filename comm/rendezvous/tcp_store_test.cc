@@ -1063,6 +1063,7 @@ class Impostor {
     thread_.join();
   }
   std::string address() const { return internal::LocalAddress(listener_)->ToString(); }
+  int connections() const { return connections_; }
 
  private:
   void Run() {
@@ -1072,6 +1073,7 @@ class Impostor {
       poll(entries, 2, -1);
       if (entries[0].revents != 0) return;
       connections.push_back(internal::AcceptFrom(listener_).value());
+      ++connections_;
       if (only_first_ && connections.size() > 1) continue;
       (void)internal::SendAll(connections.back(), says_, SteadyNow() + kSoon);
     }
@@ -1079,6 +1081,7 @@ class Impostor {
 
   const std::string says_;
   const bool only_first_;
+  std::atomic<int> connections_ = 0;
   const internal::UniqueFd listener_ = internal::ListenOn({"127.0.0.1", 0}).value();
   const internal::WakeUp stop_ = internal::WakeUp::Create().value();
   std::thread thread_;
@@ -1148,6 +1151,20 @@ TEST(HandshakeTest, ARefusalWithoutProofDoesNotKeepARankFromItsStore) {
   const std::unique_ptr<TcpStoreServer> server = Serve({.job = "job"});
   for (const Impostor* const first : {&refuses, &is_newer})
     EXPECT_EQ(ConnectTo({first->address(), server->address()}, kSoon), absl::OkStatus());
+}
+
+// It sends no verdict. A slow store looks the same, and has the rank's hello: so it gets no second
+// one, also not at another of its addresses.
+TEST(HandshakeTest, AChallengeWithoutAVerdictDoesNotKeepARankFromItsStore) {
+  const Impostor hangs(ChallengeOf(internal::kProtocolVersion, kBuild, "job"));
+  const std::unique_ptr<TcpStoreServer> server = Serve({.job = "job"});
+  EXPECT_EQ(ConnectTo({hangs.address(), server->address()}, kSoon), absl::OkStatus());
+  const std::string alias =
+      absl::StrCat("localhost:", internal::HostPort::Parse(hangs.address())->port);
+  const absl::Status alone = ConnectTo({hangs.address(), alias}, absl::Seconds(3));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(alone)) << alone;
+  EXPECT_THAT(std::string(alone.message()), HasSubstr("has sent a challenge and no verdict"));
+  EXPECT_EQ(hangs.connections(), 3) << "one of the first rank; the name is resolved once";
 }
 
 TEST(HandshakeTest, ARankOfAnotherBuildIsRefused) {

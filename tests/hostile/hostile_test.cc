@@ -1,17 +1,25 @@
 // A live job of real processes while strangers do their worst on every socket on which it listens.
+//
+// The attack lasts 3 seconds, or --test_env=EVENKEEL_HOSTILE_SECONDS=60 (and --test_timeout=600).
 
 #include <poll.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <map>
 #include <memory>
 #include <optional>
+#include <regex>
+#include <sstream>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -46,6 +54,7 @@ using testing::Not;
 
 constexpr char kRank[] = "tests/hostile/rank";
 constexpr int kWorld = 3;
+constexpr char kJob[] = "attacked";
 constexpr char kSecret[] = "only the ranks know it";
 constexpr absl::Duration kSoon =
     absl::Seconds(30);  // For what takes milliseconds when the machine is free.
@@ -60,20 +69,37 @@ constexpr int64_t kMoreMemory = int64_t{1} << 30;
 constexpr int64_t kMoreMemory = int64_t{32} << 20;
 #endif
 
+// How long the attack on a live job lasts.
+absl::Duration AttackTime() {
+  const char* seconds = std::getenv("EVENKEEL_HOSTILE_SECONDS");
+  return absl::Seconds(seconds == nullptr ? 3 : std::atof(seconds));
+}
+
 std::string NewFolder() {
   std::string pattern = testing::TempDir() + "/hostileXXXXXX";
   return mkdtemp(pattern.data());
 }
 
-// Ranks that run until they are told to stop.
+struct JobOptions {
+  int64_t steps = 0;       // After which the ranks leave; 0: when they are told to.
+  std::string candidates;  // Where the ranks look for their store; empty: in a folder.
+};
+
+// Ranks that train and save until they are told to stop.
 class Job {
  public:
-  explicit Job(int ranks = kWorld) : folder_(NewFolder()), stop_file_(folder_ + "/stop") {
+  explicit Job(int ranks = kWorld, JobOptions options = {})
+      : options_(std::move(options)),
+        folder_(NewFolder()),
+        stop_file_(folder_ + "/stop"),
+        saved_(folder_ + "/saved") {
+    std::filesystem::create_directory(saved_);
     StartUpTo(ranks);
   }
 
-  // Starts ranks until there are so many.
+  // Starts ranks until there are so many. They may open few files.
   void StartUpTo(int ranks) {
+    constexpr rlim_t kFiles = 64;
     for (int rank = static_cast<int>(ranks_.size()); rank < ranks; ++rank) {
       const std::map<std::string, std::string> variables = {
           {"RANK", absl::StrCat(rank)},
@@ -81,11 +107,16 @@ class Job {
           {"LOCAL_RANK", absl::StrCat(rank)},
           {"LOCAL_WORLD_SIZE", absl::StrCat(kWorld)},
           {"EVENKEEL_STORE", folder_ + "/store"},
-          {"EVENKEEL_JOB", "attacked"},
+          {"EVENKEEL_JOB", kJob},
           {"EVENKEEL_SECRET", kSecret}};
+      std::vector<std::string> command = {kRank, stop_file_, "30", saved_,
+                                          absl::StrCat(options_.steps)};
+      if (!options_.candidates.empty()) command.push_back(options_.candidates);
       ranks_.push_back(std::make_unique<Program>(
-          std::vector<std::string>{kRank, stop_file_, "30"},
-          ProgramOptions{.environment = variables, .timeout = absl::Seconds(90)}));
+          command,
+          ProgramOptions{.environment = variables, .timeout = absl::Seconds(90) + AttackTime()}));
+      const rlimit few = {kFiles, kFiles};
+      EXPECT_EQ(prlimit(ranks_.back()->pid(), RLIMIT_NOFILE, &few, nullptr), 0);
     }
   }
 
@@ -99,6 +130,19 @@ class Job {
     const auto folder = FileStore::Open(folder_ + "/store");
     return folder.ok() ? (*folder)->Get(kAddressKey, kSoon).value_or("") : "";
   }
+  // Returns all that the ranks have saved, by path, without the times in names.
+  std::map<std::string, std::string> Saved() const {
+    std::map<std::string, std::string> files;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(saved_)) {
+      if (!entry.is_regular_file()) continue;
+      std::ostringstream bytes;
+      bytes << std::ifstream(entry.path(), std::ios::binary).rdbuf();
+      const std::regex time("-[0-9]{19}|\"checksum\": \"[0-9a-f]+\"");  // Of the names, too.
+      files[std::regex_replace(std::filesystem::relative(entry.path(), saved_).string(), time,
+                               "")] = std::regex_replace(bytes.str(), time, "");
+    }
+    return files;
+  }
   void Stop() { std::ofstream{stop_file_}; }
   std::vector<Ended> Wait() {
     std::vector<Ended> ended;
@@ -107,7 +151,8 @@ class Job {
   }
 
  private:
-  const std::string folder_, stop_file_;
+  const JobOptions options_;
+  const std::string folder_, stop_file_, saved_;
   std::vector<std::unique_ptr<Program>> ranks_;
 };
 
@@ -123,6 +168,20 @@ std::map<int64_t, int64_t> ProgressOf(const std::string& out) {
     }
   }
   return steps_at;
+}
+
+// Returns the number in rank 0's line "steps <number>".
+std::string StepsIn(const std::string& out) {
+  for (const std::string& line : Lines(out)) {
+    if (absl::StartsWith(line, "steps ")) return line.substr(6);
+  }
+  return "";
+}
+
+std::vector<std::string> Names(const std::map<std::string, std::string>& files) {
+  std::vector<std::string> names;
+  for (const auto& [name, bytes] : files) names.push_back(name);
+  return names;
 }
 
 double StepsPerSecond(const std::map<int64_t, int64_t>& steps_at, absl::Time from, absl::Time to) {
@@ -166,22 +225,66 @@ absl::StatusOr<std::string> OverhearHello(const std::string& store) {
   return hello_frame;
 }
 
-// Attacks whatever listens until `end`; the addresses that were found.
-std::vector<HostPort> Attack(Stranger& stranger, const Job& job, absl::Time end,
+// The status server of a job: a process beside it.
+class StatusServer {
+ public:
+  explicit StatusServer(const std::string& store)
+      : top_({"tools/top", "--serve=127.0.0.1:0", store},
+             {.environment = {{"EVENKEEL_SECRET", kSecret}, {"EVENKEEL_STATUS_TOKEN", "token"}},
+              .timeout = absl::Seconds(90) + AttackTime()}) {
+    const absl::Time deadline = absl::Now() + kSoon;
+    while (address_.port == 0 && absl::Now() < deadline) {
+      const std::vector<HostPort> listeners = ListenersOf({top_.pid()});
+      if (!listeners.empty()) address_ = listeners[0];
+      absl::SleepFor(absl::Milliseconds(20));
+    }
+  }
+  pid_t pid() const { return top_.pid(); }
+
+  // Returns the reply to a request with the token; what has come of it after 2 seconds.
+  std::string Get() const {
+    const absl::Time deadline = absl::Now() + absl::Seconds(2);
+    const auto fd = internal::ConnectTo(address_, deadline);
+    if (!fd.ok()) return fd.status().ToString();
+    std::string reply;
+    (void)internal::SendAll(*fd,
+                            "GET /status.json HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer "
+                            "token\r\n\r\n",
+                            deadline);
+    while (internal::WaitFor(*fd, POLLIN, deadline).ok() &&
+           !internal::ReceiveSome(*fd, reply).is_over) {
+    }
+    return reply;
+  }
+
+ private:
+  Program top_;
+  HostPort address_;
+};
+
+// Attacks all sockets on which `pids` listen, until `end`. Returns their addresses.
+std::vector<HostPort> Attack(Stranger& stranger, const std::vector<pid_t>& pids, absl::Time end,
                              int turns_per_look = 20) {
   constexpr absl::Duration kBetweenTurns =
       absl::Milliseconds(2);  // Leaves the cores to the ranks, mostly.
+  constexpr int kFlood = 8;   // With these pauses, some thousand connections a second.
   std::vector<HostPort> all, now;
-  for (int turn = 0; absl::Now() < end; ++turn) {
-    if (turn % turns_per_look == 0) {
-      now = ListenersOf(job.pids());
-      for (const HostPort& address : now) {
-        if (std::find(all.begin(), all.end(), address) == all.end()) all.push_back(address);
+  // The strangers' own work is not to take the processors from the ranks.
+  const auto attack = [&] {
+    setpriority(PRIO_PROCESS, 0, 19);  // Of this thread.
+    for (int turn = 0; absl::Now() < end; ++turn) {
+      if (turn % turns_per_look == 0) {
+        now = ListenersOf(pids);
+        for (const HostPort& address : now) {
+          if (std::find(all.begin(), all.end(), address) == all.end()) all.push_back(address);
+        }
       }
+      stranger.Turn(now);
+      for (const HostPort& address : now) stranger.Flood(address, kFlood);
+      absl::SleepFor(kBetweenTurns);
     }
-    stranger.Turn(now);
-    absl::SleepFor(kBetweenTurns);
-  }
+  };
+  std::thread(attack).join();
   return all;
 }
 
@@ -191,28 +294,44 @@ TEST(HostileTest, ALiveJobGoesOnUndisturbed) {
   ASSERT_NE(store, "");
   const absl::StatusOr<std::string> hello = OverhearHello(store);
   ASSERT_TRUE(hello.ok()) << hello.status();
+  const StatusServer status(store);
+  std::vector<pid_t> pids = job.pids();
+  pids.push_back(status.pid());
 
-  constexpr absl::Duration kQuiet = absl::Seconds(1), kAttack = absl::Seconds(5);
+  constexpr absl::Duration kQuiet = absl::Seconds(1);
   const absl::Time start = absl::Now() + absl::Seconds(1);  // The ranks connect meanwhile.
   absl::SleepFor(start + kQuiet - absl::Now());
   const int64_t memory_before = ResidentBytesOf(job.pids()[0]);
+  const std::vector<Holdings> holdings = HoldingsOf(job.pids());
 
   constexpr uint64_t kSeed = 20261120;
   Stranger stranger(kSeed, /*most_open=*/500);
   stranger.Heard(*hello);
-  const absl::Time attack = absl::Now();
-  std::vector<HostPort> attacked = Attack(stranger, job, attack + kAttack / 2);
-  // In the middle of it a member is let in as always.
-  const auto member = TcpStore::Connect(
-      {.addresses = {store}, .secret = kSecret, .rank = 2, .world_size = kWorld, .timeout = kSoon});
-  ASSERT_TRUE(member.ok()) << member.status();
-  EXPECT_TRUE((*member)->Set("from a member", "value").ok());
-  for (const HostPort& address : Attack(stranger, job, attack + kAttack))
-    attacked.push_back(address);
+  const absl::Time attack = absl::Now(), attack_end = attack + AttackTime();
+  std::vector<HostPort> attacked;
+  constexpr int kParts = 6;
+  for (int part = 1; part <= kParts; ++part) {
+    for (const HostPort& address : Attack(stranger, pids, attack + AttackTime() * part / kParts)) {
+      attacked.push_back(address);
+    }
+    // In the middle of it a member is let in as always, and so is a request with the token.
+    const auto member = TcpStore::Connect({.addresses = {store},
+                                           .secret = kSecret,
+                                           .rank = 2,
+                                           .world_size = kWorld,
+                                           .timeout = kSoon});
+    ASSERT_TRUE(member.ok()) << member.status();
+    EXPECT_TRUE((*member)->Set("from a member", absl::StrCat(part)).ok());
+    EXPECT_EQ((*member)->Get("from a member", kSoon).value_or(""), absl::StrCat(part));
+    EXPECT_THAT(status.Get(), HasSubstr("\"state\":\"connected\""));
+  }
   const absl::Time end = absl::Now();
   const int64_t memory_after = ResidentBytesOf(job.pids()[0]);
-  EXPECT_EQ((*member)->Get("from a member", kSoon).value_or(""), "value");
   stranger.Hangup();
+  const absl::Time given_back_by = absl::Now() + kSoon;
+  while (HoldingsOf(job.pids()) != holdings && absl::Now() < given_back_by)
+    absl::SleepFor(absl::Milliseconds(20));
+  EXPECT_EQ(HoldingsOf(job.pids()), holdings);
   job.Stop();
   const std::vector<Ended> ended = job.Wait();
 
@@ -233,34 +352,57 @@ TEST(HostileTest, ALiveJobGoesOnUndisturbed) {
   EXPECT_THAT(stranger.refusals().at(Trick::kWrongProof), HasSubstr("the secrets differ"));
   EXPECT_LT(memory_after - memory_before, kMoreMemory);
 
+  // The same steps without strangers: the same weights and checkpoints.
   const std::map<int64_t, int64_t> progress = ProgressOf(ended[0].out);
-  const double quiet = StepsPerSecond(progress, start, attack),
+  int64_t steps = 0;
+  ASSERT_TRUE(absl::SimpleAtoi(StepsIn(ended[0].out), &steps)) << ended[0].out;
+  Job alone(kWorld, {.steps = steps});
+  const std::vector<Ended> reference = alone.Wait();
+  for (const Ended& rank : reference) EXPECT_THAT(rank.out, HasSubstr("ends: OK")) << rank.err;
+  const std::map<std::string, std::string> saved = job.Saved(), expected = alone.Saved();
+  EXPECT_GE(saved.size(), size_t{kWorld + 1});
+  EXPECT_EQ(Names(saved), Names(expected));
+  for (const auto& [name, bytes] : expected)
+    EXPECT_TRUE(saved.contains(name) && saved.at(name) == bytes) << name << " has other bytes";
+
+  const std::map<int64_t, int64_t> progress_alone = ProgressOf(reference[0].out);
+  const double quiet = StepsPerSecond(progress_alone, absl::InfinitePast(), absl::InfiniteFuture()),
                attacked_rate = StepsPerSecond(progress, attack, end);
-  int connections = 0;
+  int connections = stranger.flooded();
   for (const auto& [trick, count] : stranger.tried()) connections += count;
-  std::cout << "steps per second: " << quiet << " alone, " << attacked_rate << " under attack ("
-            << connections << " connections, " << stranger.refused()
-            << " refusals); memory of rank 0: " << (memory_after - memory_before) / 1024
-            << " KiB more\n";
+  std::cout << "a step: " << 1e3 / quiet << " ms alone, " << 1e3 / attacked_rate
+            << " ms under attack for " << absl::FormatDuration(end - attack) << " ("
+            << quiet / attacked_rate << " times; " << connections << " connections, "
+            << stranger.refused() << " refusals); " << steps << " steps, " << saved.size()
+            << " equal files; memory of rank 0: " << (memory_after - memory_before) / 1024
+            << " KiB more; lag behind the plan: " << absl::FormatDuration(end - attack_end) << "\n";
   EXPECT_GT(quiet, 0);
   EXPECT_GT(attacked_rate * kSlower, quiet);
 }
 
 // The first ranks wait for the last one, and so do their listeners; then it comes, under fire as
-// they are.
+// they are. Another user listens at the first address where they look for their store.
 TEST(HostileTest, AJobStartsUnderAttack) {
-  Job job(kWorld - 1);
+  Impostor impostor(kJob);
+  const HostPort free =
+      internal::LocalAddress(internal::ListenOn({"127.0.0.1", 0}).value()).value();
+  Job job(kWorld - 1, {.candidates = impostor.address().ToString() + "," + free.ToString()});
   Stranger stranger(/*seed=*/7);
+  const auto attack = [&](absl::Duration time) {
+    size_t listeners = 0;
+    for (const absl::Time end = absl::Now() + time; absl::Now() < end; impostor.Turn()) {
+      const absl::Time turn_end = absl::Now() + absl::Milliseconds(50);
+      listeners = Attack(stranger, job.pids(), turn_end, /*turns_per_look=*/1).size();
+    }
+    return listeners;
+  };
   const absl::Time deadline = absl::Now() + kSoon;
   size_t listeners = 0;  // The store's, and one of each rank.
-  while (listeners < kWorld && absl::Now() < deadline) {
-    listeners =
-        Attack(stranger, job, absl::Now() + absl::Milliseconds(100), /*turns_per_look=*/1).size();
-  }
-  EXPECT_EQ(listeners, size_t{kWorld}) << "there was nothing to attack";
-  Attack(stranger, job, absl::Now() + absl::Milliseconds(500));
+  while (listeners < kWorld && absl::Now() < deadline) listeners = attack(absl::Milliseconds(100));
+  EXPECT_GE(listeners, size_t{kWorld}) << "there was nothing to attack";
+  attack(absl::Milliseconds(500));
   job.StartUpTo(kWorld);
-  Attack(stranger, job, absl::Now() + absl::Seconds(2), /*turns_per_look=*/1);
+  attack(absl::Seconds(3));
   stranger.Hangup();
   job.Stop();
   for (const Ended& rank : job.Wait()) {
@@ -268,6 +410,7 @@ TEST(HostileTest, AJobStartsUnderAttack) {
     EXPECT_THAT(rank.out, HasSubstr("ends: OK"));
   }
   EXPECT_EQ(stranger.admitted(), 0);
+  EXPECT_GE(impostor.victims(), kWorld);
 }
 
 // torchrun's agent listens on MASTER_PORT itself, and leaves meeting elsewhere to the ranks.

@@ -85,6 +85,19 @@ std::vector<internal::HostPort> ListenersOf(const std::vector<pid_t>& pids) {
   return found;
 }
 
+std::vector<Holdings> HoldingsOf(const std::vector<pid_t>& pids) {
+  const auto entries = [](pid_t pid, absl::string_view folder) {
+    const std::unique_ptr<DIR, DirectoryCloser> directory(
+        opendir(absl::StrCat("/proc/", pid, "/", folder).c_str()));
+    int count = 0;
+    while (directory != nullptr && readdir(directory.get()) != nullptr) ++count;
+    return count;
+  };
+  std::vector<Holdings> holdings;
+  for (const pid_t pid : pids) holdings.push_back({entries(pid, "fd"), entries(pid, "task")});
+  return holdings;
+}
+
 int64_t ResidentBytesOf(pid_t pid) {
   std::ifstream words(absl::StrCat("/proc/", pid, "/statm"));
   int64_t all = 0, resident = 0;

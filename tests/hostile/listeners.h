@@ -10,6 +10,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <ostream>
 #include <vector>
 
 #include "evenkeel/comm/net/socket.h"
@@ -18,6 +19,16 @@ namespace evenkeel {
 
 // Their TCP listeners; each address once.
 std::vector<internal::HostPort> ListenersOf(const std::vector<pid_t>& pids);
+
+// What a process holds.
+struct Holdings {
+  int descriptors = 0, threads = 0;
+  friend bool operator==(const Holdings&, const Holdings&) = default;
+  friend std::ostream& operator<<(std::ostream& out, const Holdings& holdings) {
+    return out << holdings.descriptors << " descriptors and " << holdings.threads << " threads";
+  }
+};
+std::vector<Holdings> HoldingsOf(const std::vector<pid_t>& pids);
 
 // Returns a process's resident memory, in bytes; 0 if there is no such process.
 int64_t ResidentBytesOf(pid_t pid);

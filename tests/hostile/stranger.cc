@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/net/peer_greeting.h"
 
@@ -43,6 +44,8 @@ absl::string_view ToString(Trick trick) {
       return "silence";
     case Trick::kSlowHello:
       return "slow hello";
+    case Trick::kSlowRequest:
+      return "slow request";
     case Trick::kPlayBack:
       return "play back";
     case Trick::kWrongProof:
@@ -65,6 +68,18 @@ void Stranger::Turn(const std::vector<internal::HostPort>& addresses) {
 void Stranger::Hangup() {
   for (Visit& visit : visits_) Continue(visit);
   visits_.clear();
+  flood_.clear();
+}
+
+void Stranger::Flood(const internal::HostPort& address, int connections) {
+  for (int i = 0; i < connections; ++i) {
+    absl::StatusOr<internal::UniqueFd> fd = internal::ConnectTo(address, SteadyNow() + kToConnect);
+    if (!fd.ok()) return;
+    ++flooded_;
+    internal::SendSome(*fd, internal::Frame("nonsense"));
+    flood_.push_back(*std::move(fd));
+    if (flood_.size() > most_open_) flood_.pop_front();
+  }
 }
 
 // Returns the bytes that are sent before any reply.
@@ -76,6 +91,8 @@ std::string Stranger::FirstWords(Trick trick) {
       return random_() % 2 == 0 ? noise : internal::Frame(noise);
     case Trick::kHugeLength:
       return std::string(4, '\xff') + noise;
+    case Trick::kSlowRequest:
+      return absl::StrCat("GET /status.json HTTP/1.1\r\nHost: ", std::string(4096, 'h'));
     case Trick::kPlayBack:
       return heard_;
     default:
@@ -86,7 +103,7 @@ std::string Stranger::FirstWords(Trick trick) {
 void Stranger::Go(const internal::HostPort& address) {
   absl::StatusOr<internal::UniqueFd> fd = internal::ConnectTo(address, SteadyNow() + kToConnect);
   if (!fd.ok()) return;  // Nobody listens there any more, or the queue is full.
-  const Trick trick = kTricks[next_trick_++ % std::size(kTricks)];
+  const Trick trick = kTricks[random_() % std::size(kTricks)];
   ++tried_[trick];
   if (trick == Trick::kReset) {
     const linger at_once = {.l_onoff = 1, .l_linger = 0};
@@ -107,7 +124,8 @@ bool Stranger::Continue(Visit& visit) {
     OnFrame(visit, **frame);
   }
   if (is_over) return false;
-  const size_t size = visit.trick == Trick::kSlowHello ? 1 : visit.to_send.size();
+  const bool is_slow = visit.trick == Trick::kSlowHello || visit.trick == Trick::kSlowRequest;
+  const size_t size = is_slow ? 1 : visit.to_send.size();
   const internal::Transfer sent =
       internal::SendSome(visit.fd, absl::string_view(visit.to_send).substr(0, size));
   visit.to_send.erase(0, sent.bytes);
@@ -146,6 +164,16 @@ std::string Stranger::GuessedHello(absl::string_view frame) {
               .nonce = challenge->nonce};
   hello.proof = internal::ProofOf("a guess", *challenge, hello);
   return internal::Frame(hello.Serialize());
+}
+
+void Impostor::Turn() {
+  while (true) {
+    absl::StatusOr<internal::UniqueFd> fd = internal::AcceptFrom(listener_);
+    if (!fd.ok() || !*fd) return;
+    const Challenge challenge{.job = job_, .nonce = std::string(internal::kNonceSize, 'n')};
+    internal::SendSome(*fd, internal::Frame(challenge.Serialize()));
+    victims_.push_back(*std::move(fd));
+  }
 }
 
 }  // namespace evenkeel

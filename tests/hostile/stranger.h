@@ -4,9 +4,9 @@
 //   while (...) stranger.Turn(addresses);     // does a little of everything, never waits long
 //   stranger.Hangup();                        // cuts all connections, and says what came of them
 //
-// Its tricks: random bytes; silent connections; handshakes of one byte at a time; recorded good
-// handshakes, played back; good hellos with a wrong proof; lengths of gigabytes; connections that
-// are reset at once.
+// Its tricks: random bytes; silent connections; handshakes and HTTP requests of one byte at a time;
+// recorded good handshakes, played back; good hellos with a wrong proof; lengths of gigabytes;
+// connections that are reset at once; floods.
 //
 // Threads: thread-compatible.
 
@@ -29,10 +29,19 @@
 
 namespace evenkeel {
 
-enum class Trick { kNoise, kSilence, kSlowHello, kPlayBack, kWrongProof, kHugeLength, kReset };
-inline constexpr Trick kTricks[] = {Trick::kNoise,    Trick::kSilence,    Trick::kSlowHello,
-                                    Trick::kPlayBack, Trick::kWrongProof, Trick::kHugeLength,
-                                    Trick::kReset};
+enum class Trick {
+  kNoise,
+  kSilence,
+  kSlowHello,
+  kSlowRequest,
+  kPlayBack,
+  kWrongProof,
+  kHugeLength,
+  kReset
+};
+inline constexpr Trick kTricks[] = {Trick::kNoise,       Trick::kSilence,  Trick::kSlowHello,
+                                    Trick::kSlowRequest, Trick::kPlayBack, Trick::kWrongProof,
+                                    Trick::kHugeLength,  Trick::kReset};
 absl::string_view ToString(Trick trick);
 
 class Stranger {
@@ -45,7 +54,10 @@ class Stranger {
 
   // One new connection for each address, and a little more on those that are open.
   void Turn(const std::vector<internal::HostPort>& addresses);
+  // So many new connections that send a malformed frame and wait for the other end to close them.
+  void Flood(const internal::HostPort& address, int connections);
   void Hangup();
+  int flooded() const { return flooded_; }
 
   // Connections made, by what was tried on them.
   const std::map<Trick, int>& tried() const { return tried_; }
@@ -75,11 +87,28 @@ class Stranger {
   std::mt19937_64 random_;
   const size_t most_open_;
   std::string heard_;
-  size_t next_trick_ = 0;
   std::deque<Visit> visits_;  // By age.
+  std::deque<internal::UniqueFd> flood_;
+  int flooded_ = 0;
   std::map<Trick, int> tried_;
   std::map<Trick, std::string> refusals_;
   int refused_ = 0, admitted_ = 0;
+};
+
+// Listens where ranks look for their store, sends a challenge, and nothing else.
+class Impostor {
+ public:
+  explicit Impostor(std::string job) : job_(std::move(job)) {}
+
+  const internal::HostPort& address() const { return address_; }
+  int victims() const { return static_cast<int>(victims_.size()); }
+  void Turn();  // Takes all that have come.
+
+ private:
+  const std::string job_;
+  const internal::UniqueFd listener_ = internal::ListenOn({"127.0.0.1", 0}).value();
+  const internal::HostPort address_ = internal::LocalAddress(listener_).value();
+  std::vector<internal::UniqueFd> victims_;
 };
 
 }  // namespace evenkeel

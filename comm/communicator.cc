@@ -407,7 +407,9 @@ Communicator::Communicator(std::unique_ptr<Backend> backend,
   const bool beats = options_.watch.beat < absl::InfiniteDuration();
   if (beats) control_->Beat("", LongestSilence());
   CompareLevels();
-  if (beats) watchdog_->Start();
+  if (beats) {
+    if (const absl::Status started = watchdog_->Start(); !started.ok()) Abort(started);
+  }
   internal::AddLiving(this);
 }
 

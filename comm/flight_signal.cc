@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "evenkeel/comm/base/living_groups.h"
+#include "evenkeel/comm/base/start_thread.h"
 #include "evenkeel/comm/communicator.h"
 
 namespace evenkeel {
@@ -69,7 +70,10 @@ class Dumper {
       return absl::ErrnoToStatus(errno, "DumpFlightOnSignal: no pipe");
     fcntl(ends[1], F_SETFL, O_NONBLOCK);
     wake_up = ends[1];
-    std::thread([this, read_end = ends[0]] { Run(read_end); }).detach();
+    absl::StatusOr<std::thread> thread = internal::StartThread(
+        "the signals of flight records", [this, read_end = ends[0]] { Run(read_end); });
+    EK_RETURN_IF_ERROR(thread.status());
+    thread->detach();
     return absl::OkStatus();
   }
 

@@ -312,8 +312,11 @@ void BucketPipeline::Wake() {
   woken_ = true;
   // Meanwhile the rank can go on, whatever its own thread waits for.
   auto account = std::make_shared<internal::Waits::Callbacks>(plan_->waits);
-  plan_->worker->Post(
+  const absl::Status posted = plan_->worker->Post(
       [self = shared_from_this(), account = std::move(account)] { self->Advance(); });
+  if (posted.ok()) return;
+  woken_ = false;
+  failed_.Update(posted);
 }
 
 void BucketPipeline::Advance() {

@@ -3,6 +3,8 @@
 #include <utility>
 
 #include "evenkeel/comm/base/librarys_thread.h"
+#include "evenkeel/comm/base/start_thread.h"
+#include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {
 
@@ -16,10 +18,13 @@ WorkerThread::~WorkerThread() {
   if (thread.joinable()) thread.join();
 }
 
-void WorkerThread::Post(std::function<void()> task) {
+absl::Status WorkerThread::Post(std::function<void()> task) {
   absl::MutexLock lock(&mutex_);
+  if (!thread_.joinable() && !is_ending_) {
+    EK_ASSIGN_OR_RETURN(thread_, StartThread("tasks", [this] { Run(); }));
+  }
   tasks_.push_back(std::move(task));
-  if (!thread_.joinable() && !is_ending_) thread_ = std::thread([this] { Run(); });
+  return absl::OkStatus();
 }
 
 void WorkerThread::Run() {

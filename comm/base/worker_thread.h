@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 
 namespace evenkeel::internal {
@@ -26,7 +27,8 @@ class WorkerThread {
   WorkerThread(const WorkerThread&) = delete;
   WorkerThread& operator=(const WorkerThread&) = delete;
 
-  void Post(std::function<void()> task);
+  // ResourceExhausted: the thread cannot start, and the task is dropped.
+  absl::Status Post(std::function<void()> task);
 
  private:
   void Run();

@@ -17,12 +17,13 @@ TEST(WorkerThreadTest, RunsWhatWasPostedInOrderBeforeItGoes) {
   absl::Notification gate;
   {
     WorkerThread worker;
-    worker.Post([&] { gate.WaitForNotification(); });
-    worker.Post([&] {
+    EXPECT_TRUE(worker.Post([&] { gate.WaitForNotification(); }).ok());
+    const absl::Status posted = worker.Post([&] {
       seen.push_back(1);
-      worker.Post([&] { seen.push_back(3); });
+      EXPECT_TRUE(worker.Post([&] { seen.push_back(3); }).ok());
     });
-    worker.Post([&] { seen.push_back(2); });
+    EXPECT_TRUE(posted.ok()) << posted;
+    EXPECT_TRUE(worker.Post([&] { seen.push_back(2); }).ok());
     gate.Notify();
   }
   EXPECT_THAT(seen, ElementsAre(1, 2, 3));
@@ -32,7 +33,7 @@ TEST(WorkerThreadTest, IsAThreadOfTheLibrary) {
   bool is_the_librarys = false;
   {
     WorkerThread worker;
-    worker.Post([&] { is_the_librarys = IsTheLibrarysThread(); });
+    EXPECT_TRUE(worker.Post([&] { is_the_librarys = IsTheLibrarysThread(); }).ok());
   }
   EXPECT_TRUE(is_the_librarys);
   EXPECT_FALSE(IsTheLibrarysThread());

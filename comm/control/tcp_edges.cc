@@ -7,6 +7,7 @@
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/base/clock.h"
+#include "evenkeel/comm/base/start_thread.h"
 #include "evenkeel/comm/control/seats.h"
 #include "evenkeel/comm/control/server_loop.h"
 #include "evenkeel/comm/control/wire.h"
@@ -129,13 +130,24 @@ void TcpEdges::Start(std::function<void(int, ControlMessage)> receive,
                      std::function<void(int, const absl::Status&)> lost) {
   receive_ = std::move(receive);
   lost_ = std::move(lost);
-  if (loop_ != nullptr) serving_ = std::thread([this] { loop_->Run(); });
+  if (loop_ == nullptr) return;
+  absl::StatusOr<std::thread> serving =
+      StartThread("exchanges of the ranks", [this] { loop_->Run(); });
+  if (serving.ok()) serving_ = *std::move(serving);
+  if (!serving.ok()) lost_(kHub, serving.status());
 }
 
 void TcpEdges::AttachParent(const std::string& address) {
-  absl::MutexLock lock(&mutex_);
-  if (is_stopping_ || connecting_.joinable()) return;
-  connecting_ = std::thread([this, address] { ConnectToParent(address); });
+  absl::Status started;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (is_stopping_ || connecting_.joinable()) return;
+    absl::StatusOr<std::thread> connecting =
+        StartThread("exchanges of the ranks", [this, address] { ConnectToParent(address); });
+    if (connecting.ok()) connecting_ = *std::move(connecting);
+    started = connecting.status();
+  }
+  if (!started.ok()) lost_(kHub, started);
 }
 
 void TcpEdges::ConnectToParent(const std::string& address) {
@@ -157,21 +169,25 @@ void TcpEdges::ConnectToParent(const std::string& address) {
   if (!greeted.ok()) return OnParentLost(greeted.status());
   absl::StatusOr<std::unique_ptr<Connection>> connection = Connection::Create(*std::move(greeted));
   if (!connection.ok()) return OnParentLost(connection.status());
-  absl::MutexLock lock(&mutex_);
-  to_parent_ = *std::move(connection);
-  to_parent_->Start(
-      [this](const std::string& frame) {
-        up_.OnLinksThread();
-        absl::StatusOr<ControlMessage> message = ParseControlMessage(frame);
-        if (!message.ok()) return;
-        up_.Received(*message, frame.size() + kFrameHeader);
-        receive_(parent_, *std::move(message));
-      },
-      [this](const absl::Status&) {
-        OnParentLost(absl::UnavailableError(
-            absl::StrCat("rank ", parent_, " is gone, or the network is cut")));
-      });
-  for (const std::string& payload : std::exchange(for_parent_, {})) to_parent_->Send(payload);
+  absl::Status started;
+  {
+    absl::MutexLock lock(&mutex_);
+    to_parent_ = *std::move(connection);
+    started = to_parent_->Start(
+        [this](const std::string& frame) {
+          up_.OnLinksThread();
+          absl::StatusOr<ControlMessage> message = ParseControlMessage(frame);
+          if (!message.ok()) return;
+          up_.Received(*message, frame.size() + kFrameHeader);
+          receive_(parent_, *std::move(message));
+        },
+        [this](const absl::Status&) {
+          OnParentLost(absl::UnavailableError(
+              absl::StrCat("rank ", parent_, " is gone, or the network is cut")));
+        });
+    for (const std::string& payload : std::exchange(for_parent_, {})) to_parent_->Send(payload);
+  }
+  if (!started.ok()) OnParentLost(started);
 }
 
 void TcpEdges::OnParentLost(const absl::Status& why) {

@@ -143,10 +143,12 @@ void TreeLink::OnEdge(int from, ControlMessage message) {
 // that the hub cannot detect is the connection to the parent; a parent that has left is not needed
 // any more.
 void TreeLink::OnEdgeLost(int neighbour, const absl::Status& why) {
-  if (neighbour != parent_) return;
-  const absl::Status lost(absl::StatusCode::kUnavailable,
-                          absl::StrCat("rank ", rank_, " has lost its connection to rank ", parent_,
-                                       ", which forwards its parts of exchanges: ", why.message()));
+  if (neighbour != parent_ && neighbour != kHub) return;
+  const absl::Status lost = neighbour == kHub
+                                ? why
+                                : absl::UnavailableError(absl::StrCat(
+                                      "rank ", rank_, " has lost its connection to rank ", parent_,
+                                      ", which forwards its parts of exchanges: ", why.message()));
   bool is_needed = false;
   {
     absl::MutexLock lock(&mutex_);

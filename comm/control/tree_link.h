@@ -48,7 +48,7 @@ class TreeEdges {
  public:
   virtual ~TreeEdges() = default;
   // Called once, before anything else. The callbacks run on threads of the edges. `lost`: the
-  // neighbour's end is gone.
+  // neighbour's end is gone; for kHub, these edges cannot work, and Start() may call it.
   virtual void Start(std::function<void(int from, ControlMessage message)> receive,
                      std::function<void(int neighbour, const absl::Status& why)> lost) = 0;
   // Returns whether neighbours need each other's addresses.

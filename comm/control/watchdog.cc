@@ -4,6 +4,8 @@
 
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/librarys_thread.h"
+#include "evenkeel/comm/base/start_thread.h"
+#include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {
 
@@ -11,8 +13,9 @@ Watchdog::Watchdog(std::function<absl::Duration()> look) : look_(std::move(look)
 
 Watchdog::~Watchdog() { Stop(); }
 
-void Watchdog::Start() {
-  thread_ = std::thread([this] { Run(); });
+absl::Status Watchdog::Start() {
+  EK_ASSIGN_OR_RETURN(thread_, StartThread("the watchdog", [this] { Run(); }));
+  return absl::OkStatus();
 }
 
 void Watchdog::Wake() {

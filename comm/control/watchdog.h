@@ -28,7 +28,8 @@ class Watchdog {
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  void Start();
+  // ResourceExhausted: its thread cannot start.
+  absl::Status Start();
   // Has no effect before Start().
   void Wake();
   void Stop();

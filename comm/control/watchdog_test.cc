@@ -17,7 +17,7 @@ TEST(WatchdogTest, LooksAtOnceAndAgain) {
     if (++looks == 3) thrice.Notify();
     return absl::Milliseconds(1);
   });
-  watchdog.Start();
+  EXPECT_TRUE(watchdog.Start().ok());
   thrice.WaitForNotification();
   watchdog.Stop();
   const int before = looks;
@@ -34,7 +34,7 @@ TEST(WatchdogTest, WakesFromALongSleep) {
     if (looks == 2) second.Notify();
     return absl::Hours(1);
   });
-  watchdog.Start();
+  EXPECT_TRUE(watchdog.Start().ok());
   first.WaitForNotification();
   watchdog.Wake();
   second.WaitForNotification();
@@ -52,14 +52,14 @@ TEST(WatchdogTest, AWakeDuringALookIsNotLost) {
     return absl::Hours(1);
   });
   self = &watchdog;
-  watchdog.Start();
+  EXPECT_TRUE(watchdog.Start().ok());
   known.Notify();
   second.WaitForNotification();
 }
 
 TEST(WatchdogTest, StopsFromALongSleepAndTwice) {
   Watchdog watchdog([] { return absl::InfiniteDuration(); });
-  watchdog.Start();
+  EXPECT_TRUE(watchdog.Start().ok());
   watchdog.Stop();
   watchdog.Stop();
 }

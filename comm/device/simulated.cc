@@ -57,11 +57,12 @@ class SimulatedStream {
  public:
   explicit SimulatedStream(absl::Duration delay) : delay_(delay) {}
 
-  void Put(std::function<void()> work) {
-    thread_.Post([delay = delay_, work = std::move(work)] {
+  void Put(const std::function<void()>& work) {
+    const absl::Status posted = thread_.Post([delay = delay_, work] {
       if (delay > absl::ZeroDuration()) absl::SleepFor(delay);
       work();
     });
+    if (!posted.ok()) work();  // It is the first, and the caller may wait.
   }
 
  private:

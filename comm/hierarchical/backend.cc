@@ -31,8 +31,8 @@ class HierarchicalBackend::Lane {
                      StableHash(channel, kSteps),
                      [backend](const absl::Status& why) { backend->Break(why); }) {}
 
-  void Push(Operation operation, std::shared_ptr<WorkState> work) {
-    thread_.Post([this, operation = std::move(operation), work = std::move(work)] {
+  absl::Status Push(Operation operation, std::shared_ptr<WorkState> work) {
+    return thread_.Post([this, operation = std::move(operation), work = std::move(work)] {
       work->Finish(Execute(operation));
     });
   }
@@ -124,10 +124,15 @@ void HierarchicalBackend::Start(Operation operation, std::shared_ptr<WorkState> 
   if (Backend* const backend = only(); backend != nullptr)
     return backend->Start(std::move(operation), std::move(work));
   if (!IsPair(operation.what.kind)) {
-    absl::MutexLock lock(&mutex_);
-    std::unique_ptr<Lane>& lane = lanes_[operation.channel];
-    if (lane == nullptr) lane = std::make_unique<Lane>(this, operation.channel);
-    return lane->Push(std::move(operation), std::move(work));
+    absl::Status posted;
+    {
+      absl::MutexLock lock(&mutex_);
+      std::unique_ptr<Lane>& lane = lanes_[operation.channel];
+      if (lane == nullptr) lane = std::make_unique<Lane>(this, operation.channel);
+      posted = lane->Push(std::move(operation), work);
+    }
+    if (!posted.ok()) work->Finish(posted);
+    return;
   }
   operation.channel = StableHash(operation.channel, kMessages);
   if (map_->host_of(operation.what.root) != map_->host_of(rank_)) {

@@ -34,6 +34,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "evenkeel/comm/arith/common_part.h"
+#include "evenkeel/comm/base/start_thread.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/local/exchange.h"
 #include "evenkeel/comm/local/meeting.h"
@@ -347,13 +348,18 @@ void LocalGroup::Leave(int rank) {
 class LocalBackend : public Backend {
  public:
   LocalBackend(std::shared_ptr<LocalGroup> group, int rank)
-      : group_(std::move(group)), rank_(rank), worker_([this] { group_->RunWorker(rank_); }) {}
+      : group_(std::move(group)), rank_(rank) {
+    absl::StatusOr<std::thread> worker =
+        StartThread("a rank in this process", [this] { group_->RunWorker(rank_); });
+    if (worker.ok()) worker_ = *std::move(worker);
+    if (!worker.ok()) group_->Abort(rank_, worker.status());
+  }
 
   ~LocalBackend() override {
     group_->Abort(rank_, absl::UnavailableError(
                              absl::StrCat("rank ", group_->names()[rank_], " left the group")));
     group_->Leave(rank_);
-    worker_.join();
+    if (worker_.joinable()) worker_.join();
   }
 
   absl::string_view name() const override { return "local"; }

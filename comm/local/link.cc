@@ -16,6 +16,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
+#include "evenkeel/comm/base/start_thread.h"
 #include "evenkeel/comm/control/hub.h"
 #include "evenkeel/comm/control/link_meter.h"
 #include "evenkeel/comm/control/tree_link.h"
@@ -67,15 +68,17 @@ class Reader {
   explicit Reader(Inbox& inbox) : inbox_(inbox) {}
   ~Reader() { Stop(); }
 
-  void Start(std::function<void(Letter)> receive) {
-    thread_ = std::thread([this, receive = std::move(receive)] {
+  absl::Status Start(std::function<void(Letter)> receive) {
+    const auto run = [this, receive = std::move(receive)] {
       meter_.OnLinksThread();
       Letter letter;
       while (inbox_.Pop(letter)) {
         meter_.Received(letter.message, SizeInMemory(letter.message));
         receive(std::move(letter));
       }
-    });
+    };
+    EK_ASSIGN_OR_RETURN(thread_, StartThread("the messages of ranks in this process", run));
+    return absl::OkStatus();
   }
   void Stop() {
     inbox_.Close();
@@ -162,10 +165,11 @@ class LocalEdges : public TreeEdges {
       : star_(std::move(star)), rank_(rank), reader_(star_->edges(rank)) {}
 
   void Start(std::function<void(int, ControlMessage)> receive,
-             std::function<void(int, const absl::Status&)>) override {
-    reader_.Start([receive = std::move(receive)](Letter letter) {
+             std::function<void(int, const absl::Status&)> lost) override {
+    const absl::Status started = reader_.Start([receive = std::move(receive)](Letter letter) {
       receive(letter.from, std::move(letter.message));
     });
+    if (!started.ok()) lost(kHub, started);
   }
   bool HasAddress() const override { return false; }
   std::string Address() const override { return ""; }
@@ -195,9 +199,10 @@ class LocalLink : public ControlLink {
   ~LocalLink() override { Stop(); }
 
   void Start(std::function<void(ControlMessage)> receive,
-             std::function<void(absl::Status)>) override {
-    reader_.Start(
+             std::function<void(absl::Status)> lost) override {
+    const absl::Status started = reader_.Start(
         [receive = std::move(receive)](Letter letter) { receive(std::move(letter.message)); });
+    if (!started.ok()) lost(started);
   }
   void Send(ControlMessage message) override {
     reader_.meter().Sent(message, SizeInMemory(message));

@@ -1,13 +1,14 @@
 #include "evenkeel/comm/local/run_group.h"
 
 #include <exception>
-#include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "evenkeel/comm/base/start_thread.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {
@@ -56,18 +57,16 @@ absl::Status RunGroup(absl::Span<const std::unique_ptr<Communicator>> group, Bod
     comm.Abort(status);
   };
   for (const std::unique_ptr<Communicator>& comm : group) {
-    try {
-      threads.emplace_back([&, &comm = *comm] {
-        absl::Status status = Call(body, comm);
-        if (status.ok()) status = comm.Finalize(comm.timeout());
-        if (!status.ok()) end_with(comm, status);
-      });
-    } catch (
-        const std::system_error& error) {  // Without memory for its stack, or too many threads.
-      end_with(*comm, absl::ResourceExhaustedError(
-                          absl::StrCat("cannot start its thread: ", error.what())));
+    absl::StatusOr<std::thread> thread = internal::StartThread("it", [&, &comm = *comm] {
+      absl::Status status = Call(body, comm);
+      if (status.ok()) status = comm.Finalize(comm.timeout());
+      if (!status.ok()) end_with(comm, status);
+    });
+    if (!thread.ok()) {
+      end_with(*comm, thread.status());
       break;
     }
+    threads.push_back(*std::move(thread));
   }
   for (std::thread& thread : threads) thread.join();
   return failure.status();

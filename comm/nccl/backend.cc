@@ -8,6 +8,7 @@
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/librarys_thread.h"
 #include "evenkeel/comm/base/parties.h"
+#include "evenkeel/comm/base/start_thread.h"
 #include "evenkeel/comm/control/arrival.h"
 #include "evenkeel/comm/control/waits.h"
 #include "evenkeel/comm/failure_info.h"
@@ -104,7 +105,7 @@ absl::Status NcclBackend::Connect(ControlChannel& control, const std::string& un
   absl::MutexLock lock(&mutex_);
   if (!ended_.ok()) return ended_;
   queue_ = std::make_unique<LaunchQueue>(control, "nccl");
-  completions_ = std::thread([this] { WatchCompletions(); });
+  EK_ASSIGN_OR_RETURN(completions_, StartThread("NCCL", [this] { WatchCompletions(); }));
   return absl::OkStatus();
 }
 

@@ -10,6 +10,7 @@
 #include "absl/time/clock.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/notification.h"
+#include "evenkeel/comm/base/start_thread.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {
@@ -25,10 +26,10 @@ absl::Status AbortWithin(absl::Duration patience, NcclApi& api, NcclComm comm) {
     NcclAnswer answer;
   };
   auto shared = std::make_shared<Shared>();
-  std::thread thread([shared, &api, comm] {
-    shared->answer = api.Abort(comm);
-    shared->is_done.Notify();
-  });
+  EK_ASSIGN_OR_RETURN(std::thread thread, StartThread("ncclCommAbort", [shared, &api, comm] {
+                        shared->answer = api.Abort(comm);
+                        shared->is_done.Notify();
+                      }));
   if (shared->is_done.WaitUntil(SteadyNow() + patience)) {
     thread.join();
     return ToStatus("ncclCommAbort", shared->answer);

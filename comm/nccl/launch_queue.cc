@@ -7,6 +7,7 @@
 #include "absl/time/time.h"
 #include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/base/librarys_thread.h"
+#include "evenkeel/comm/base/start_thread.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {
@@ -17,13 +18,19 @@ LaunchQueue::LaunchQueue(ControlChannel& control, absl::string_view topic)
       turns_(absl::StrCat("launch order of ", topic)),
       order_(control.world_size()) {
   if (control.rank() == 0 && control.world_size() > 1)
-    request_thread_ = std::thread([this] { RunRequests(); });
-  launch_thread_ = std::thread([this] { RunLaunches(); });
+    Start(request_thread_, [this] { RunRequests(); });
+  Start(launch_thread_, [this] { RunLaunches(); });
+}
+
+void LaunchQueue::Start(std::thread& thread, std::function<void()> body) {
+  absl::StatusOr<std::thread> started = StartThread("launches of NCCL", std::move(body));
+  if (!started.ok()) return Abort(started.status());
+  thread = *std::move(started);
 }
 
 LaunchQueue::~LaunchQueue() {
   Abort(absl::CancelledError("the launch queue is gone"));
-  launch_thread_.join();
+  if (launch_thread_.joinable()) launch_thread_.join();
   if (request_thread_.joinable()) request_thread_.join();
 }
 

@@ -70,6 +70,8 @@ class LaunchQueue {
   LaunchOrder order_ ABSL_GUARDED_BY(mutex_);
   bool has_disagreed_ ABSL_GUARDED_BY(mutex_) = false;
   std::deque<LaunchTurn> next_ ABSL_GUARDED_BY(mutex_);
+  void Start(std::thread& thread, std::function<void()> body);
+
   std::thread request_thread_;
   std::thread launch_thread_;
 };

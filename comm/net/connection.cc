@@ -10,6 +10,7 @@
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/base/clock.h"
+#include "evenkeel/comm/base/start_thread.h"
 #include "evenkeel/comm/net/frame.h"
 #include "evenkeel/comm/status.h"
 
@@ -27,11 +28,12 @@ absl::StatusOr<std::unique_ptr<Connection>> Connection::Create(Greeted greeted) 
   return absl::WrapUnique(new Connection(std::move(greeted), std::move(wake)));
 }
 
-void Connection::Start(std::function<void(std::string)> on_frame,
-                       std::function<void(absl::Status)> on_lost) {
+absl::Status Connection::Start(std::function<void(std::string)> on_frame,
+                               std::function<void(absl::Status)> on_lost) {
   on_frame_ = std::move(on_frame);
   on_lost_ = std::move(on_lost);
-  thread_ = std::thread([this] { Run(); });
+  EK_ASSIGN_OR_RETURN(thread_, StartThread("a connection to the store", [this] { Run(); }));
+  return absl::OkStatus();
 }
 
 void Connection::Send(absl::string_view payload) {

@@ -36,8 +36,9 @@ class Connection {
   static absl::StatusOr<std::unique_ptr<Connection>> Create(Greeted greeted);
   ~Connection() { Close(absl::ZeroDuration()); }
 
-  // Called once. `on_lost` is called at most once, after the last frame.
-  void Start(std::function<void(std::string)> on_frame, std::function<void(absl::Status)> on_lost);
+  // Called once. `on_lost` is called at most once, after the last frame; after an error never.
+  absl::Status Start(std::function<void(std::string)> on_frame,
+                     std::function<void(absl::Status)> on_lost);
   // Queues a frame. A lost connection drops it.
   void Send(absl::string_view payload);
   // Runs `task` on the connection's thread, unless Close() is called before.

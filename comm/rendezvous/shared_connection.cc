@@ -36,8 +36,10 @@ Connections& ConnectionsOfProcess() {
 
 SharedConnection::SharedConnection(std::unique_ptr<Connection> connection)
     : connection_(std::move(connection)) {
-  connection_->Start([this](const std::string& frame) { OnFrame(frame); },
-                     [this](const absl::Status& why) { OnLost(why); });
+  const absl::Status started =
+      connection_->Start([this](const std::string& frame) { OnFrame(frame); },
+                         [this](const absl::Status& why) { OnLost(why); });
+  if (!started.ok()) OnLost(started);
 }
 
 SharedConnection::~SharedConnection() { connection_->Close(kLinger); }

@@ -79,8 +79,8 @@ absl::StatusOr<std::unique_ptr<TcpStore>> TcpStore::Connect(const TcpStoreOption
 
 TcpStore::TcpStore(std::unique_ptr<Connection> connection, absl::Duration timeout)
     : timeout_(timeout), connection_(std::move(connection)) {
-  connection_->Start([this](const std::string& frame) { OnFrame(frame); },
-                     [this](const absl::Status& why) { OnLost(why); });
+  OnLost(connection_->Start([this](const std::string& frame) { OnFrame(frame); },
+                            [this](const absl::Status& why) { OnLost(why); }));
 }
 
 TcpStore::~TcpStore() { connection_->Close(kLinger); }
@@ -175,16 +175,18 @@ absl::StatusOr<std::unique_ptr<TcpObserver>> TcpObserver::Connect(const TcpStore
 
 TcpObserver::TcpObserver(std::unique_ptr<Connection> connection)
     : connection_(std::move(connection)) {
-  connection_->Start(
+  const auto on_lost = [this](const absl::Status& why) {
+    absl::MutexLock lock(&mutex_);
+    lost_ = why;
+  };
+  const absl::Status started = connection_->Start(
       [this](std::string frame) {
         absl::MutexLock lock(&mutex_);
         ++answered_;
         answer_ = std::move(frame);
       },
-      [this](const absl::Status& why) {
-        absl::MutexLock lock(&mutex_);
-        lost_ = why;
-      });
+      on_lost);
+  if (!started.ok()) on_lost(started);
 }
 
 TcpObserver::~TcpObserver() { connection_->Close(absl::ZeroDuration()); }

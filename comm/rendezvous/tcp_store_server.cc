@@ -8,6 +8,7 @@
 #include "absl/memory/memory.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "evenkeel/comm/base/start_thread.h"
 #include "evenkeel/comm/control/groups.h"
 #include "evenkeel/comm/control/server_loop.h"
 #include "evenkeel/comm/net/socket.h"
@@ -61,8 +62,12 @@ absl::StatusOr<std::unique_ptr<TcpStoreServer>> TcpStoreServer::Create(
                             return std::make_unique<internal::ControlGroups>(std::move(send),
                                                                              options.on_group);
                           }));
-  return absl::WrapUnique(new TcpStoreServer(std::move(loop), address.ToString(), address.port,
-                                             internal::IsLoopback(local.host)));
+  auto server = absl::WrapUnique(new TcpStoreServer(
+      std::move(loop), address.ToString(), address.port, internal::IsLoopback(local.host)));
+  EK_ASSIGN_OR_RETURN(
+      server->thread_,
+      internal::StartThread("the job's store", [raw = server.get()] { raw->loop_->Run(); }));
+  return server;
 }
 
 TcpStoreServer::TcpStoreServer(std::unique_ptr<internal::ServerLoop> loop, std::string address,
@@ -70,12 +75,11 @@ TcpStoreServer::TcpStoreServer(std::unique_ptr<internal::ServerLoop> loop, std::
     : address_(std::move(address)),
       port_(port),
       is_on_loopback_(is_on_loopback),
-      loop_(std::move(loop)),
-      thread_([this] { loop_->Run(); }) {}
+      loop_(std::move(loop)) {}
 
 TcpStoreServer::~TcpStoreServer() {
   loop_->Stop();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 }  // namespace evenkeel

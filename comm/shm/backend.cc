@@ -21,6 +21,7 @@
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/librarys_thread.h"
 #include "evenkeel/comm/base/shared_memory.h"
+#include "evenkeel/comm/base/start_thread.h"
 #include "evenkeel/comm/shm/board.h"
 #include "evenkeel/comm/shm/mesh.h"
 #include "evenkeel/comm/shm/registered_memory.h"
@@ -662,7 +663,7 @@ absl::StatusOr<std::string> ShmBackend::Listen(std::string key) {
 absl::Status ShmBackend::Connect(const std::vector<std::string>& addresses,
                                  absl::Duration timeout) {
   EK_RETURN_IF_ERROR(core_->Connect(addresses, timeout));
-  thread_ = std::thread([core = core_.get()] { core->Run(); });
+  EK_ASSIGN_OR_RETURN(thread_, StartThread("shared memory", [core = core_.get()] { core->Run(); }));
   return absl::OkStatus();
 }
 

@@ -12,6 +12,7 @@
 #include "evenkeel/comm/arith/common_part.h"
 #include "evenkeel/comm/arith/reduce_kernels.h"
 #include "evenkeel/comm/base/clock.h"
+#include "evenkeel/comm/base/start_thread.h"
 #include "evenkeel/comm/net/peer_greeting.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/tcp/collectives.h"
@@ -36,17 +37,20 @@ class TcpBackend::Lane {
   explicit Lane(TcpBackend* backend)
       : backend_(backend),
         collectives_(backend->mesh_ ? backend->mesh_->transport() : nullptr, backend->rank_,
-                     backend->world_size_, backend->generation_, backend->names_),
-        thread_([this] { Run(); }) {}
+                     backend->world_size_, backend->generation_, backend->names_) {}
   // The group has ended, so nothing takes long.
   ~Lane() {
     {
       absl::MutexLock lock(&mutex_);
       is_closing_ = true;
     }
-    thread_.join();
+    if (thread_.joinable()) thread_.join();
   }
 
+  absl::Status StartIt() {
+    EK_ASSIGN_OR_RETURN(thread_, StartThread("a channel over TCP", [this] { Run(); }));
+    return absl::OkStatus();
+  }
   void Push(Operation operation, std::shared_ptr<WorkState> work) {
     absl::MutexLock lock(&mutex_);
     queue_.push_back({std::move(operation), std::move(work)});
@@ -226,10 +230,18 @@ void TcpBackend::Start(Operation operation, std::shared_ptr<WorkState> work) {
   LaneKey key(operation.channel, CollectiveKind::kBarrier, -1);
   if (IsPair(operation.what.kind))
     key = {operation.channel, operation.what.kind, operation.what.root};
-  absl::MutexLock lock(&mutex_);
-  std::unique_ptr<Lane>& lane = lanes_[key];
-  if (lane == nullptr) lane = std::make_unique<Lane>(this);
-  lane->Push(std::move(operation), std::move(work));
+  absl::Status started;
+  {
+    absl::MutexLock lock(&mutex_);
+    std::unique_ptr<Lane>& lane = lanes_[key];
+    if (lane == nullptr) {
+      lane = std::make_unique<Lane>(this);
+      started = lane->StartIt();
+    }
+    if (started.ok()) return lane->Push(std::move(operation), std::move(work));
+    lanes_.erase(key);
+  }
+  work->Finish(started);
 }
 
 void TcpBackend::Abort(const absl::Status& why) {

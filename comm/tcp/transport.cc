@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/base/clock.h"
+#include "evenkeel/comm/base/start_thread.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/tcp/wire.h"
 
@@ -166,8 +167,11 @@ absl::StatusOr<std::shared_ptr<TcpTransport>> TcpTransport::Create(
   for (size_t peer = 0; peer < connections.size(); ++peer) {
     if (connections[peer]) EK_RETURN_IF_ERROR(poller.Add(connections[peer].get(), peer, EPOLLIN));
   }
-  return std::shared_ptr<TcpTransport>(new TcpTransport(
+  std::shared_ptr<TcpTransport> transport(new TcpTransport(
       rank, std::move(connections), std::move(options), std::move(poller), std::move(wake)));
+  EK_ASSIGN_OR_RETURN(transport->thread_, StartThread("connections over TCP",
+                                                      [raw = transport.get()] { raw->Loop(); }));
+  return transport;
 }
 
 TcpTransport::TcpTransport(int rank, std::vector<UniqueFd> connections, TcpTransportOptions options,
@@ -184,7 +188,6 @@ TcpTransport::TcpTransport(int rank, std::vector<UniqueFd> connections, TcpTrans
     connections_[peer]->peer = peer;
     connections_[peer]->fd = std::move(connections[peer]);
   }
-  thread_ = std::thread([this] { Loop(); });
 }
 
 TcpTransport::~TcpTransport() {
@@ -194,7 +197,7 @@ TcpTransport::~TcpTransport() {
     is_closing_ = true;
   }
   wake_.Signal();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 void TcpTransport::Flush(absl::Time deadline) {

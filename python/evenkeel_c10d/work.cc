@@ -6,6 +6,7 @@
 #include <deque>
 #include <functional>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -78,8 +79,15 @@ struct Completer::Queue : std::enable_shared_from_this<Queue> {
       if (!is_stopped) {
         landed.push_back(std::move(one));
         if (idle >= landed.size()) return changed.notify_one();
-        ++threads;
-        return std::thread([queue = shared_from_this()] { queue->Run(); }).detach();
+        try {
+          std::thread([queue = shared_from_this()] { queue->Run(); }).detach();
+          ++threads;
+          return;
+        } catch (const std::system_error&) {  // The process may have no more threads.
+          if (threads > 0) return;
+          one = std::move(landed.back());
+          landed.pop_back();
+        }
       }
     }
     one.work->Complete();

@@ -81,8 +81,10 @@ std::string NewFolder() {
 }
 
 struct JobOptions {
-  int64_t steps = 0;       // After which the ranks leave; 0: when they are told to.
-  std::string candidates;  // Where the ranks look for their store; empty: in a folder.
+  int64_t steps = 0;  // After which the ranks leave; 0: when they are told to.
+  std::map<std::string, std::string> variables = {}, of_rank_1 = {};
+  int patience_s = 30;          // For the other ranks, at the start.
+  std::string candidates = {};  // Where the ranks look for their store; empty: in a folder.
 };
 
 // Ranks that train and save until they are told to stop.
@@ -101,16 +103,17 @@ class Job {
   void StartUpTo(int ranks) {
     constexpr rlim_t kFiles = 64;
     for (int rank = static_cast<int>(ranks_.size()); rank < ranks; ++rank) {
-      const std::map<std::string, std::string> variables = {
-          {"RANK", absl::StrCat(rank)},
-          {"WORLD_SIZE", absl::StrCat(kWorld)},
-          {"LOCAL_RANK", absl::StrCat(rank)},
-          {"LOCAL_WORLD_SIZE", absl::StrCat(kWorld)},
-          {"EVENKEEL_STORE", folder_ + "/store"},
-          {"EVENKEEL_JOB", kJob},
-          {"EVENKEEL_SECRET", kSecret}};
-      std::vector<std::string> command = {kRank, stop_file_, "30", saved_,
-                                          absl::StrCat(options_.steps)};
+      std::map<std::string, std::string> variables = {{"RANK", absl::StrCat(rank)},
+                                                      {"WORLD_SIZE", absl::StrCat(kWorld)},
+                                                      {"LOCAL_RANK", absl::StrCat(rank)},
+                                                      {"LOCAL_WORLD_SIZE", absl::StrCat(kWorld)},
+                                                      {"EVENKEEL_STORE", folder_ + "/store"},
+                                                      {"EVENKEEL_JOB", kJob},
+                                                      {"EVENKEEL_SECRET", kSecret}};
+      variables.merge(std::map(options_.variables));
+      if (rank == 1) variables.merge(std::map(options_.of_rank_1));
+      std::vector<std::string> command = {kRank, stop_file_, absl::StrCat(options_.patience_s),
+                                          saved_, absl::StrCat(options_.steps)};
       if (!options_.candidates.empty()) command.push_back(options_.candidates);
       ranks_.push_back(std::make_unique<Program>(
           command,
@@ -411,6 +414,32 @@ TEST(HostileTest, AJobStartsUnderAttack) {
   }
   EXPECT_EQ(stranger.admitted(), 0);
   EXPECT_GE(impostor.victims(), kWorld);
+}
+
+// A limit of the user's or of the container's threads may be reached at any of them.
+TEST(FewThreadsTest, AThreadThatCannotStartIsAnErrorOfAllRanks) {
+  for (const std::string backend : {"tcp", "shm"}) {
+    int threads = backend == "tcp" ? 0 : 3;  // Until it has joined the group, shm is as tcp.
+    for (bool is_enough = false; !is_enough; ++threads) {
+      ASSERT_LT(threads, 30);
+      Job job(kWorld, {.steps = 5,
+                       .variables = {{"HOSTILE_BACKEND", backend}},
+                       .of_rank_1 = {{"HOSTILE_THREADS", absl::StrCat(threads)}},
+                       .patience_s = 3});
+      const std::vector<Ended> ended = job.Wait();
+      is_enough = ended[1].code == 0;
+      for (int rank = 0; rank < kWorld && !is_enough; ++rank) {
+        EXPECT_EQ(ended[rank].code, EXIT_FAILURE)
+            << "rank " << rank << ", " << threads << " threads over " << backend << ": "
+            << ended[rank].out << ended[rank].err;
+      }
+      if (!is_enough) {
+        EXPECT_THAT(ended[1].out, HasSubstr("cannot start a thread for"));
+      }
+    }
+    EXPECT_GT(threads, 4) << backend;
+    std::cout << backend << ": " << threads - 1 << " threads are enough\n";
+  }
 }
 
 // torchrun's agent listens on MASTER_PORT itself, and leaves meeting elsewhere to the ranks.

@@ -9,11 +9,17 @@
 // CANDIDATES: host:port,host:port..., where the ranks look for their store; rank 0 takes the first
 //             one that is free.
 //
+// HOSTILE_THREADS: the number of threads that it can start; HOSTILE_BACKEND: instead of tcp.
+//
 // Each step uses both planes: collectives, and an exchange over the control plane. Rank 0 prints
 // its progress, "<unix microseconds> <steps>", each rank in the end how it ended.
 
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <fstream>
@@ -52,6 +58,7 @@ struct Arguments {
   absl::Duration patience;
   int64_t steps = 0;
   std::vector<std::string> candidates;
+  std::string backend = "tcp";
 };
 
 // Returns rank `rank`'s contribution in a step; sums of it are exact in float32.
@@ -131,15 +138,29 @@ absl::Status Main(const Arguments& arguments) {
     environment.store_folder.clear();
     environment.store_addresses = arguments.candidates;
   }
-  absl::StatusOr<std::unique_ptr<Communicator>> comm =
-      CreateCommunicator(environment, {.backend = "tcp", .connect_timeout = arguments.patience});
+  absl::StatusOr<std::unique_ptr<Communicator>> comm = CreateCommunicator(
+      environment, {.backend = arguments.backend, .connect_timeout = arguments.patience});
   const absl::Status status = comm.ok() ? TrainUntilStopped(**comm, arguments) : comm.status();
   std::cout << absl::StrCat("ends: ", status.ToString(), "\n") << std::flush;
   return status;
 }
 
+// The number of threads that still start; -1: all.
+std::atomic<int> threads_left = -1;
+
 }  // namespace
 }  // namespace evenkeel
+
+// Found before the C library's.
+extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
+                              void* (*body)(void*), void* argument) {
+  static const auto original =
+      reinterpret_cast<decltype(&::pthread_create)>(dlsym(RTLD_NEXT, "pthread_create"));
+  std::atomic<int>& left = evenkeel::threads_left;
+  if (left == 0) return EAGAIN;
+  if (left > 0) --left;
+  return original(thread, attributes, body, argument);
+}
 
 int main(int argc, char** argv) {
   if (argc < 3 || argc > 6) return EXIT_FAILURE;
@@ -148,5 +169,9 @@ int main(int argc, char** argv) {
                                 .patience = absl::Seconds(std::atof(argv[2])),
                                 .steps = argc > 4 ? std::atol(argv[4]) : 0};
   if (argc > 5) arguments.candidates = absl::StrSplit(argv[5], ',');
+  if (const char* const threads = std::getenv("HOSTILE_THREADS"); threads != nullptr)
+    evenkeel::threads_left = std::atoi(threads);
+  if (const char* const backend = std::getenv("HOSTILE_BACKEND"); backend != nullptr)
+    arguments.backend = backend;
   return evenkeel::Main(arguments).ok() ? EXIT_SUCCESS : EXIT_FAILURE;
 }

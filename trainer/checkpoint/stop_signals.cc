@@ -3,7 +3,11 @@
 #include <signal.h>
 
 #include <atomic>
+#include <iostream>
 #include <thread>
+
+#include "absl/status/statusor.h"
+#include "evenkeel/comm/base/start_thread.h"
 
 namespace evenkeel {
 namespace {
@@ -33,7 +37,12 @@ void WatchStopSignals() {
   for (int number : {SIGTERM, SIGINT}) sigaddset(&signals, number);
   pthread_sigmask(SIG_BLOCK, &signals,
                   nullptr);  // Threads that are started from now on inherit it.
-  std::thread([signals] { Take(signals); }).detach();
+  absl::StatusOr<std::thread> thread =
+      internal::StartThread("the signals that stop a run", [signals] { Take(signals); });
+  if (thread.ok()) return thread->detach();
+  pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+  std::cerr << thread.status().message()
+            << "; SIGTERM and SIGINT end this run without a checkpoint\n";
 }
 
 void DeferStopSignals() { is_deferred = true; }

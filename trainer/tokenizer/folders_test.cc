@@ -70,11 +70,11 @@ const std::map<std::string, std::string>& Refused() {
       {"two pieces with one number", "tokenizer.json: two tokens, one of them \""},
       {"a template with a token", "tokenizer.json: post_processor is TemplateProcessing; only"},
       {"a token only beside",
-       "tokenizer_config.json: the token \"<tool>\" is not among those of tokenizer.json"},
+       "tokenizer_config.json: the token \"<tool>\" is missing from the tokenizer.json"},
       {"a space only beside",
        "tokenizer_config.json: add_prefix_space is true, but false in tokenizer.json"},
       {"an end that is no added token",
-       "tokenizer_config.json: the token \"the\" is not among those of tokenizer.json"},
+       "tokenizer_config.json: the token \"the\" is missing from the tokenizer.json"},
       {"added_tokens.json with a gap",
        "added_tokens.json: added token \"<tool>\" has the number 267, but Hugging Face's software "
        "would give it 264"},

@@ -120,7 +120,7 @@ class PartsReader {
                               .is_normalized = MemberOf(entry, "normalized") == true};
     if (const auto known = added_.find(content); known != added_.end()) {
       if (known->second == token) return absl::OkStatus();
-      return Bad(absl::StrCat("added token \"", content, "\" is there twice, with other flags"));
+      return Bad(absl::StrCat("added token \"", content, "\" appears twice, with different flags"));
     }
     if (is_complete_) return NotInFile(content);
     EK_RETURN_IF_ERROR(Add(content, number));
@@ -203,8 +203,9 @@ class PartsReader {
   }
 
   static absl::Status NotInFile(absl::string_view content) {
-    return Bad(absl::StrCat("the token \"", content,
-                            "\" is not among those of tokenizer.json, or vocab.json, beside it"));
+    return Bad(
+        absl::StrCat("the token \"", content,
+                     "\" is missing from the tokenizer.json, or vocab.json, of the same folder"));
   }
 
   TokenizerParts parts_;

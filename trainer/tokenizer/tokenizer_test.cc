@@ -278,7 +278,7 @@ TEST_F(TokenizerFileTest, BadFilesBesideAreRefused) {
   EXPECT_THAT(error(R"({"added_tokens_decoder": {"x": {"content": "a"}}})"),
               HasSubstr("added_tokens_decoder.x is {\"content\":\"a\"}; expected a token"));
   EXPECT_THAT(error(R"({"added_tokens_decoder": {"1000": {"content": "<|endoftext|>"}}})"),
-              HasSubstr("\"<|endoftext|>\" is there twice, with other flags"));
+              HasSubstr("\"<|endoftext|>\" appears twice, with different flags"));
   std::filesystem::remove(folder_ + "/tokenizer_config.json");
   Write("added_tokens.json", R"({"<tool>": "x"})");
   EXPECT_THAT(ReadTokenizer(folder_).status().message(),

@@ -446,14 +446,12 @@ PendingSave CheckpointWriter::Start(Communicator& comm, const ParameterSet& para
     if (const absl::Status copied = Copy(tensors); !copied.ok()) checkpoint.state = copied;
   }
   last_.state_ = std::make_shared<PendingSave::State>();
-  thread_->Post(
+  const absl::Status posted = thread_->Post(
       [state = last_.state_, save = std::make_shared<Save>(comm, params, std::move(checkpoint))] {
         YieldToSteps();
-        const absl::Status status = save->Run();
-        absl::MutexLock lock(&state->mutex);
-        state->status = status;
-        state->is_done = true;
+        state->End(save->Run());
       });
+  if (!posted.ok()) last_.state_->End(posted);
   return last_;
 }
 
@@ -461,15 +459,14 @@ void CheckpointWriter::Reserve(absl::Span<const TensorView> tensors) {
   int64_t bytes = 0;
   for (const TensorView& tensor : tensors) bytes += Aligned(tensor.bytes());
   last_.state_ = std::make_shared<PendingSave::State>();
-  thread_->Post([this, state = last_.state_, bytes] {
+  const absl::Status posted = thread_->Post([this, state = last_.state_, bytes] {
     YieldToSteps();
     absl::Status status = Allocate(bytes);
     // The system gives a page at the first access.
     if (status.ok()) std::memset(copy_.get(), 0, bytes);
-    absl::MutexLock lock(&state->mutex);
-    state->status = std::move(status);
-    state->is_done = true;
+    state->End(status);
   });
+  if (!posted.ok()) last_.state_->End(posted);
 }
 
 absl::Status CheckpointWriter::Allocate(int64_t bytes) {

@@ -35,6 +35,12 @@ class PendingSave {
  private:
   friend class CheckpointWriter;
   struct State {
+    void End(const absl::Status& how) {
+      absl::MutexLock lock(&mutex);
+      status = how;
+      is_done = true;
+    }
+
     absl::Mutex mutex;
     bool is_done ABSL_GUARDED_BY(mutex) = false;
     absl::Status status ABSL_GUARDED_BY(mutex);

@@ -50,6 +50,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(Case{"even", 3, {3}, {4, 4}}, Case{"uneven", 3, {3}, {5, 2, 1}},
                     Case{"no_samples", 3, {3, 5}, {4, 0, 3}},
                     Case{"no_samples_on_rank_0", 3, {3, 5}, {0, 4}},
+                    Case{"no_samples_at_all", 3, {3, 5}, {0, 0}},
                     Case{"images", BatchNormOptions(4).eps(1e-3), {4, 3, 5}, {2, 3}},
                     Case{"channels_last", 4, {4, 3, 5}, {2, 3}, torch::MemoryFormat::ChannelsLast},
                     Case{"volumes", BatchNormOptions(2).momentum(0.3), {2, 3, 2, 2}, {1, 2}},

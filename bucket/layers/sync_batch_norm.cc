@@ -119,12 +119,14 @@ absl::Status SyncBatchNorm::Forward(JoinScope& scope, const Shape& shape, Tensor
           {.count = theirs[0], .mean = theirs[1 + 2 * c], .squares = theirs[2 + 2 * c]});
     }
   }
+  inverse_deviation_.assign(options_.channels, 0);
+  has_run_ = moments_[0].count == 0;  // Then the layer does nothing, as in other frameworks.
+  if (has_run_) return absl::OkStatus();
   if (moments_[0].count < 2) {
     return absl::FailedPreconditionError(absl::StrCat("SyncBatchNorm: all ranks together have ",
                                                       moments_[0].count,
                                                       " values per channel; a variance needs two"));
   }
-  inverse_deviation_.resize(options_.channels);
   for (int64_t c = 0; c < options_.channels; ++c) {
     inverse_deviation_[c] =
         1.0 / std::sqrt(moments_[c].squares / moments_[c].count + options_.epsilon);

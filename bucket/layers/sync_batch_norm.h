@@ -29,9 +29,10 @@
 //           it.
 // Threads:  thread-compatible.
 // Errors:   InvalidArgument for a shape or type. FailedPrecondition on all ranks with inputs if
-//           together they have less than two values per channel, or Backward() comes without
-//           Forward(). Errors of the scope. On a device too few values show in a later call, as
-//           soon as they are known; they change no running statistics.
+//           together they have one value per channel (on a device, also none: on the CPU the layer
+//           does nothing then), or Backward() comes without Forward(). Errors of the scope. On a
+//           device too few values show in a later call, as soon as they are known; they change no
+//           running statistics.
 // Source:   Ioffe and Szegedy, "Batch Normalization", 2015; merging of partial variances: Chan,
 //           Golub, LeVeque, 1979.
 

@@ -203,8 +203,7 @@ TEST(SyncBatchNormTest, RefusesWhatItCanNotDo) {
     State state;
     Batch none;
     const absl::Status empty = Compute(scope, norm, state, none);
-    EXPECT_EQ(empty.code(), absl::StatusCode::kFailedPrecondition) << empty;
-    EXPECT_THAT(std::string(empty.message()), HasSubstr("0 values per channel"));
+    EXPECT_TRUE(empty.ok()) << "as in other frameworks: " << empty;
     EXPECT_THAT(state.variance, testing::Each(1.0));
     Batch batch;
     batch.Add(0, 0);

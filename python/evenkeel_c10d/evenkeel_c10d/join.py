@@ -85,7 +85,6 @@ _NAMES = ("the entry of", "a call of", "a forward pass of", "a backward pass of"
 _SYNCS, _HAS_GRAD = 1, 2
 _KEPT, _MIXED, _CLEARED = 1, 2, 4
 _SKEW_WARNING = 1000
-_HOOK_ID = 0x6A6F696E  # Of the groups' pre-hooks.
 _contexts = collections.Counter()  # Contexts entered, by group name: the same on all ranks.
 _ENGINE = torch.autograd.graph._engine_run_backward.__code__
 # The functions of Joinables that call collectives after an announcement.
@@ -165,6 +164,13 @@ class Join(torch_join.Join):
         self._clear()
         self._thread = threading.get_ident()
         _contexts[self._process_group.group_name] += 1
+        try:
+            self._enter()
+        except BaseException:
+            self._leave()
+            raise
+
+    def _enter(self):
         for ddp in self._ddps:
             self._enter_ddp(self._joinables.index(ddp), ddp)
         self._params = [p for ddp in self._ddps for p in ddp.module.parameters()]
@@ -180,8 +186,18 @@ class Join(torch_join.Join):
         for group in dist.distributed_c10d._world.pg_map:
             if dist.get_process_group_ranks(group) == ranks:
                 hook = functools.partial(self._before_collective, group)
-                group.register_pre_hook(_HOOK_ID, hook)
+                group.register_pre_hook(id(self), hook)
                 self._groups.append(group)
+
+    def _leave(self):
+        for joinable in self._joinables:
+            joinable._join_config = torch_join._JoinConfig.construct_disabled_join_config()
+        for ddp, work in self._count_work.items():  # Divide by the world size again.
+            ddp.reducer._set_forward_pass_work_handle(work, True)
+        for handle in self._handles:
+            handle.remove()
+        for group in self._groups:
+            group.unregister_pre_hook(id(self))
 
     def __exit__(self, exception_type, exception, traceback):
         if not self._enable:
@@ -196,20 +212,15 @@ class Join(torch_join.Join):
             self._record(error)
             raise
         finally:
-            for joinable in self._joinables:
-                joinable._join_config = torch_join._JoinConfig.construct_disabled_join_config()
-            for ddp, work in self._count_work.items():  # Divide by the world size again.
-                ddp.reducer._set_forward_pass_work_handle(work, True)
-            for handle in self._handles:
-                handle.remove()
-            for group in self._groups:
-                group.unregister_pre_hook(_HOOK_ID)
+            self._leave()
 
     def _enter_ddp(self, index, ddp):
         """Finds out whose gradients the module has, and observes its backward passes."""
         if ddp.reducer._rebuild_buckets():  # A collective, which else is in a forward pass.
             ddp._has_rebuilt_buckets = True
-        params, _ = ddp._build_params_for_reducer()
+        # Some may have been frozen or not since the module was constructed.
+        in_reducer = {p for b in ddp.reducer._get_zeros_like_grad_buckets() for p in b.parameters()}
+        params = [param for param in ddp.module.parameters() if param in in_reducer]
         self._reduced[ddp] = params
         self._exchange(_ENTRY, index, _digest(params))
         details = [detail for _, detail in self._read()]
@@ -221,7 +232,9 @@ class Join(torch_join.Join):
             self._synced.add(ddp)
         before = functools.partial(self._before_gradient, index, ddp)
         for param in params:  # The reducer keeps these nodes.
+            was, param.requires_grad = param.requires_grad, True
             node = torch.autograd.graph.get_gradient_edge(param).node
+            param.requires_grad = was
             self._handles.append(node.register_prehook(before))
 
     # The exchange of the table.

@@ -391,6 +391,20 @@ def gan(program, batches, divisor, i):
     g_optimizer.step()
 
 
+def pix2pix(program, batches, divisor, i):
+    """The discriminator is frozen while the generator trains, so also between the epochs."""
+    generator, discriminator = program.models
+    fakes = [generator(batch[:, :3]) for batch in batches]
+    for optimizer, is_of_generator in zip(reversed(program.optimizers), (False, True)):
+        for param in discriminator.parameters():
+            param.requires_grad_(not is_of_generator)
+        optimizer.zero_grad()
+        for fake in fakes:
+            output = discriminator(fake if is_of_generator else fake.detach())
+            ((output - float(is_of_generator)).square().mean() / divisor).backward()
+        optimizer.step()
+
+
 def twin_critics(program, batches, divisor, i):
     first, second = program.models
     for batch in batches:
@@ -507,11 +521,11 @@ def carried_cleared(program, batches, divisor, i):
     program.optimizers[0].step()
 
 
-PROGRAMS = [clamp, lookahead, pre_hook, added_group, two_backwards, kept_and_zeroed, gan,
+PROGRAMS = [clamp, lookahead, pre_hook, added_group, two_backwards, kept_and_zeroed, gan, pix2pix,
             twin_critics, siamese, checkpointed, episodes, language_model, unlisted, carried,
             carried_cleared]
-TWO_MODELS = {gan: ((3, 6), (6, 4, 1)), twin_critics: ((6, 4, 1), (6, 4, 1)),
-              episodes: ((6, 4, 1), (6, 4, 1))}
+TWO_MODELS = {gan: ((3, 6), (6, 4, 1)), pix2pix: ((3, 6), (6, 4, 1)),
+              twin_critics: ((6, 4, 1), (6, 4, 1)), episodes: ((6, 4, 1), (6, 4, 1))}
 # In the second epoch the ranks have these in reverse order.
 COUNTS = {"uneven": lambda rank, world: 2 + 2 * rank, "none": lambda rank, world: 3 * rank}
 
@@ -704,6 +718,26 @@ def check_arguments(rank, world):
         raise AssertionError(f"{wrong} was accepted")
 
 
+def check_failed_entry(rank, world):
+    """A context that cannot be entered leaves nothing behind, and contexts may be nested."""
+    ddp = DistributedDataParallel(mlp((6, 4, 1)))
+    broken = DistributedDataParallel(mlp((6, 4, 1)))
+    broken.reducer = None
+    try:
+        with Join([ddp, broken]):
+            raise AssertionError("the context was entered")
+    except AttributeError:
+        pass
+    batch = torch.ones(4, 6, dtype=torch.float64)
+    with Join([ddp]):
+        with Join([DistributedDataParallel(mlp((6, 4, 1)))]):
+            pass
+        for _ in range(rank):  # The hooks of the outer context are still there.
+            square(ddp, batch).backward()
+            dist.all_reduce(torch.ones(1))
+    square(ddp, batch).backward()
+
+
 def check_zero_alone(rank, world):
     """Without DDP each step is announced; the source's gradients are used."""
     model = torch.nn.Linear(3, 2).double()
@@ -830,7 +864,7 @@ def check_errors(rank, world):
 
 
 CHECKS = [check_custom_joinable, check_throw, check_disabled_and_copied, check_arguments,
-          check_zero_alone, check_subgroup, check_programs,
+          check_failed_entry, check_zero_alone, check_subgroup, check_programs,
           check_errors, check_documentation]
 
 

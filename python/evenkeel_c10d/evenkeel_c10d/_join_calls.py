@@ -6,6 +6,7 @@ import zlib
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.model_averaging.utils import average_parameters
 
 _REDUCTIONS = {"ALLREDUCE": "all_reduce", "REDUCE": "reduce"}
 _SHADOWED = {**_REDUCTIONS, "BROADCAST": "broadcast", "BARRIER": "barrier"}
@@ -23,6 +24,7 @@ class Call:
     root: int
     op: str  # Of a reduction; "" if it is not known.
     tensors: list  # Shape, type and kind of device of each tensor.
+    is_of_weights: bool = False
 
     def digest(self):
         return zlib.crc32(repr(self).encode())
@@ -38,6 +40,8 @@ class Call:
             return f"its source is rank {self.root}"
         if self.name in _REDUCTIONS and not self.op:
             return "it is called by a module or an optimizer that is not in the list of Join"
+        if self.is_of_weights and self.op not in ("AVG", "MIN", "MAX"):
+            return "the weights of all ranks would be added; use all_reduce with ReduceOp.AVG"
         if self.op == "AVG" and (self.name == "REDUCE" or not self.tensors[0][1].is_floating_point):
             return "the mean of the other ranks is not known here; use all_reduce of floats"
         return ""
@@ -52,6 +56,16 @@ def call_of(group, args, frame):
     if name in _SHADOWED:
         tensors = [(tuple(t.shape), t.dtype, t.device.type) for t in args.input_tensors]
     return Call(name, group.group_name, args.root, op, tensors)
+
+
+def is_of_weights(args, frame, params):
+    """Returns whether a parameter is reduced, or torch's average of parameters calls."""
+    weights = {param.untyped_storage().data_ptr() for param in params}
+    if any(tensor.untyped_storage().data_ptr() in weights for tensor in args.input_tensors):
+        return True
+    while frame is not None and frame.f_code is not average_parameters.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def place_of(frame):

@@ -22,16 +22,19 @@ What differs from torch's:
   `step`, after clipping, unscaling and hooks. torch steps the shard with a stale gradient or none.
 - Gradients that are kept from one synchronized backward pass to the next count once.
 - Optimizers, schedulers, scalers and modules (anything with `state_dict` and `load_state_dict`)
-  may be in the list: exhausted ranks get the state of a rank that trained to the end. Optimizers of
-  the listed modules that the list lacks, their LRSchedulers, torch.amp.GradScaler and AveragedModel
-  are found. Groups of parameters that are added meanwhile are added, too.
+  may be in the list: exhausted ranks get the state of a rank that trained to the end. Optimizers
+  that the list lacks, if all their parameters are those of listed modules, their LRSchedulers,
+  torch.amp.GradScaler and AveragedModel are found if only one object fits. Groups of parameters
+  that are added meanwhile are added, too. Schedulers, modules and functions in a state stay the
+  rank's own, and get the state of the others'.
 - A gradient that an exhausted rank accumulated under `no_sync` is added to the next reduction, also
   if it is from before the context, unless the active ranks have cleared theirs; torch drops it.
 - `find_unused_parameters`, `static_graph` and forward passes without gradients are shadowed
   exactly: a parameter that no active rank uses keeps its gradient (or None).
 - The program's own all_reduce, reduce, broadcast and barrier in the loop are shadowed: an exhausted
   rank contributes nothing, and an average is that of the active ranks. Where that cannot be (it
-  is the source; it would have to contribute, as in all_gather), all ranks raise RuntimeError.
+  is the source; it would have to contribute, as in all_gather or a sum of weights), all ranks
+  raise RuntimeError.
 - The context ends with the `with` block; torch's leaves its collectives enabled.
 - One message per call carries what each rank does, and early termination. Different calls are
   reported with the ranks' numbers.
@@ -39,8 +42,12 @@ What differs from torch's:
 Order:   All ranks list the same objects in the same order. Active ranks make the same sequence of
          backward passes, steps and collectives of their own; forward passes, too, if the module
          has buffers that are broadcast. Two models that share one backward pass are reduced one
-         after the other. Messages (send, recv) to an exhausted rank find no receiver.
-Errors:  With throw_on_early_termination all ranks raise RuntimeError in the same forward pass. An
+         after the other. Messages (send, recv) with an exhausted rank are an error: all ranks
+         raise it where the rank is known to be exhausted, else the backend reports it. Contexts
+         may be nested if they have no joinable in common and the ranks have equal inputs.
+Threads: One thread runs the loop. Collectives that other threads call are not shadowed.
+Errors:  With throw_on_early_termination all ranks raise RuntimeError in the same forward pass. What
+         one rank alone notices of states and groups of parameters, all ranks raise. An
          exception in the loop of one rank passes through at once and is recorded in the c10d
          store. It cannot complete the collectives in which the other ranks wait: these fail when
          the connection closes, at the latest after the group's timeout, and their exception then
@@ -50,8 +57,9 @@ Limits:  The code of the loop does not run on an exhausted rank: its counters, i
          without `state_dict`, and what only some ranks do are behind. Gradients that are kept over
          a `no_sync` pass that follows a synchronized one, and `step(closure)` of a
          ZeroRedundancyOptimizer, raise RuntimeError. `delay_all_reduce_named_params`,
-         `skip_all_reduce_unused_params` and the Python reducer are not supported. A buffer hook and
-         a stateful communication hook (PowerSGD) see zeros on exhausted ranks. With
+         `skip_all_reduce_unused_params`, sparse gradients and the Python reducer are not
+         supported. A buffer hook and a stateful communication hook (PowerSGD) see zeros on
+         exhausted ranks. A sum of a copy of the weights lacks those of exhausted ranks. With
          `broadcast_buffers=False` each rank keeps buffers of its own, as without Join. With
          static_graph a rank without any input in the first context cannot use the module
          afterwards.
@@ -60,6 +68,7 @@ Limits:  The code of the loop does not run on an exhausted rank: its counters, i
 import collections
 import contextlib
 import functools
+import pickle
 import sys
 import threading
 import warnings
@@ -78,7 +87,7 @@ __all__ = ["Join"]
 
 # Rank states in the table that all ranks exchange before each call. An active rank sends
 # _ACTIVE + kind + 8 * joinable, and the kind's detail.
-_JUST_EXHAUSTED, _EXHAUSTED, _ACTIVE = 1, 2, 3
+_FAILED, _JUST_EXHAUSTED, _EXHAUSTED, _ACTIVE = range(4)
 _ENTRY, _CALL, _FORWARD, _BACKWARD, _COLLECTIVE = range(5)
 _NAMES = ("the entry of", "a call of", "a forward pass of", "a backward pass of")
 # Details of a forward pass, and of a backward pass.
@@ -87,6 +96,7 @@ _KEPT, _MIXED, _CLEARED = 1, 2, 4
 _SKEW_WARNING = 1000
 _contexts = collections.Counter()  # Contexts entered, by group name: the same on all ranks.
 _ENGINE = torch.autograd.graph._engine_run_backward.__code__
+_APPLY = torch.autograd.function.BackwardCFunction.apply.__code__
 # The functions of Joinables that call collectives after an announcement.
 _ANNOUNCED = {
     DistributedDataParallel._pre_forward.__code__,
@@ -140,6 +150,7 @@ class Join(torch_join.Join):
         self._is_shadowing = False
         self._is_internal = False  # The collectives that follow are of this class.
         self._frame = None  # The function that has announced the call of a user's Joinable.
+        self._failure = None  # An error of this rank that all ranks raise with the next table.
         self._table = None  # One row per rank of the group: code and detail.
         self._pending_table = None  # The table in flight, and its work.
         self._count_work = {}  # The work that the reducer of a module takes its divisor from.
@@ -151,9 +162,10 @@ class Join(torch_join.Join):
         self._expecting, self._unsynced, self._synced = set(), set(), set()
         self._mixed, self._carried, self._cleared = set(), set(), set()
         self._reduced = {}  # The parameters that a module reduces.
-        self._passing = []  # The modules that the running backward pass reduces, in order.
-        self._begun = set()  # The modules of which the last forward pass has been reduced.
-        self._current = None  # The module of the last gradient, and the pass.
+        self._begun = set()  # The modules of which the last forward pass is or has been reduced.
+        self._last = None  # The module whose reduction began last.
+        self._is_reducing = False  # The running backward pass reduces listed modules.
+        self._current = [None, -1]  # The module of the last gradient, and the graph task.
 
     def _set_joinable_configs(self):
         """Does nothing here; `__enter__` and `__exit__` set the configurations."""
@@ -161,6 +173,9 @@ class Join(torch_join.Join):
     def __enter__(self):
         if not self._enable:
             return
+        for index, joinable in enumerate(self._joinables):
+            if isinstance(joinable._join_config, _Config):
+                raise RuntimeError(f"Join: joinable {index} is in another context, which is open")
         self._clear()
         self._thread = threading.get_ident()
         _contexts[self._process_group.group_name] += 1
@@ -178,7 +193,12 @@ class Join(torch_join.Join):
         self._unlisted = _join_states.Unlisted(
             [*self._stateful, *self._zeros], [d.module for d in self._ddps], self._positions
         )
+        self._group_counts = {zero: len(zero.param_groups) for zero in self._zeros}
         self._handles.append(register_optimizer_step_post_hook(self._unlisted.note_step))
+        for zero in self._zeros:  # While it steps its own shard, the table travels.
+            after = functools.partial(self._after_local_step, zero)
+            if not zero._overlap_with_ddp:
+                self._handles.append(zero.optim.register_step_post_hook(after))
         for index, joinable in enumerate(self._joinables):
             if not getattr(joinable, "_overlap_with_ddp", False):  # It steps in DDP's hook.
                 joinable._join_config = _Config(functools.partial(self._announce, index))
@@ -218,10 +238,7 @@ class Join(torch_join.Join):
         """Finds out whose gradients the module has, and observes its backward passes."""
         if ddp.reducer._rebuild_buckets():  # A collective, which else is in a forward pass.
             ddp._has_rebuilt_buckets = True
-        # Some may have been frozen or not since the module was constructed.
-        in_reducer = {p for b in ddp.reducer._get_zeros_like_grad_buckets() for p in b.parameters()}
-        params = [param for param in ddp.module.parameters() if param in in_reducer]
-        self._reduced[ddp] = params
+        params = self._reduced[ddp] = _params_of_reducer(ddp)
         self._exchange(_ENTRY, index, _digest(params))
         details = [detail for _, detail in self._read()]
         if len(set(details)) > 1:
@@ -230,7 +247,13 @@ class Join(torch_join.Join):
                 self._carried.add(ddp)
         elif details[0]:
             self._synced.add(ddp)
-        before = functools.partial(self._before_gradient, index, ddp)
+        current, task = self._current, torch._C._current_graph_task_id
+
+        def before(_):  # It runs for each parameter.
+            if current[0] is not ddp or current[1] != task():
+                current[:] = ddp, task()
+                self._before_gradient(index, ddp)
+
         for param in params:  # The reducer keeps these nodes.
             was, param.requires_grad = param.requires_grad, True
             node = torch.autograd.graph.get_gradient_edge(param).node
@@ -245,6 +268,8 @@ class Join(torch_join.Join):
 
     def _send(self, code, detail=0):
         self._read()
+        if self._failure is not None:
+            code = _FAILED
         row = torch.tensor([code, detail], dtype=torch.int64, device=self._device)
         table = row.new_empty(2 * dist.get_world_size(self._process_group))
         with self._internal():
@@ -259,6 +284,10 @@ class Join(torch_join.Join):
             work.wait()
             values = table.tolist()
             self._table, self._pending_table = list(zip(values[::2], values[1::2])), None
+            failed = [rank for rank, (code, _) in enumerate(self._table) if code == _FAILED]
+            if failed:
+                text = self._broadcast(lambda: _text_of(self._rank, self._failure), failed[0])
+                raise RuntimeError(f"Join: {text}") from self._failure
             if len({_compared(*row) for row in self._table if row[0] >= _ACTIVE}) > 1:
                 raise RuntimeError(f"Join: the ranks make different calls: {self._describe()}")
         return self._table
@@ -294,6 +323,19 @@ class Join(torch_join.Join):
         finally:
             self._is_internal = was
 
+    @contextlib.contextmanager
+    def _reporting(self):
+        """Keeps an error until all ranks can raise it."""
+        try:
+            yield
+        except Exception as error:
+            self._failure = error
+
+    def _check_failures(self):
+        """Raises on all ranks if one of them has failed."""
+        self._send(*self._table[self._rank])
+        self._read()
+
     # Active ranks.
 
     def _announce(self, index, config, frame):
@@ -313,10 +355,11 @@ class Join(torch_join.Join):
             )
         self._exchange(_CALL, index)
         self._check_termination()
-        if is_zero:
-            self._share_gradients(joinable)
-        else:
-            self._frame = frame
+        self._frame = frame
+
+    def _after_local_step(self, zero, *_):
+        if not self._is_shadowing:
+            self._share_gradients(zero)
 
     def _check_termination(self):
         if self._throw_on_early_termination and self._exhausted():
@@ -336,51 +379,53 @@ class Join(torch_join.Join):
             self._check_termination()
         if has_grad:
             _check_started(ddp)
-            self._current = None
+            self._current[:] = None, -1
             self._begun.discard(ddp)
             if torch._C._current_graph_task_id() < 0:  # The last pass may have failed.
-                self._passing.clear()
+                self._end_pass()
             if syncs:
                 self._expecting.add(ddp)
 
-    def _before_gradient(self, index, ddp, _):
-        """Runs before a gradient is added to a parameter of the module."""
-        current = ddp, torch._C._current_graph_task_id()
-        if self._current == current:
-            return
-        self._current = current
-        if ddp in self._carried and not self._has_gradients(ddp):
+    def _before_gradient(self, index, ddp):
+        """Runs before a backward pass adds the first gradient to a parameter of the module."""
+        if ddp in self._carried and not _digest(self._reduced[ddp]):
             self._cleared.add(ddp)
         self._carried.discard(ddp)
         if ddp in self._expecting:
+            self._begin_pass()
             self._begin_backward(index, ddp)
-        elif ddp in self._passing:
-            # The reductions of two modules alternate in an order that only active ranks know.
-            if self._passing[-1] is not ddp and self._exhausted():
+        elif ddp in self._begun and (_is_incomplete(ddp.reducer) or _is_nested()):
+            # A pass inside of the other, or one that completes its reduction. If another module's
+            # has begun meanwhile, their collectives alternate as only active ranks know.
+            if self._last is not ddp and self._exhausted():
+                last, this = (self._joinables.index(d) for d in (self._last, ddp))
                 raise RuntimeError(
-                    f"Join: one backward pass reduces the joinables {self._numbers()} alternately, "
-                    f"and {_ranks(self._exhausted())} had no more input; call backward() for each"
+                    f"Join: the reduction of joinable {last} began before that of joinable {this} "
+                    f"was complete, and {_ranks(self._exhausted())} had no more input; call "
+                    "backward() for each"
                 )
-        elif not (ddp in self._begun and _depth() > 1):  # A pass under no_sync.
-            if ddp in self._synced and ddp not in self._unsynced and self._has_gradients(ddp):
+            self._begin_pass()
+        else:  # A pass under no_sync.
+            if ddp in self._synced - self._unsynced and _digest(self._reduced[ddp]):
                 self._mixed.add(ddp)
             self._unsynced.add(ddp)
 
-    def _has_gradients(self, ddp):
-        return _digest(self._reduced[ddp]) != 0
+    def _begin_pass(self):
+        if not (self._is_reducing or _is_nested()):  # Else the callback would run too early.
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_pass)
+        self._is_reducing = True
 
-    def _numbers(self):
-        return ", ".join(str(self._joinables.index(ddp)) for ddp in self._passing)
+    def _end_pass(self):
+        self._is_reducing = False
 
     def _begin_backward(self, index, ddp):
         self._expecting.remove(ddp)
         self._begun.add(ddp)
-        if not self._passing and _depth() < 2:  # Else the callback would run too early.
-            torch.autograd.Variable._execution_engine.queue_callback(self._passing.clear)
-        self._passing.append(ddp)
+        self._last = ddp
         is_mixed, is_cleared = ddp in self._mixed, ddp in self._cleared
         is_synced = ddp in self._synced and ddp not in self._unsynced
-        kept = is_mixed or (is_synced and self._has_gradients(ddp))
+        has_grad = any(param.grad is not None for param in self._reduced[ddp])
+        kept = is_mixed or (is_synced and has_grad)
         self._synced.add(ddp)
         for marks in (self._unsynced, self._mixed, self._cleared):
             marks.discard(ddp)
@@ -404,24 +449,29 @@ class Join(torch_join.Join):
 
     def _before_collective(self, group, args):
         """Announces a collective that neither this class nor a joinable calls."""
+        first = frame = sys._getframe(1)
         if (
             self._is_internal
+            or (self._is_reducing and first.f_code is _ENGINE)  # A reducer calls it.
             or threading.get_ident() != self._thread
-            or args.name.name in _join_calls.MESSAGES
         ):
             return
-        first = frame = sys._getframe(1)
+        if args.name.name in _join_calls.MESSAGES:  # Not all active ranks make it.
+            known = self._table or []
+            if args.root in [rank for rank, (code, _) in enumerate(known) if code < _ACTIVE]:
+                call, place = _join_calls.call_of(group, args, first), _join_calls.place_of(first)
+                self._failure = self._refused(call, place, f"rank {args.root} does not answer")
+                self._check_failures()
+            return
         while frame is not None and frame.f_code is not _ENGINE:
             if frame is self._frame:
                 return
             if frame.f_code in _ANNOUNCED and frame.f_locals["self"] in self._joinables:
                 return
             frame = frame.f_back
-        is_backward = frame is not None and bool(self._passing)
-        if is_backward:
-            is_of_reducer = first is frame or any(ddp._comm_hooks for ddp in self._passing)
-            if is_of_reducer or not self._exhausted():
-                return
+        is_backward = frame is not None and self._is_reducing
+        if is_backward and (self._last._comm_hooks or not self._exhausted()):
+            return
         call = _join_calls.call_of(group, args, first)
         if is_backward:
             reason = "it is in the middle of the reductions of a backward pass"
@@ -430,7 +480,8 @@ class Join(torch_join.Join):
             self._check_termination()
             if not self._exhausted():
                 return
-            self._broadcast_object(lambda: (call, _join_calls.place_of(first)))
+            call.is_of_weights = _join_calls.is_of_weights(args, first, self._params)
+            self._broadcast(lambda: (call, _join_calls.place_of(first)))
             reason = call.refusal(self._exhausted())
         if reason:
             raise self._refused(call, _join_calls.place_of(first), reason)
@@ -485,7 +536,7 @@ class Join(torch_join.Join):
             self._copy_states(last)
 
     def _shadow_collective(self):
-        call, place = self._broadcast_object(None)
+        call, place = self._broadcast(None)
         reason = call.refusal(self._exhausted())
         if reason:
             raise self._refused(call, place, reason)
@@ -536,8 +587,6 @@ class Join(torch_join.Join):
         divisor = 1 if _has_hook(ddp) else len(self._table) if initial else len(self._active())
         own = set()
         for bucket in buckets:
-            if bucket.buffer().is_sparse:
-                continue
             for param, grad in zip(bucket.parameters(), bucket.gradients()):
                 if torch.ops.aten.is_non_overlapping_and_dense(param):  # The reducer's layout.
                     grad = grad.as_strided(param.size(), param.stride(), grad.storage_offset())
@@ -569,9 +618,8 @@ class Join(torch_join.Join):
         if not ddp._divide_by_initial_world_size:
             return {}  # The active ranks alone make the mean of what all of them have kept.
         params = self._reduced[ddp]
-        has_grad = self._broadcast_object(lambda: [p.grad is not None for p in params])
-        used = [param for param, has in zip(params, has_grad) if has]
-        return dict(zip(used, self._broadcast_tensors(used, [p.grad for p in used])))
+        grads = self._broadcast(lambda: [p.grad for p in params] if _digest(params) else [])
+        return {param: grad for param, grad in zip(params, grads) if grad is not None}
 
     def _share_gradients(self, zero):
         """Broadcasts what a step of the exhausted ranks' shards needs.
@@ -586,24 +634,23 @@ class Join(torch_join.Join):
             params = [p for group in zero.param_groups for p in group["params"]]
             return [p for p in params if zero._param_to_rank[p] in exhausted]
 
-        groups, has_grad = self._broadcast_object(
+        groups, sent = self._broadcast(
             lambda: (
                 _join_states.groups_of(zero, self._positions),
-                [p.grad is not None for p in in_shards()],
+                [(p.detach(), p.grad) for p in in_shards()],
             )
         )
         if self._is_shadowing:
-            _join_states.set_groups(zero, groups, self._params)
-        params = in_shards()
-        used = [param for param, has in zip(params, has_grad) if has]
-        sent = self._broadcast_tensors(
-            params + used, [p.detach() for p in params] + [p.grad for p in used]
-        )
-        if self._is_shadowing:  # The program may have changed weights outside of its steps.
-            for param, value in zip(params, sent):
+            with self._reporting():
+                _join_states.set_groups(zero, groups, self._params)
+        if len(groups) > self._group_counts[zero]:  # Added since the entry, at least here.
+            self._check_failures()
+        grads = []
+        for param, (value, grad) in zip(in_shards(), sent):
+            if self._is_shadowing:  # The program may have changed weights outside of its steps.
                 param.detach().copy_(value)
-        grads = {**dict.fromkeys(params), **dict(zip(used, sent[len(params) :]))}
-        return list(grads.items())
+            grads.append((param, grad))
+        return grads
 
     def _shadow_zero(self, zero):
         """Steps this rank's shard as an active rank would; the rank's own gradients stay.
@@ -625,78 +672,66 @@ class Join(torch_join.Join):
     def _copy_states(self, last):
         """Copies to the ranks outside of `last` what their own loop has not updated."""
 
+        optimizers = [
+            o for o in (*self._stateful, *self._zeros) if isinstance(o, torch.optim.Optimizer)
+        ]
+
+        def others():
+            groups = [g for o in optimizers for g in _join_states.param_groups(o)]
+            return [p for g in groups for p in g["params"] if p not in self._positions]
+
         def make():
             reduced = [ddp for ddp in self._ddps if ddp in self._synced - self._unsynced]
-            with_grad = [
-                self._positions[param]
-                for ddp in reduced
-                for param in self._reduced[ddp]
-                if param.grad is not None
-            ]
             return (
-                [self._groups_of(other) for other in [*self._stateful, *self._zeros]],
-                [other.state_dict() for other in self._stateful],
+                [_join_states.groups_of(o, self._positions) for o in optimizers],
+                [_join_states.state_of(other) for other in self._stateful],
                 self._unlisted.states(),
-                [self._ddps.index(ddp) for ddp in reduced],
-                with_grad,
+                [p.detach() for p in others()],
+                [(self._ddps.index(d), [p.grad for p in self._reduced[d]]) for d in reduced],
             )
 
-        groups, states, unlisted, reduced, with_grad = self._broadcast_object(make, last[-1])
+        groups, states, unlisted, weights, grads = self._broadcast(make, last[-1])
         if self._rank not in last:
-            for other, values in zip([*self._stateful, *self._zeros], groups):
-                if values is not None:
+            with self._reporting():
+                for other, values in zip(optimizers, groups):
                     _join_states.set_groups(other, values, self._params)
-        params = [p for zero in self._zeros for g in zero.param_groups for p in g["params"]]
-        params = [p for p in params if p not in self._positions]  # The rest is a module's.
-        used = [self._params[i] for i in with_grad]
-        sent = self._broadcast_tensors(
-            params + used, [p.detach() for p in params] + [p.grad for p in used], last[-1]
-        )
-        if self._rank in last:
-            return
-        for other, state in zip(self._stateful, states):
-            other.load_state_dict(state)
-        self._unlisted.take_over(unlisted)
-        for param, value in zip(params, sent):
-            param.detach().copy_(value)
-        grads = dict(zip(used, sent[len(params) :]))
-        for ddp in (self._ddps[i] for i in reduced):
-            if ddp not in self._unsynced:
-                _set_gradients([(p, grads.get(p)) for p in self._reduced[ddp]])
+                for other, state in zip(self._stateful, states):
+                    _join_states.load(other, state)
+                self._unlisted.take_over(unlisted)
+                for param, value in zip(others(), weights):
+                    param.detach().copy_(value)
+                for index, values in grads:
+                    if self._ddps[index] not in self._unsynced:
+                        _set_gradients(zip(self._reduced[self._ddps[index]], values))
+        self._check_failures()
 
-    def _groups_of(self, other):
-        if isinstance(other, torch.optim.Optimizer):
-            return _join_states.groups_of(other, self._positions)
-        return None
+    def _broadcast(self, make, source=None):
+        """Returns `make()` of the source, the highest active rank if there is none given.
 
-    def _broadcast_object(self, make, source=None):
-        """Returns `make()` of the source, the highest active rank if there is none given."""
+        If it fails there, all ranks raise.
+        """
         source = max(self._active()) if source is None else source
-        box = [make() if self._rank == source else None]
+        box, value, failure = [None], None, None
+        if self._rank == source:
+            try:
+                value = make()
+                packed, flat = _join_states.pack(value, self._device)
+                box = [(pickle.dumps(packed), flat.numel(), "")]
+            except Exception as error:
+                failure, box = error, [(b"", 0, _text_of(self._rank, error))]
         with self._internal():
-            dist.broadcast_object_list(
-                box, group=self._process_group, group_src=source, device=self._device
-            )
-        return box[0]
-
-    def _broadcast_tensors(self, like, tensors, source=None):
-        """Returns the source's `tensors`, which have sizes and types as `like`."""
-        source = max(self._active()) if source is None else source
-        by_type = collections.defaultdict(list)
-        for index, tensor in enumerate(like):
-            by_type[tensor.dtype].append(index)
-        result = [None] * len(like)
-        for indices in by_type.values():
-            if self._rank == source:
-                flat = torch.cat([tensors[i].reshape(-1) for i in indices])
-            else:
-                size = sum(like[i].numel() for i in indices)
-                flat = like[indices[0]].new_empty(size, requires_grad=False)
-            with self._internal():
-                dist.broadcast(flat, group=self._process_group, group_src=source)
-            for i, piece in zip(indices, flat.split([like[i].numel() for i in indices])):
-                result[i] = piece.view(like[i].size())
-        return result
+            group = self._process_group
+            dist.broadcast_object_list(box, group=group, group_src=source, device=self._device)
+            packed, size, text = box[0]
+            if text:
+                raise RuntimeError(f"Join: {text}") from failure
+            if self._rank != source:
+                flat = torch.empty(size, dtype=torch.uint8, device=self._device)
+            if size:
+                dist.broadcast(flat, group=group, group_src=source)
+        if self._rank != source:
+            value = _join_states.unpack(pickle.loads(packed), flat, self._device)
+        return value
 
     # Failures.
 
@@ -708,7 +743,7 @@ class Join(torch_join.Join):
                 "and in collectives of groups of the same ranks, not in messages and other groups"
             )
         name = self._process_group.group_name
-        text = f"rank {self._rank}: {type(error).__name__}: {error}"
+        text = _text_of(self._rank, error)
         try:
             store = dist.distributed_c10d._get_default_store()
             key = f"evenkeel_c10d/join/{name}/{_contexts[name]}"
@@ -725,17 +760,39 @@ def _compared(code, detail):
     return code, 0 if kind == _ENTRY else detail & ~_CLEARED if kind == _BACKWARD else detail
 
 
+def _text_of(rank, error):
+    return f"rank {rank}: {type(error).__name__}: {error}"
+
+
 def _ranks(ranks):
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
-def _depth():
-    """Returns how many backward passes run inside of each other (reentrant checkpoints)."""
-    depth, frame = 0, sys._getframe(1)
+def _is_nested():
+    """Returns whether a backward pass runs inside of another (a reentrant checkpoint)."""
+    engines, frame = 0, sys._getframe(1)
     while frame is not None:
-        depth += frame.f_code is _ENGINE
+        if frame.f_code is _APPLY:  # On a GPU's thread it is the only sign.
+            return True
+        engines += frame.f_code is _ENGINE
         frame = frame.f_back
-    return depth
+    return engines > 1
+
+
+def _is_incomplete(reducer):
+    """Returns whether the reducer waits for more gradients."""
+    try:
+        reducer._check_reducer_finalized()
+        return False
+    except RuntimeError:
+        return True
+
+
+def _params_of_reducer(ddp):
+    """Returns what the module reduces, also if it has been frozen since, in the reducer's order."""
+    buckets = ddp.reducer._get_zeros_like_grad_buckets()
+    in_reducer = {param for bucket in buckets for param in bucket.parameters()}
+    return [param for param in ddp.module.parameters() if param in in_reducer]
 
 
 def _has_hook(ddp):
@@ -758,6 +815,9 @@ def _check_supported(ddp):
         "delay_all_reduce_named_params": ddp._delay_all_reduce_params,
         "skip_all_reduce_unused_params": getattr(ddp, "skip_all_reduce_unused_params", False),
         "the Python reducer": ddp._use_python_reducer,
+        "an embedding with sparse gradients": any(
+            getattr(module, "sparse", False) is True for module in ddp.module.modules()
+        ),
     }.items():
         if is_used:
             raise ValueError(f"Join: DistributedDataParallel with {feature} is not supported")

@@ -16,6 +16,7 @@ import pathlib
 import re
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from typing import Any, Callable
@@ -26,6 +27,7 @@ import torch.multiprocessing as mp
 import torch.utils.checkpoint
 from torch.distributed.algorithms.join import Joinable, JoinHook
 from torch.distributed.algorithms.join import Join as TorchJoin
+from torch.distributed.algorithms.model_averaging import averagers
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
@@ -369,6 +371,27 @@ def two_backwards(program, batches, divisor, i):
     program.step()
 
 
+class Heads(torch.nn.Module):
+    """Has two results that share no parameter."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.layers, self.other = layers, copy.deepcopy(layers)
+
+    def forward(self, x):
+        return self.layers(x), self.other(x)
+
+
+def shared_reduction(program, batches, divisor, i):
+    """The first backward pass gives a part of the gradients, the second one the rest."""
+    for batch in batches:
+        for output in program.models[0](batch):
+            (output.square().mean() / divisor).backward()
+        if program.distributed:
+            dist.all_reduce(torch.ones(1))
+    program.step()
+
+
 def kept_and_zeroed(program, batches, divisor, i):
     program.only_loss(batches, divisor)
     if i % 2:
@@ -498,6 +521,30 @@ def log_everything(rank, group):
     dist.barrier(group)
 
 
+class Warmup(torch.optim.lr_scheduler.LRScheduler):
+    """As many on GitHub: its state has the scheduler that follows, and a function."""
+
+    def __init__(self, optimizer, after):
+        self.after, self.rate = after, lambda step: 0.02 * (1 + step)
+        super().__init__(optimizer)
+
+    def get_lr(self):
+        return [self.rate(self.last_epoch)]
+
+    def step(self, epoch=None):
+        if self.last_epoch < 2:
+            super().step()
+        else:
+            self.after.step()
+
+
+class Wrapper(torch.optim.Optimizer):
+    """An optimizer without groups of its own."""
+
+    def __init__(self):
+        pass
+
+
 def unlisted(program, batches, divisor, i):
     """Nothing but the model is in the list of Join."""
     more, optimizer = program.more, program.optimizers[0]
@@ -508,6 +555,7 @@ def unlisted(program, batches, divisor, i):
     optimizer.zero_grad()
     more["schedule"].step()
     more["average"].update_parameters(program.models[0])
+    more["moving average"].update_parameters(program.models[0])
 
 
 def carried(program, batches, divisor, i):
@@ -521,8 +569,8 @@ def carried_cleared(program, batches, divisor, i):
     program.optimizers[0].step()
 
 
-PROGRAMS = [clamp, lookahead, pre_hook, added_group, two_backwards, kept_and_zeroed, gan, pix2pix,
-            twin_critics, siamese, checkpointed, episodes, language_model, unlisted, carried,
+PROGRAMS = [shared_reduction, clamp, lookahead, pre_hook, added_group, two_backwards,
+            kept_and_zeroed, gan, pix2pix, twin_critics, siamese, checkpointed, episodes, language_model, unlisted, carried,
             carried_cleared]
 TWO_MODELS = {gan: ((3, 6), (6, 4, 1)), pix2pix: ((3, 6), (6, 4, 1)),
               twin_critics: ((6, 4, 1), (6, 4, 1)), episodes: ((6, 4, 1), (6, 4, 1))}
@@ -537,6 +585,8 @@ def run_program(step, counts, sharded, rank, world):
     models = [mlp(size, seed) for seed, size in enumerate(sizes)]
     if step is checkpointed:
         models = [Checkpointed(model) for model in models]
+    elif step is shared_reduction:
+        models = [Heads(model) for model in models]
     kind = ADAMW if step is unlisted else SGD
     optimizers = []
     for i, model in enumerate(models):
@@ -553,8 +603,15 @@ def run_program(step, counts, sharded, rank, world):
     if step is unlisted:
         module = models[0] if is_reference else models[0].module
         program.more["average"] = torch.optim.swa_utils.AveragedModel(module)
-        program.more["average"].update_parameters(module)
-        program.more["schedule"] = torch.optim.lr_scheduler.StepLR(optimizers[0], 2, 0.5)
+        program.more["moving average"] = torch.optim.swa_utils.AveragedModel(
+            module, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+        for key in ("average", "moving average"):
+            program.more[key].update_parameters(module)
+        schedules = torch.optim.lr_scheduler
+        parts = [schedules.StepLR(optimizers[0], 2, 0.5), schedules.StepLR(optimizers[0], 1, 0.7)]
+        after = schedules.SequentialLR(optimizers[0], parts, [3])
+        program.more["schedule"] = Warmup(optimizers[0], after)
+        program.more["wrapper"] = Wrapper()
         program.more["scaler"] = torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=2)
     ranks = range(world) if is_reference else [rank]
     divisor = world if is_reference else 1
@@ -610,7 +667,7 @@ def program_difference(step, counts, sharded, rank, world):
             for group, other in zip(optimizer.param_groups, reference.param_groups):
                 assert group["lr"] == other["lr"], (group["lr"], other["lr"])
     for key, value in program.more.items():
-        if key == "average":
+        if "average" in key:
             assert value.n_averaged == expected.more[key].n_averaged
             for param, other in zip(value.parameters(), expected.more[key].parameters()):
                 compare(param, other)
@@ -710,7 +767,8 @@ def check_disabled_and_copied(rank, world):
 
 
 def check_arguments(rank, world):
-    for wrong, kind in (([], ValueError), ([object()], TypeError)):
+    bag = DistributedDataParallel(torch.nn.EmbeddingBag(3, 2, sparse=True))
+    for wrong, kind in (([], ValueError), ([object()], TypeError), ([bag], ValueError)):
         try:
             Join(wrong)
         except kind:
@@ -740,17 +798,19 @@ def check_failed_entry(rank, world):
 
 def check_zero_alone(rank, world):
     """Without DDP each step is announced; the source's gradients are used."""
-    model = torch.nn.Linear(3, 2).double()
-    torch.nn.init.ones_(model.weight), torch.nn.init.ones_(model.bias)
-    zero = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=1.0)
-    with Join([zero]):
-        for i in range(1 + rank):
-            for p in model.parameters():
-                p.grad = torch.full_like(p, 2.0**-i)
-            zero.step()
-    expected = 1 - sum(2.0**-i for i in range(world))
-    for p in model.parameters():
-        assert (p - expected).abs().max() < 1e-12, (rank, p, expected)
+    for is_sparse in (False, True):
+        model = torch.nn.Linear(3, 2).double()
+        torch.nn.init.ones_(model.weight), torch.nn.init.ones_(model.bias)
+        zero = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=1.0)
+        with Join([zero]):
+            for i in range(1 + rank):
+                for p in model.parameters():
+                    p.grad = torch.full_like(p, 2.0**-i)
+                    p.grad = p.grad.to_sparse() if is_sparse else p.grad
+                zero.step()
+        expected = 1 - sum(2.0**-i for i in range(world))
+        for p in model.parameters():
+            assert (p - expected).abs().max() < 1e-12, (rank, p, expected)
 
 
 def check_subgroup(rank, world):
@@ -798,6 +858,39 @@ def gathered(model, zero, other):  # Contrastive training with the embeddings of
 def from_rank_0(model, zero, other):
     train_step(model, zero, other)
     dist.broadcast(torch.ones(2), 0)
+
+
+def weights_are_added(model, zero, other):
+    train_step(model, zero, other)
+    for param in model.parameters():
+        dist.all_reduce(param.data)
+        param.data /= dist.get_world_size()
+
+
+def weights_are_averaged(model, zero, other):
+    train_step(model, zero, other)
+    square(model, torch.ones(4, 6, dtype=torch.float64)).backward()
+    averagers.PeriodicModelAverager(period=4).average_parameters(model.parameters())
+
+
+def message(model, zero, other):
+    train_step(model, zero, other)
+    rank = dist.get_rank()
+    if rank == 0:
+        dist.recv(torch.ones(1), dist.get_world_size() - 1)
+    elif rank == dist.get_world_size() - 1:
+        dist.send(torch.ones(1), 0)
+
+
+def nested(model, zero, other):
+    train_step(model, zero, other)
+    with Join([other]):
+        pass
+
+
+def nested_again(model, zero, other):
+    with Join([model]):
+        pass
 
 
 def with_closure(model, zero, other):
@@ -856,16 +949,81 @@ def check_errors(rank, world):
     for step, words in {
         gathered: ("all_gather", here, no_input, "nothing to contribute", "throw_on_early"),
         from_rank_0: ("broadcast", here, no_input, "its source is rank 0"),
+        weights_are_added: ("all_reduce", here, no_input, "weights of all ranks", "AVG"),
+        weights_are_averaged: ("all_reduce", here, no_input, "weights of all ranks", "AVG"),
+        message: ("send", here, no_input, "rank 0 does not answer"),
+        nested: ("all_gather", here, no_input, "nothing to contribute"),
         not_listed: ("all_reduce", here, no_input, "not in the list"),
     }.items():
         expect_error(words, rank, world, step, **uneven)
+    expect_error(("joinable 0 is in another context",), rank, world, nested_again, counts=1)
     expect_error(("step(closure)", "call the closure before"), rank, world, with_closure, counts=1)
     expect_error(("no_sync", no_input), rank, world, kept_over_no_sync, **uneven)
 
 
+class Listed:
+    """An object in the list of Join whose state cannot travel, or not be loaded."""
+
+    def __init__(self, state, can_load=True):
+        self.state, self.can_load = state, can_load
+
+    def state_dict(self):
+        return {"state": self.state}
+
+    def load_state_dict(self, state):
+        if not self.can_load:
+            raise ValueError("an old version")
+
+
+def check_errors_at_the_end(rank, world):
+    """What one rank alone notices ends all ranks, at once and with its words."""
+    batch = torch.ones(4, 6, dtype=torch.float64)
+
+    def run(words, sharded=False, more=lambda model: (), used=lambda model, *_: None):
+        model = DistributedDataParallel(mlp((6, 4, 1)))
+        more = more(model)
+        listed = [other for other in more if isinstance(other, Listed)]
+        if sharded:
+            listed.append(ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1))
+        try:
+            with Join([model, *listed]):
+                for i in range(2 + rank):
+                    square(model, batch).backward()
+                    if i == 2:
+                        used(model, *(more or listed))
+                    if sharded:
+                        listed[-1].step()
+        except RuntimeError as error:
+            for word in words:
+                assert word in str(error), error
+        else:
+            raise AssertionError(f"no exception with {words}")
+        dist.all_reduce(torch.ones(1))
+
+    def scale(model, first, *_):
+        first.scale(torch.ones(1))
+        first.update(7.0)
+
+    def step(model, optimizer):
+        optimizer.step()
+
+    def grow(model, optimizer):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(batch.clone())]})
+
+    last = f"rank {world - 1}: "
+    run((last, "pickle"), more=lambda model: [Listed(Listed(threading.Lock()))])
+    run(("rank 0: ", "an old version"), more=lambda model: [Listed(1, False)])
+    run(("rank 0: ", "a GradScaler was used", "add it to the list"), used=scale,
+        more=lambda model: [torch.amp.GradScaler("cpu") for _ in range(2)])
+    outside = torch.nn.Parameter(torch.ones(2))
+    run((last, "SGD", "add it to the list"), used=step,
+        more=lambda model: [torch.optim.SGD([*model.parameters(), outside], lr=0.1)])
+    run(("rank 0: ", "group of parameters was added"), sharded=True, used=grow)
+
+
 CHECKS = [check_custom_joinable, check_throw, check_disabled_and_copied, check_arguments,
           check_failed_entry, check_zero_alone, check_subgroup, check_programs,
-          check_errors, check_documentation]
+          check_errors, check_errors_at_the_end, check_documentation]
 
 
 def init(rank, world, folder, seconds):

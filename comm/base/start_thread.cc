@@ -15,7 +15,7 @@ absl::StatusOr<std::thread> StartThread(absl::string_view purpose, std::function
     return absl::ResourceExhaustedError(absl::StrCat(
         "cannot start a thread for ", purpose, ": ", error.what(),
         ": raise the limit of this user's processes and threads (ulimit -u) or of the container's "
-        "(pids.max), or start fewer ranks"));
+        "(pids.max), free memory, or start fewer ranks"));
   }
 }
 

@@ -2,7 +2,7 @@
 //
 //   EK_ASSIGN_OR_RETURN(thread_, StartThread("the watchdog", [this] { Run(); }));
 //
-// All threads of the libraries start here: a std::thread that cannot start throws, and its
+// For the threads of a group of processes: a std::thread that cannot start throws, and its
 // exception would end the process.
 //
 // Errors: ResourceExhausted, with the purpose and what to do.

@@ -94,8 +94,9 @@ void TreeLink::Gather(int from, ControlMessage message) {
     parent_lost = parent_lost_;
   }
   if (!up.ok()) return Fail(up.status());
+  // Nor do the children's parts come where this rank's edges do not work.
+  if (!parent_lost.ok() && (from == rank_ || up->has_value())) return Fail(parent_lost);
   if (!up->has_value()) return;
-  if (!parent_lost.ok()) return Fail(parent_lost);
   if (parent_ == kHub) return direct_->Send(**std::move(up));
   edges_->Send({parent_}, **up);
 }

@@ -351,8 +351,9 @@ class LocalBackend : public Backend {
       : group_(std::move(group)), rank_(rank) {
     absl::StatusOr<std::thread> worker =
         StartThread("a rank in this process", [this] { group_->RunWorker(rank_); });
+    started_ = worker.status();
     if (worker.ok()) worker_ = *std::move(worker);
-    if (!worker.ok()) group_->Abort(rank_, worker.status());
+    if (!worker.ok()) group_->Abort(rank_, started_);
   }
 
   ~LocalBackend() override {
@@ -366,6 +367,7 @@ class LocalBackend : public Backend {
   absl::Status Supports(const Collective&) const override { return absl::OkStatus(); }
   bool checks_pairs() const override { return !group_->is_blind(); }
   void Start(Operation operation, std::shared_ptr<WorkState> work) override {
+    if (!started_.ok()) return work->Finish(started_);  // Perhaps no worker would end it.
     group_->Start(rank_, std::move(operation), std::move(work));
   }
   void Abort(const absl::Status& why) override { group_->Abort(rank_, why); }
@@ -373,6 +375,7 @@ class LocalBackend : public Backend {
  private:
   const std::shared_ptr<LocalGroup> group_;
   const int rank_;
+  absl::Status started_;  // The worker.
   std::thread worker_;
 };
 

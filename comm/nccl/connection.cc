@@ -26,10 +26,12 @@ absl::Status AbortWithin(absl::Duration patience, NcclApi& api, NcclComm comm) {
     NcclAnswer answer;
   };
   auto shared = std::make_shared<Shared>();
-  EK_ASSIGN_OR_RETURN(std::thread thread, StartThread("ncclCommAbort", [shared, &api, comm] {
-                        shared->answer = api.Abort(comm);
-                        shared->is_done.Notify();
-                      }));
+  absl::StatusOr<std::thread> started = StartThread("ncclCommAbort", [shared, &api, comm] {
+    shared->answer = api.Abort(comm);
+    shared->is_done.Notify();
+  });
+  if (!started.ok()) return ToStatus("ncclCommAbort", api.Abort(comm));
+  std::thread thread = *std::move(started);
   if (shared->is_done.WaitUntil(SteadyNow() + patience)) {
     thread.join();
     return ToStatus("ncclCommAbort", shared->answer);

@@ -216,7 +216,8 @@ absl::Status TcpBackend::Connect(const std::vector<std::string>& addresses,
   // Who has not come may be lost, and the control plane knows why.
   return FirstCause(
       Annotate(status, absl::StrCat("rank ", names_[rank_], " could not connect to all others")),
-      absl::IsPermissionDenied(status) ? absl::ZeroDuration() : kPatience);
+      absl::IsPermissionDenied(status) || absl::IsResourceExhausted(status) ? absl::ZeroDuration()
+                                                                            : kPatience);
 }
 
 absl::Status TcpBackend::Supports(const Collective& what) const {

@@ -274,8 +274,8 @@ std::vector<HostPort> Attack(Stranger& stranger, const std::vector<pid_t>& pids,
   std::vector<HostPort> all, now;
   // The strangers' own work is not to take the processors from the ranks.
   const auto attack = [&] {
-    setpriority(PRIO_PROCESS, 0, 19);  // Of this thread.
-    for (int turn = 0; absl::Now() < end; ++turn) {
+    setpriority(PRIO_PROCESS, 0, 10);  // Of this thread.
+    for (int turn = 0; turn == 0 || absl::Now() < end; ++turn) {
       if (turn % turns_per_look == 0) {
         now = ListenersOf(pids);
         for (const HostPort& address : now) {
@@ -304,8 +304,14 @@ TEST(HostileTest, ALiveJobGoesOnUndisturbed) {
   constexpr absl::Duration kQuiet = absl::Seconds(1);
   const absl::Time start = absl::Now() + absl::Seconds(1);  // The ranks connect meanwhile.
   absl::SleepFor(start + kQuiet - absl::Now());
+  // Once all have connected, and saved.
+  std::vector<Holdings> holdings;
+  for (const absl::Time by = absl::Now() + kSoon; absl::Now() < by;) {
+    const std::vector<Holdings> now = HoldingsOf(job.pids());
+    if (now == std::exchange(holdings, now) && !job.Saved().empty()) break;
+    absl::SleepFor(absl::Milliseconds(300));
+  }
   const int64_t memory_before = ResidentBytesOf(job.pids()[0]);
-  const std::vector<Holdings> holdings = HoldingsOf(job.pids());
 
   constexpr uint64_t kSeed = 20261120;
   Stranger stranger(kSeed, /*most_open=*/500);
@@ -326,15 +332,31 @@ TEST(HostileTest, ALiveJobGoesOnUndisturbed) {
     ASSERT_TRUE(member.ok()) << member.status();
     EXPECT_TRUE((*member)->Set("from a member", absl::StrCat(part)).ok());
     EXPECT_EQ((*member)->Get("from a member", kSoon).value_or(""), absl::StrCat(part));
-    EXPECT_THAT(status.Get(), HasSubstr("\"state\":\"connected\""));
+    constexpr char kConnected[] = "\"state\":\"connected\"";
+    std::string reply = status.Get();
+    for (const absl::Time by = absl::Now() + kSoon; absl::Now() < by;) {
+      if (absl::StrContains(reply, kConnected)) break;
+      reply = status.Get();
+    }
+    EXPECT_THAT(reply, HasSubstr(kConnected));
+  }
+  const auto is_refused = [&](Trick trick) { return stranger.refusals().contains(trick); };
+  for (const absl::Time by = absl::Now() + kSoon; absl::Now() < by;) {
+    if (is_refused(Trick::kPlayBack) && is_refused(Trick::kWrongProof) &&
+        stranger.tried().size() == std::size(kTricks))
+      break;
+    Attack(stranger, pids, absl::Now() + absl::Milliseconds(100));
   }
   const absl::Time end = absl::Now();
   const int64_t memory_after = ResidentBytesOf(job.pids()[0]);
   stranger.Hangup();
   const absl::Time given_back_by = absl::Now() + kSoon;
-  while (HoldingsOf(job.pids()) != holdings && absl::Now() < given_back_by)
+  std::vector<Holdings> held = HoldingsOf(job.pids());
+  while (held != holdings && absl::Now() < given_back_by) {
     absl::SleepFor(absl::Milliseconds(20));
-  EXPECT_EQ(HoldingsOf(job.pids()), holdings);
+    held = HoldingsOf(job.pids());
+  }
+  EXPECT_EQ(held, holdings);
   job.Stop();
   const std::vector<Ended> ended = job.Wait();
 
@@ -418,8 +440,10 @@ TEST(HostileTest, AJobStartsUnderAttack) {
 
 // A limit of the user's or of the container's threads may be reached at any of them.
 TEST(FewThreadsTest, AThreadThatCannotStartIsAnErrorOfAllRanks) {
+  constexpr char kCannotStart[] = "cannot start a thread for";
   for (const std::string backend : {"tcp", "shm"}) {
     int threads = backend == "tcp" ? 0 : 3;  // Until it has joined the group, shm is as tcp.
+    int late = 0;  // Starts that took longer than their patience, on a busy machine.
     for (bool is_enough = false; !is_enough; ++threads) {
       ASSERT_LT(threads, 30);
       Job job(kWorld, {.steps = 5,
@@ -428,13 +452,18 @@ TEST(FewThreadsTest, AThreadThatCannotStartIsAnErrorOfAllRanks) {
                        .patience_s = 3});
       const std::vector<Ended> ended = job.Wait();
       is_enough = ended[1].code == 0;
+      const bool is_late = !is_enough && !absl::StrContains(ended[1].out, kCannotStart);
+      if (is_late && ++late < 10) {
+        --threads;
+        continue;
+      }
       for (int rank = 0; rank < kWorld && !is_enough; ++rank) {
         EXPECT_EQ(ended[rank].code, EXIT_FAILURE)
             << "rank " << rank << ", " << threads << " threads over " << backend << ": "
             << ended[rank].out << ended[rank].err;
       }
       if (!is_enough) {
-        EXPECT_THAT(ended[1].out, HasSubstr("cannot start a thread for"));
+        EXPECT_THAT(ended[1].out, HasSubstr(kCannotStart));
       }
     }
     EXPECT_GT(threads, 4) << backend;

@@ -266,6 +266,11 @@ class Save {
     if (checkpoint_.hooks.end != nullptr) checkpoint_.hooks.end(status);
     return status;
   }
+  // In place of Run(), with a state that could not be made: all ranks get the error.
+  absl::Status Refuse(const absl::Status& why) {
+    checkpoint_.state = why;
+    return Run();
+  }
 
  private:
   absl::Status Lead() {
@@ -408,7 +413,7 @@ class Save {
   }
 
   Communicator& comm_;
-  const CheckpointToWrite checkpoint_;
+  CheckpointToWrite checkpoint_;
   const std::string name_;   // The context of errors.
   const std::string topic_;  // Unique to this save.
   const std::string ledger_;
@@ -446,12 +451,13 @@ PendingSave CheckpointWriter::Start(Communicator& comm, const ParameterSet& para
     if (const absl::Status copied = Copy(tensors); !copied.ok()) checkpoint.state = copied;
   }
   last_.state_ = std::make_shared<PendingSave::State>();
-  const absl::Status posted = thread_->Post(
-      [state = last_.state_, save = std::make_shared<Save>(comm, params, std::move(checkpoint))] {
-        YieldToSteps();
-        state->End(save->Run());
-      });
-  if (!posted.ok()) last_.state_->End(posted);
+  const auto save = std::make_shared<Save>(comm, params, std::move(checkpoint));
+  const absl::Status posted = thread_->Post([state = last_.state_, save] {
+    YieldToSteps();
+    state->End(save->Run());
+  });
+  // The other ranks wait for this one's part, and learn here that there is none.
+  if (!posted.ok()) last_.state_->End(save->Refuse(posted));
   return last_;
 }
 

@@ -36,6 +36,8 @@ constexpr absl::Duration kLongestPatience = absl::Seconds(10);
 // A refusal without proof is an error after this time: the store's ranks may have another secret or
 // build. Or a stranger listens where the store would, and the store comes later, elsewhere.
 constexpr absl::Duration kUnprovedPatience = absl::Seconds(5);
+// As long as another server has this rank's hello and has not replied: it may be the store, slow.
+constexpr absl::Duration kPatienceWhileWaiting = absl::Seconds(30);
 
 enum class Reply { kNone, kUnprovedRefusal, kProved };
 
@@ -212,8 +214,8 @@ absl::StatusOr<Greeted> Greet(const FindServer& find, const Hello& hello, const 
           last.ok() ? "" : absl::StrCat(" (", last.message(), ")"),
           job.host.empty() ? "" : absl::StrCat(": ", job.host, ", which hosts it, is missing"));
     };
-    if (!refusal.ok() && (now - refused_since > kUnprovedPatience || now + pause >= deadline))
-      return refusal;
+    const absl::Duration longest = waiting.empty() ? kUnprovedPatience : kPatienceWhileWaiting;
+    if (!refusal.ok() && (now - refused_since > longest || now + pause >= deadline)) return refusal;
     if (now + pause >= deadline) return absl::DeadlineExceededError(text());
     if (now >= warn_at) {
       Warn(nullptr, absl::StrCat(text(), "; retrying"));

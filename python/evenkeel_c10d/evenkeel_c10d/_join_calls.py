@@ -23,7 +23,7 @@ class Call:
     group: str
     root: int
     op: str  # Of a reduction; "" if it is not known.
-    tensors: list  # Shape, type and kind of device of each tensor.
+    tensors: list  # Shape, type, kind of device and layout of each tensor.
     is_of_weights: bool = False
 
     def digest(self):
@@ -39,7 +39,12 @@ class Call:
         if self.name == "BROADCAST" and self.root in exhausted:
             return f"its source is rank {self.root}"
         if self.name in _REDUCTIONS and not self.op:
-            return "it is called by a module or an optimizer that is not in the list of Join"
+            return (
+                "its operation is not known here, or it is called by a module or an optimizer that "
+                "is not in the list of Join"
+            )
+        if any(layout != torch.strided for *_, layout in self.tensors):
+            return "sparse tensors are not supported"
         if self.is_of_weights and self.op not in ("AVG", "MIN", "MAX"):
             return "the weights of all ranks would be added; use all_reduce with ReduceOp.AVG"
         if self.op == "AVG" and (self.name == "REDUCE" or not self.tensors[0][1].is_floating_point):
@@ -51,17 +56,19 @@ def call_of(group, args, frame):
     """Returns the collective whose pre-hook got `args`, called from `frame`."""
     name, op, tensors = args.name.name, "", []
     if name in _REDUCTIONS:
-        wanted = getattr(frame.f_locals.get("opts"), "reduceOp", None)  # torch.distributed's.
+        opts = frame and frame.f_locals.get("opts")  # torch.distributed's.
+        wanted = getattr(opts, "reduceOp", None)
         op = next((o for o in _OPS if wanted == getattr(dist.ReduceOp, o)), "")
     if name in _SHADOWED:
-        tensors = [(tuple(t.shape), t.dtype, t.device.type) for t in args.input_tensors]
+        tensors = [(tuple(t.shape), t.dtype, t.device.type, t.layout) for t in args.input_tensors]
     return Call(name, group.group_name, args.root, op, tensors)
 
 
 def is_of_weights(args, frame, params):
     """Returns whether a parameter is reduced, or torch's average of parameters calls."""
     weights = {param.untyped_storage().data_ptr() for param in params}
-    if any(tensor.untyped_storage().data_ptr() in weights for tensor in args.input_tensors):
+    dense = [tensor for tensor in args.input_tensors if tensor.layout == torch.strided]
+    if any(tensor.untyped_storage().data_ptr() in weights for tensor in dense):
         return True
     while frame is not None and frame.f_code is not average_parameters.__code__:
         frame = frame.f_back
@@ -80,7 +87,7 @@ def shadow(call, group, device):
     if call.name == "BARRIER":
         dist.barrier(group=group)
         return
-    shape, dtype, kind = call.tensors[0]
+    shape, dtype, kind, _ = call.tensors[0]
     device = device if kind == device.type else torch.device(kind)
     tensor = torch.full(shape, _identity(call.op, dtype), dtype=dtype, device=device)
     if call.name == "BROADCAST":

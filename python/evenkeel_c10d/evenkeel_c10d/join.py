@@ -42,10 +42,11 @@ What differs from torch's:
 Order:   All ranks list the same objects in the same order. Active ranks make the same sequence of
          backward passes, steps and collectives of their own; forward passes, too, if the module
          has buffers that are broadcast. Two models that share one backward pass are reduced one
-         after the other. Messages (send, recv) with an exhausted rank are an error: all ranks
+         after the other; where their reductions alternate all ranks raise (with a
+         communication hook, the backend reports it). Messages (send, recv) with an exhausted rank are an error: all ranks
          raise it where the rank is known to be exhausted, else the backend reports it. Contexts
          may be nested if they have no joinable in common and the ranks have equal inputs.
-Threads: One thread runs the loop. Collectives that other threads call are not shadowed.
+Threads: One thread runs the loop; those of the autograd engine belong to it. Collectives that other threads call are not shadowed.
 Errors:  With throw_on_early_termination all ranks raise RuntimeError in the same forward pass. What
          one rank alone notices of states and groups of parameters, all ranks raise. An
          exception in the loop of one rank passes through at once and is recorded in the c10d
@@ -164,6 +165,7 @@ class Join(torch_join.Join):
         self._reduced = {}  # The parameters that a module reduces.
         self._begun = set()  # The modules of which the last forward pass is or has been reduced.
         self._last = None  # The module whose reduction began last.
+        self._launched = 0  # The collectives of that reduction so far.
         self._is_reducing = False  # The running backward pass reduces listed modules.
         self._current = [None, -1]  # The module of the last gradient, and the graph task.
 
@@ -395,16 +397,7 @@ class Join(torch_join.Join):
             self._begin_pass()
             self._begin_backward(index, ddp)
         elif ddp in self._begun and (_is_incomplete(ddp.reducer) or _is_nested()):
-            # A pass inside of the other, or one that completes its reduction. If another module's
-            # has begun meanwhile, their collectives alternate as only active ranks know.
-            if self._last is not ddp and self._exhausted():
-                last, this = (self._joinables.index(d) for d in (self._last, ddp))
-                raise RuntimeError(
-                    f"Join: the reduction of joinable {last} began before that of joinable {this} "
-                    f"was complete, and {_ranks(self._exhausted())} had no more input; call "
-                    "backward() for each"
-                )
-            self._begin_pass()
+            self._begin_pass()  # It is inside of the other, or completes its reduction.
         else:  # A pass under no_sync.
             if ddp in self._synced - self._unsynced and _digest(self._reduced[ddp]):
                 self._mixed.add(ddp)
@@ -418,10 +411,31 @@ class Join(torch_join.Join):
     def _end_pass(self):
         self._is_reducing = False
 
+    def _check_last_is_complete(self, index):
+        """Raises if the collectives of two reductions alternate, as only active ranks know.
+
+        The exhausted ranks wait in the last one, so that it is completed here.
+        """
+        last = self._last
+        if last not in self._begun or _has_hook(last) or not self._exhausted():
+            return
+        buckets = last.reducer._get_zeros_like_grad_buckets()
+        if self._launched >= len(buckets):
+            return
+        with self._internal():
+            self._reduce(last, buckets, done=self._launched)
+        self._failure = RuntimeError(
+            f"the reduction of joinable {self._joinables.index(last)} began before that of "
+            f"joinable {index} and is not complete, and {_ranks(self._exhausted())} had no more "
+            "input; call backward() for each"
+        )
+        self._check_failures()
+
     def _begin_backward(self, index, ddp):
+        self._check_last_is_complete(index)
         self._expecting.remove(ddp)
         self._begun.add(ddp)
-        self._last = ddp
+        self._last, self._launched = ddp, 0
         is_mixed, is_cleared = ddp in self._mixed, ddp in self._cleared
         is_synced = ddp in self._synced and ddp not in self._unsynced
         has_grad = any(param.grad is not None for param in self._reduced[ddp])
@@ -449,12 +463,12 @@ class Join(torch_join.Join):
 
     def _before_collective(self, group, args):
         """Announces a collective that neither this class nor a joinable calls."""
-        first = frame = sys._getframe(1)
-        if (
-            self._is_internal
-            or (self._is_reducing and first.f_code is _ENGINE)  # A reducer calls it.
-            or threading.get_ident() != self._thread
-        ):
+        in_backward = torch._C._current_graph_task_id() >= 0  # Also on the engine's own threads.
+        if self._is_internal or not (in_backward or threading.get_ident() == self._thread):
+            return
+        first = frame = sys._getframe().f_back
+        if self._is_reducing and (frame is None or frame.f_code is _ENGINE):  # A reducer calls it.
+            self._launched += 1
             return
         if args.name.name in _join_calls.MESSAGES:  # Not all active ranks make it.
             known = self._table or []
@@ -469,19 +483,23 @@ class Join(torch_join.Join):
             if frame.f_code in _ANNOUNCED and frame.f_locals["self"] in self._joinables:
                 return
             frame = frame.f_back
-        is_backward = frame is not None and self._is_reducing
-        if is_backward and (self._last._comm_hooks or not self._exhausted()):
+        is_amid = in_backward and self._is_reducing
+        if is_amid and (self._last._comm_hooks or not self._exhausted()):
             return
         call = _join_calls.call_of(group, args, first)
-        if is_backward:
+        if is_amid:
             reason = "it is in the middle of the reductions of a backward pass"
         else:
             self._exchange(_COLLECTIVE, detail=call.digest())
             self._check_termination()
             if not self._exhausted():
                 return
-            call.is_of_weights = _join_calls.is_of_weights(args, first, self._params)
-            self._broadcast(lambda: (call, _join_calls.place_of(first)))
+
+            def make():
+                call.is_of_weights = _join_calls.is_of_weights(args, first, self._params)
+                return call, _join_calls.place_of(first)
+
+            call, _ = self._broadcast(make)  # All ranks decide by what one of them sees.
             reason = call.refusal(self._exhausted())
         if reason:
             raise self._refused(call, _join_calls.place_of(first), reason)
@@ -560,18 +578,23 @@ class Join(torch_join.Join):
         if ddp in self._carried and is_cleared:
             self._unsynced.discard(ddp)
         own = self._add_gradients(ddp, buckets, kept)
-        # The first static pass reduces the map of used parameters first and records no order.
         is_first_static = ddp.static_graph and not _has_static_pass(ddp)
+        self._reduce(ddp, buckets, own, is_first_static)
         if is_first_static:
             ddp._evenkeel_shadowed_static_pass = True
+        else:
+            ddp.reducer._push_all_rebuilt_params()
+
+    def _reduce(self, ddp, buckets, own=(), is_first_static=False, done=0):
+        """Makes the collectives of a reduction except the first `done` buckets."""
+        # The first static pass reduces the map of used parameters first and records no order.
+        if is_first_static:
             self._reduce_used_map(ddp, own)
-        works = [ddp.reducer._run_comm_hook(bucket) for bucket in buckets]
+        works = [ddp.reducer._run_comm_hook(bucket) for bucket in buckets[done:]]
         if ddp.find_unused_parameters and not ddp.static_graph:
             self._reduce_used_map(ddp, own)
         for work in works:
             work.wait()
-        if not is_first_static:
-            ddp.reducer._push_all_rebuilt_params()
 
     def _add_gradients(self, ddp, buckets, kept):
         """Puts into the zero buckets what this rank has of its own, and what all have kept.

@@ -813,6 +813,78 @@ def check_zero_alone(rank, world):
             assert (p - expected).abs().max() < 1e-12, (rank, p, expected)
 
 
+class Summed(torch.autograd.Function):
+    """Has a collective in its backward pass."""
+
+    @staticmethod
+    def forward(context, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(context, grad):
+        grad = grad.clone()
+        dist.all_reduce(grad)
+        return grad
+
+
+def nest(function, x, depth):
+    if depth == 0:
+        return function(x)
+    return torch.utils.checkpoint.checkpoint(nest, function, x, depth - 1, use_reentrant=True)
+
+
+class Nested(torch.nn.Module):
+    """From 60 passes inside of each other on, the engine takes threads without frames of Python,
+    as those of a GPU are."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x):
+        return nest(lambda y: Summed.apply(self.layers(y)), x.clone().requires_grad_(), 61)
+
+
+def check_threads_of_the_engine(rank, world):
+    model, twin = (mlp((6, 4, 1)) for _ in range(2))
+    batch = torch.ones(4, 6, dtype=torch.float64)
+    ddp = DistributedDataParallel(Nested(model))
+    with Join([ddp]):
+        for _ in range(1 + rank):
+            square(ddp, batch).backward()
+    for active in range(1, world + 1):
+        (square(twin, batch) * active**2 / world).backward()
+    for param, other in zip(model.parameters(), twin.parameters()):
+        assert (param.grad - other.grad).abs().max() < BOUND, (param.grad, other.grad)
+
+
+class Halves(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.halves = torch.nn.ModuleList([mlp((6, 6)), mlp((6, 1))])
+
+    def forward(self, x, half):
+        return self.halves[half](x)
+
+
+def check_alternating(rank, world):
+    """Two reductions that alternate work with equal inputs, else all ranks raise."""
+    batch = torch.ones(4, 6, dtype=torch.float64)
+    for count, options in ((1, {}), (1 + rank, {}), (1 + rank, {"find_unused_parameters": True})):
+        outer = DistributedDataParallel(Halves(), bucket_cap_mb=1e-4, **options)
+        inner = DistributedDataParallel(mlp((6, 6)), bucket_cap_mb=1e-4)
+        try:
+            with Join([outer, inner]):
+                for _ in range(count):
+                    outer(inner(outer(batch, 0)), 1).sum().backward()
+        except RuntimeError as error:
+            assert "joinable 0 began before that of joinable 1" in str(error), error
+            assert world > 1 and count > 1 or rank == 0, error
+        else:
+            assert (count, rank) == (1, rank) and not (rank == 0 and options), "no exception"
+        dist.all_reduce(torch.ones(1))
+
+
 def check_subgroup(rank, world):
     """In a group, ranks are not those of the world."""
     if world > 2:
@@ -880,6 +952,11 @@ def message(model, zero, other):
         dist.recv(torch.ones(1), dist.get_world_size() - 1)
     elif rank == dist.get_world_size() - 1:
         dist.send(torch.ones(1), 0)
+
+
+def sparse_sum(model, zero, other):
+    train_step(model, zero, other)
+    dist.all_reduce(torch.ones(2, 2).to_sparse())
 
 
 def nested(model, zero, other):
@@ -956,6 +1033,8 @@ def check_errors(rank, world):
         not_listed: ("all_reduce", here, no_input, "not in the list"),
     }.items():
         expect_error(words, rank, world, step, **uneven)
+    expect_error(("all_reduce", here, no_input, "sparse tensors"), rank, world, sparse_sum,
+                 counts=int(rank == world - 1))
     expect_error(("joinable 0 is in another context",), rank, world, nested_again, counts=1)
     expect_error(("step(closure)", "call the closure before"), rank, world, with_closure, counts=1)
     expect_error(("no_sync", no_input), rank, world, kept_over_no_sync, **uneven)
@@ -1022,8 +1101,9 @@ def check_errors_at_the_end(rank, world):
 
 
 CHECKS = [check_custom_joinable, check_throw, check_disabled_and_copied, check_arguments,
-          check_failed_entry, check_zero_alone, check_subgroup, check_programs,
-          check_errors, check_errors_at_the_end, check_documentation]
+          check_failed_entry, check_zero_alone, check_threads_of_the_engine,
+          check_alternating, check_subgroup, check_programs, check_errors, check_errors_at_the_end,
+          check_documentation]
 
 
 def init(rank, world, folder, seconds):

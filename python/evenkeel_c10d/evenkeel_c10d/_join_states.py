@@ -1,7 +1,9 @@
 """States that a rank without input takes over at the end of a Join context."""
 
 import collections
+import functools
 import gc
+import types
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +12,13 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils._pytree import tree_leaves, tree_map
 
 _KINDS = (torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler, AveragedModel)
+_FUNCTIONS = (
+    types.FunctionType,
+    types.MethodType,
+    types.BuiltinFunctionType,
+    functools.partial,
+    type,
+)
 
 
 class _Tensor:
@@ -63,8 +72,8 @@ def state_of(other):
     def replace(leaf):
         if not _is_object(leaf):
             return leaf
-        has_state = isinstance(leaf, (LRScheduler, torch.nn.Module))
-        return _Own(type(leaf).__qualname__, state_of(leaf) if has_state else None)
+        is_stateless = isinstance(leaf, (torch.optim.Optimizer, *_FUNCTIONS))
+        return _Own(type(leaf).__qualname__, None if is_stateless else state_of(leaf))
 
     return tree_map(replace, other.state_dict())
 
@@ -91,7 +100,9 @@ def load(other, state):
 
 
 def _is_object(leaf):
-    return isinstance(leaf, (torch.optim.Optimizer, LRScheduler)) or callable(leaf)
+    if isinstance(leaf, (torch.optim.Optimizer, LRScheduler, *_FUNCTIONS)):
+        return True
+    return callable(leaf) and hasattr(leaf, "state_dict") and hasattr(leaf, "load_state_dict")
 
 
 def groups_of(optimizer, positions):

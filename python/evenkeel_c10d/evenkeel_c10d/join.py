@@ -25,8 +25,8 @@ What differs from torch's:
   may be in the list: exhausted ranks get the state of a rank that trained to the end. Optimizers
   that the list lacks, if all their parameters are those of listed modules, their LRSchedulers,
   torch.amp.GradScaler and AveragedModel are found if only one object fits. Groups of parameters
-  that are added meanwhile are added, too. Schedulers, modules and functions in a state stay the
-  rank's own, and get the state of the others'.
+  that are added meanwhile are added, too. Functions, schedulers, modules and what can be called
+  and loaded stay the rank's own where a state holds them, and get the state of the others'.
 - A gradient that an exhausted rank accumulated under `no_sync` is added to the next reduction, also
   if it is from before the context, unless the active ranks have cleared theirs; torch drops it.
 - `find_unused_parameters`, `static_graph` and forward passes without gradients are shadowed
@@ -34,7 +34,7 @@ What differs from torch's:
 - The program's own all_reduce, reduce, broadcast and barrier in the loop are shadowed: an exhausted
   rank contributes nothing, and an average is that of the active ranks. Where that cannot be (it
   is the source; it would have to contribute, as in all_gather or a sum of weights), all ranks
-  raise RuntimeError.
+  raise RuntimeError. Amid the reductions of a backward pass the active ranks raise it.
 - The context ends with the `with` block; torch's leaves its collectives enabled.
 - One message per call carries what each rank does, and early termination. Different calls are
   reported with the ranks' numbers.
@@ -42,28 +42,31 @@ What differs from torch's:
 Order:   All ranks list the same objects in the same order. Active ranks make the same sequence of
          backward passes, steps and collectives of their own; forward passes, too, if the module
          has buffers that are broadcast. Two models that share one backward pass are reduced one
-         after the other; where their reductions alternate all ranks raise (with a
-         communication hook, the backend reports it). Messages (send, recv) with an exhausted rank are an error: all ranks
-         raise it where the rank is known to be exhausted, else the backend reports it. Contexts
-         may be nested if they have no joinable in common and the ranks have equal inputs.
-Threads: One thread runs the loop; those of the autograd engine belong to it. Collectives that other threads call are not shadowed.
+         after the other; where their reductions alternate all ranks raise (with a communication
+         hook, the backend reports it). Messages (send, recv) with an exhausted rank are an error:
+         all ranks raise it where the rank is known to be exhausted, else the backend reports it.
+         Contexts may be nested if they have no joinable in common and the ranks have equal inputs.
+Threads: One thread runs the loop; those of the autograd engine belong to it. Collectives that other
+         threads call are not shadowed.
 Errors:  With throw_on_early_termination all ranks raise RuntimeError in the same forward pass. What
-         one rank alone notices of states and groups of parameters, all ranks raise. An
-         exception in the loop of one rank passes through at once and is recorded in the c10d
-         store. It cannot complete the collectives in which the other ranks wait: these fail when
-         the connection closes, at the latest after the group's timeout, and their exception then
-         has a note that names the first failure. The group must not be used afterwards.
+         one rank alone notices of states, groups of parameters, closures and static graphs, all
+         ranks raise. An exception in the loop of one rank passes through at once and is recorded in
+         the c10d store. It cannot complete the collectives in which the other ranks wait: these
+         fail when the connection closes, at the latest after the group's timeout, and their
+         exception then has a note that names the first failure. So it is, too, with a collective
+         that the program calls amid the reductions of a backward pass. The group must not be used
+         afterwards.
 Trust:   Settings and states travel pickled inside the group, as in `broadcast_object_list`.
 Limits:  The code of the loop does not run on an exhausted rank: its counters, its own averages
          without `state_dict`, and what only some ranks do are behind. Gradients that are kept over
          a `no_sync` pass that follows a synchronized one, and `step(closure)` of a
          ZeroRedundancyOptimizer, raise RuntimeError. `delay_all_reduce_named_params`,
          `skip_all_reduce_unused_params`, sparse gradients and the Python reducer are not
-         supported. A buffer hook and a stateful communication hook (PowerSGD) see zeros on
-         exhausted ranks. A sum of a copy of the weights lacks those of exhausted ranks. With
-         `broadcast_buffers=False` each rank keeps buffers of its own, as without Join. With
-         static_graph a rank without any input in the first context cannot use the module
-         afterwards.
+         supported, nor are buffer hooks that run after the forward pass; others run on exhausted
+         ranks, too. A stateful communication hook (PowerSGD) sees zeros there. A sum of a copy of
+         the weights lacks those of exhausted ranks. With `broadcast_buffers=False` each rank keeps
+         buffers of its own, as without Join. With static_graph a rank without any input in the
+         first context cannot use the module afterwards.
 """
 
 import collections
@@ -80,6 +83,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms import join as torch_join
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _BufferCommHookLocation
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from . import _join_calls, _join_states
@@ -154,6 +158,7 @@ class Join(torch_join.Join):
         self._failure = None  # An error of this rank that all ranks raise with the next table.
         self._table = None  # One row per rank of the group: code and detail.
         self._pending_table = None  # The table in flight, and its work.
+        self._reads_at_once = False  # A rank may refuse a forward pass, as all must know.
         self._count_work = {}  # The work that the reducer of a module takes its divisor from.
         self._handles = []  # Of hooks; removed at the end.
         self._groups = []  # The groups of these ranks, whose collectives are observed.
@@ -195,7 +200,6 @@ class Join(torch_join.Join):
         self._unlisted = _join_states.Unlisted(
             [*self._stateful, *self._zeros], [d.module for d in self._ddps], self._positions
         )
-        self._group_counts = {zero: len(zero.param_groups) for zero in self._zeros}
         self._handles.append(register_optimizer_step_post_hook(self._unlisted.note_step))
         for zero in self._zeros:  # While it steps its own shard, the table travels.
             after = functools.partial(self._after_local_step, zero)
@@ -241,8 +245,10 @@ class Join(torch_join.Join):
         if ddp.reducer._rebuild_buckets():  # A collective, which else is in a forward pass.
             ddp._has_rebuilt_buckets = True
         params = self._reduced[ddp] = _params_of_reducer(ddp)
-        self._exchange(_ENTRY, index, _digest(params))
-        details = [detail for _, detail in self._read()]
+        self._exchange(_ENTRY, index, 2 * _digest(params) + _lacks_graph(ddp))
+        rows = self._read()
+        self._reads_at_once |= any(detail % 2 for _, detail in rows)
+        details = [detail // 2 for _, detail in rows]
         if len(set(details)) > 1:
             if details[self._rank]:
                 self._unsynced.add(ddp)
@@ -278,6 +284,8 @@ class Join(torch_join.Join):
             group = self._process_group
             work = dist.all_gather_into_tensor(table, row, group=group, async_op=True)
         self._pending_table = table, work
+        if code == _FAILED or self._reads_at_once:
+            self._read()
 
     def _read(self):
         """Returns the rows of the last exchange."""
@@ -331,7 +339,7 @@ class Join(torch_join.Join):
         try:
             yield
         except Exception as error:
-            self._failure = error
+            self._failure = self._failure or error
 
     def _check_failures(self):
         """Raises on all ranks if one of them has failed."""
@@ -351,8 +359,8 @@ class Join(torch_join.Join):
             return
         is_zero = isinstance(joinable, ZeroRedundancyOptimizer)
         if is_zero and frame.f_locals.get("closure") is not None:
-            raise RuntimeError(
-                "Join: step(closure) of a ZeroRedundancyOptimizer is not supported, because a rank "
+            self._failure = RuntimeError(
+                "step(closure) of a ZeroRedundancyOptimizer is not supported, because a rank "
                 "without input cannot evaluate it; call the closure before the step"
             )
         self._exchange(_CALL, index)
@@ -376,11 +384,16 @@ class Join(torch_join.Join):
         config.enable = (has_grad and rebuilds) or (
             ddp.forward_sync_buffers and len(ddp.modules_buffers) > 0
         )
-        if config.enable or (has_grad and self._throw_on_early_termination):
+        if has_grad and _lacks_graph(ddp):
+            self._failure = RuntimeError(
+                "this rank had no input in the first pass of a static graph, so its reducer lacks "
+                "the graph; construct DistributedDataParallel again"
+            )
+        is_awaited = has_grad and self._throw_on_early_termination
+        if config.enable or is_awaited or self._failure is not None:
             self._exchange(_FORWARD, index, _HAS_GRAD * has_grad + _SYNCS * syncs)
             self._check_termination()
         if has_grad:
-            _check_started(ddp)
             self._current[:] = None, -1
             self._begun.discard(ddp)
             if torch._C._current_graph_task_id() < 0:  # The last pass may have failed.
@@ -618,7 +631,7 @@ class Join(torch_join.Join):
                     param.grad = None
                     own.add(param)
                 if param in kept:
-                    grad.add_(kept[param] / divisor)
+                    grad.add_(kept[param].to(grad.device) / divisor)
         if is_unsynced and ddp.find_unused_parameters and not ddp.static_graph:
             ddp.reducer._reset_state()  # Its local map still marks the parameters as used.
         return own
@@ -641,39 +654,40 @@ class Join(torch_join.Join):
         if not ddp._divide_by_initial_world_size:
             return {}  # The active ranks alone make the mean of what all of them have kept.
         params = self._reduced[ddp]
-        grads = self._broadcast(lambda: [p.grad for p in params] if _digest(params) else [])
+        grads = self._broadcast(lambda: [p.grad for p in params] if _digest(params) else []) or []
         return {param: grad for param, grad in zip(params, grads) if grad is not None}
 
     def _share_gradients(self, zero):
         """Broadcasts what a step of the exhausted ranks' shards needs.
 
-        Returns [(parameter, gradient or None)] of these shards, whose weights are set.
+        Returns there [(parameter, gradient or None)] of these shards, whose weights are set.
         """
         exhausted = self._exhausted()
         if not exhausted:
             return []
 
         def in_shards():
-            params = [p for group in zero.param_groups for p in group["params"]]
-            return [p for p in params if zero._param_to_rank[p] in exhausted]
+            return [p for p in _params_of(zero) if zero._param_to_rank[p] in exhausted]
 
-        groups, sent = self._broadcast(
+        received = self._broadcast(
             lambda: (
                 _join_states.groups_of(zero, self._positions),
+                [p.requires_grad for p in _params_of(zero)],
                 [(p.detach(), p.grad) for p in in_shards()],
             )
         )
         if self._is_shadowing:
             with self._reporting():
+                groups, trained, sent = received
                 _join_states.set_groups(zero, groups, self._params)
-        if len(groups) > self._group_counts[zero]:  # Added since the entry, at least here.
-            self._check_failures()
-        grads = []
-        for param, (value, grad) in zip(in_shards(), sent):
-            if self._is_shadowing:  # The program may have changed weights outside of its steps.
-                param.detach().copy_(value)
-            grads.append((param, grad))
-        return grads
+        self._check_failures()
+        if not self._is_shadowing:
+            return []
+        for param, requires_grad in zip(_params_of(zero), trained):  # ZeRO's buckets depend on it.
+            param.requires_grad_(requires_grad)
+        for param, (value, _) in zip(in_shards(), sent):
+            param.detach().copy_(value)  # The program may have changed it outside of its steps.
+        return [(param, grad) for param, (_, grad) in zip(in_shards(), sent)]
 
     def _shadow_zero(self, zero):
         """Steps this rank's shard as an active rank would; the rank's own gradients stay.
@@ -681,12 +695,15 @@ class Join(torch_join.Join):
         Hooks that the program runs before a step have changed the gradients already. Those after
         it run, and may call collectives as those of the active ranks do.
         """
+        trained = [(p, p.requires_grad) for p in _params_of(zero)]
         shared = self._share_gradients(zero)
         own = [(p, p.grad) for p, _ in shared]
         _set_gradients(shared)
         zero._local_step()
         zero._sync_params()
         _set_gradients(own)
+        for param, requires_grad in trained:
+            param.requires_grad_(requires_grad)
         self._is_shadowing = self._is_internal = False
         for hook in zero._optimizer_step_post_hooks.values():
             hook(zero, (), {})
@@ -713,9 +730,10 @@ class Join(torch_join.Join):
                 [(self._ddps.index(d), [p.grad for p in self._reduced[d]]) for d in reduced],
             )
 
-        groups, states, unlisted, weights, grads = self._broadcast(make, last[-1])
+        received = self._broadcast(make, last[-1])
         if self._rank not in last:
             with self._reporting():
+                groups, states, unlisted, weights, grads = received
                 for other, values in zip(optimizers, groups):
                     _join_states.set_groups(other, values, self._params)
                 for other, state in zip(self._stateful, states):
@@ -731,7 +749,8 @@ class Join(torch_join.Join):
     def _broadcast(self, make, source=None):
         """Returns `make()` of the source, the highest active rank if there is none given.
 
-        If it fails there, all ranks raise.
+        If it fails there, all ranks raise. Where it cannot be unpacked it is None, and all ranks
+        raise with the next table.
         """
         source = max(self._active()) if source is None else source
         box, value, failure = [None], None, None
@@ -753,7 +772,8 @@ class Join(torch_join.Join):
             if size:
                 dist.broadcast(flat, group=group, group_src=source)
         if self._rank != source:
-            value = _join_states.unpack(pickle.loads(packed), flat, self._device)
+            with self._reporting():
+                value = _join_states.unpack(pickle.loads(packed), flat, self._device)
         return value
 
     # Failures.
@@ -818,6 +838,10 @@ def _params_of_reducer(ddp):
     return [param for param in ddp.module.parameters() if param in in_reducer]
 
 
+def _params_of(optimizer):
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
 def _has_hook(ddp):
     return bool(ddp._get_ddp_logging_data().get("comm_hook"))
 
@@ -834,10 +858,12 @@ def _digest(params):
 
 
 def _check_supported(ddp):
+    location = getattr(getattr(ddp, "buffer_hook", None), "buffer_comm_hook_location", None)
     for feature, is_used in {
         "delay_all_reduce_named_params": ddp._delay_all_reduce_params,
         "skip_all_reduce_unused_params": getattr(ddp, "skip_all_reduce_unused_params", False),
         "the Python reducer": ddp._use_python_reducer,
+        "a buffer hook after the forward pass": location is _BufferCommHookLocation.POST_FORWARD,
         "an embedding with sparse gradients": any(
             getattr(module, "sparse", False) is True for module in ddp.module.modules()
         ),
@@ -852,15 +878,11 @@ def _has_static_pass(ddp):
     )
 
 
-def _check_started(ddp):
-    if ddp.static_graph and not ddp._static_graph_delay_allreduce_enqueued:
-        if hasattr(ddp, "_evenkeel_shadowed_static_pass"):
-            raise RuntimeError(
-                "Join: this rank had no input in the first pass of a static graph, so its reducer "
-                "lacks the graph; construct DistributedDataParallel again"
-            )
+def _lacks_graph(ddp):
+    is_started = not ddp.static_graph or ddp._static_graph_delay_allreduce_enqueued
+    return not is_started and hasattr(ddp, "_evenkeel_shadowed_static_pass")
 
 
 def _set_gradients(pairs):
     for param, grad in pairs:
-        param.grad = grad
+        param.grad = None if grad is None else grad.to(param.device)

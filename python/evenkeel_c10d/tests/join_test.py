@@ -31,7 +31,7 @@ from torch.distributed.algorithms.model_averaging import averagers
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from evenkeel_c10d import Join
+from evenkeel_c10d import Join, join
 
 BACKEND = os.environ.get("JOIN_TEST_BACKEND", "gloo")
 if os.environ.get("JOIN_TEST_TORCH"):
@@ -594,7 +594,9 @@ def run_program(step, counts, sharded, rank, world):
         if step is added_group:
             params = params[:2]
         if sharded and not is_reference:
-            optimizers.append(ZeroRedundancyOptimizer(params, kind.func, **kind.keywords))
+            view = step is pix2pix  # Its buckets have no frozen parameters.
+            optimizers.append(ZeroRedundancyOptimizer(
+                params, kind.func, parameters_as_bucket_view=view, **kind.keywords))
         else:
             optimizers.append(kind(params))
     if not is_reference:
@@ -768,7 +770,10 @@ def check_disabled_and_copied(rank, world):
 
 def check_arguments(rank, world):
     bag = DistributedDataParallel(torch.nn.EmbeddingBag(3, 2, sparse=True))
-    for wrong, kind in (([], ValueError), ([object()], TypeError), ([bag], ValueError)):
+    hooked = DistributedDataParallel(torch.nn.BatchNorm1d(3))
+    hooked._register_buffer_comm_hook(None, lambda state, buffers: [])  # After the forward pass.
+    for wrong, kind in (([], ValueError), ([object()], TypeError), ([bag], ValueError),
+                        ([hooked], ValueError)):
         try:
             Join(wrong)
         except kind:
@@ -970,8 +975,9 @@ def nested_again(model, zero, other):
         pass
 
 
-def with_closure(model, zero, other):
-    zero.step(lambda: square(model, torch.ones(4, 6, dtype=torch.float64)))
+def with_closure(model, zero, other):  # One rank alone.
+    closure = lambda: square(model, torch.ones(4, 6, dtype=torch.float64))  # noqa: E731
+    zero.step(closure if dist.get_rank() == 0 else None)
 
 
 def not_listed(model, zero, other):
@@ -1054,6 +1060,72 @@ class Listed:
             raise ValueError("an old version")
 
 
+def reject():
+    if dist.get_rank() == 0:
+        raise ValueError("no such class")
+
+
+class Rejected:
+    """Cannot be unpickled on rank 0."""
+
+    def __reduce__(self):
+        return reject, ()
+
+
+class Schedule:
+    """Can be called, and has a state."""
+
+    calls = 0
+
+    def __call__(self):
+        self.calls += 1
+
+
+class Keeper:
+    def __init__(self):
+        self.schedule, self.function = Schedule(), lambda: self
+
+    def state_dict(self):
+        return {"schedule": self.schedule, "function": self.function}
+
+    def load_state_dict(self, state):
+        self.schedule, self.function = state["schedule"], state["function"]
+
+
+def check_states(rank, world):
+    ddp = DistributedDataParallel(mlp((6, 4, 1)))
+    keeper = Keeper()
+    with Join([ddp, keeper]):
+        for _ in range(1 + rank):
+            square(ddp, torch.ones(4, 6, dtype=torch.float64)).backward()
+            keeper.schedule()
+    assert keeper.schedule.calls == world, keeper.schedule.calls
+    assert keeper.function() is keeper  # It is the rank's own.
+    param = torch.nn.Parameter(torch.ones(2, device="meta"))
+    join._set_gradients([(param, torch.ones(2))])
+    assert param.grad.is_meta  # Of a model on several devices.
+
+
+def check_static_graph_without_input(rank, world):
+    """All ranks raise, not only the one whose reducer lacks the graph."""
+    batch = torch.ones(4, 6, dtype=torch.float64)
+    for buffers in (False, True):
+        layers = [torch.nn.Linear(6, 1), *([torch.nn.BatchNorm1d(1)] if buffers else [])]
+        model = DistributedDataParallel(
+            torch.nn.Sequential(*layers).double(), static_graph=True)
+        try:
+            for count in (min(rank, 1), int(rank == world - 1), 2):
+                with Join([model]):
+                    for _ in range(count):
+                        square(model, batch).backward()
+        except RuntimeError as error:
+            assert count == 2 and "rank 0: RuntimeError" in str(error), error
+            assert "construct DistributedDataParallel again" in str(error), error
+        else:
+            raise AssertionError("no exception")
+        dist.all_reduce(torch.ones(1))
+
+
 def check_errors_at_the_end(rank, world):
     """What one rank alone notices ends all ranks, at once and with its words."""
     batch = torch.ones(4, 6, dtype=torch.float64)
@@ -1091,6 +1163,11 @@ def check_errors_at_the_end(rank, world):
 
     last = f"rank {world - 1}: "
     run((last, "pickle"), more=lambda model: [Listed(Listed(threading.Lock()))])
+    def mark(model, optimizer):
+        optimizer.param_groups[0]["mark"] = Rejected()
+
+    run(("rank 0: ", "no such class"), more=lambda model: [Listed(Rejected())])
+    run(("rank 0: ", "no such class"), sharded=True, used=mark)
     run(("rank 0: ", "an old version"), more=lambda model: [Listed(1, False)])
     run(("rank 0: ", "a GradScaler was used", "add it to the list"), used=scale,
         more=lambda model: [torch.amp.GradScaler("cpu") for _ in range(2)])
@@ -1103,7 +1180,7 @@ def check_errors_at_the_end(rank, world):
 CHECKS = [check_custom_joinable, check_throw, check_disabled_and_copied, check_arguments,
           check_failed_entry, check_zero_alone, check_threads_of_the_engine,
           check_alternating, check_subgroup, check_programs, check_errors, check_errors_at_the_end,
-          check_documentation]
+          check_states, check_static_graph_without_input, check_documentation]
 
 
 def init(rank, world, folder, seconds):

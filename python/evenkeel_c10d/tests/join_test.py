@@ -944,6 +944,13 @@ def weights_are_added(model, zero, other):
         param.data /= dist.get_world_size()
 
 
+def one_adds_weights(model, zero, other):  # One rank alone sees that it is one.
+    train_step(model, zero, other)
+    for param in model.parameters():
+        is_last = dist.get_rank() == dist.get_world_size() - 1
+        dist.all_reduce(param.data if is_last else param.detach().clone())
+
+
 def weights_are_averaged(model, zero, other):
     train_step(model, zero, other)
     square(model, torch.ones(4, 6, dtype=torch.float64)).backward()
@@ -1041,6 +1048,8 @@ def check_errors(rank, world):
         expect_error(words, rank, world, step, **uneven)
     expect_error(("all_reduce", here, no_input, "sparse tensors"), rank, world, sparse_sum,
                  counts=int(rank == world - 1))
+    expect_error(("all_reduce", "rank 0 had no", "weights of all ranks"), rank, world,
+                 one_adds_weights, counts=2 + (rank > 0))
     expect_error(("joinable 0 is in another context",), rank, world, nested_again, counts=1)
     expect_error(("step(closure)", "call the closure before"), rank, world, with_closure, counts=1)
     expect_error(("no_sync", no_input), rank, world, kept_over_no_sync, **uneven)

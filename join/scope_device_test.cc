@@ -395,7 +395,7 @@ TEST_P(ScopeOnDevicesTest, ABarrierIsTheHosts) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// The host touches nobody's memory, also of ranks that follow from the beginning.
+// The host touches no rank's memory, also of ranks that shadow from the beginning.
 TEST_P(ScopeOnDevicesTest, TheHostTouchesNoMemoryOfADevice) {
   for (const Calls calls : {Calls::kOnStream, Calls::kWaiting}) {
     const Case test{.calls = calls};

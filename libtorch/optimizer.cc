@@ -432,7 +432,7 @@ struct Joined::State : Joinable {
   }
 
   std::string FactorText() const { return factor_.has_value() ? SettingText(*factor_) : ""; }
-  // Of the values: ranks without a batch compare them with their own.
+  // Returns hashes of the values: ranks without a batch compare them with their own.
   std::vector<std::string> Hashes(const Groups& groups) const {
     std::vector<std::string> hashes;
     for (const int i : AllOf(groups))

@@ -276,7 +276,7 @@ TEST(ClipTest, SeveralOptimizersAreClippedByTheirJointNorm) {
         EK_ASSIGN_OR_RETURN(auto trainer, Trainer::Create(comm, Mode::kZeroAlone, firsts));
         EK_ASSIGN_OR_RETURN(auto second, Optimizer::Create(comm, trainer->model.params(), seconds,
                                                            {.placement = WholeTensors{}}));
-        // Steps use gradients up, so nobody need clear them.
+        // Steps use gradients up, so clearing them is not necessary.
         const bool by_samples = inputs == std::vector<int>{3, 3};
         JoinOptions options;
         if (by_samples) options.divide_by = DivideBy::kSamples;

@@ -69,7 +69,7 @@ constexpr int64_t kMoreMemory = int64_t{1} << 30;
 constexpr int64_t kMoreMemory = int64_t{32} << 20;
 #endif
 
-// How long the attack on a live job lasts.
+// Returns the duration of the attack on a live job.
 absl::Duration AttackTime() {
   const char* seconds = std::getenv("EVENKEEL_HOSTILE_SECONDS");
   return absl::Seconds(seconds == nullptr ? 3 : std::atof(seconds));

@@ -20,7 +20,7 @@ namespace evenkeel {
 // Their TCP listeners; each address once.
 std::vector<internal::HostPort> ListenersOf(const std::vector<pid_t>& pids);
 
-// What a process holds.
+// The resources that a process holds.
 struct Holdings {
   int descriptors = 0, threads = 0;
   friend bool operator==(const Holdings&, const Holdings&) = default;

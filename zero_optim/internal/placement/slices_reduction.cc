@@ -117,7 +117,7 @@ absl::Status SlicesOptimizer::OnPlan(absl::Span<const BucketInfo> buckets) {
 }
 
 absl::Status SlicesOptimizer::KeepSlices() {
-  // Most programs have cleared all gradients by then, but on exhausted ranks nobody does.
+  // Most programs have cleared all gradients by then; exhausted ranks have not.
   bool is_used = awaits_step_;
   int64_t bytes = 0;
   for (size_t b = 0; b < reduced_.size(); ++b) {

@@ -41,7 +41,6 @@ PROMISES = {
         "//tests/defects:join_planes_over_shm_test",
         "//tests/defects:sharded_join_over_shm_test",
         "//tests/defects:unused_join_over_shm_test",
-        "//tests/uneven:leave_over_shm_test",
     ],
     "4": [  # The set of trained parameters is checked.
         "//bucket:data_parallel_over_shm_test",

@@ -96,7 +96,7 @@ absl::Status Run(MyModel& model, MyLoader& loader) {     // on each rank
     comm->Abort(status);                                 // so that the others learn why
     return status;
   }
-  return comm->Finalize();                               // without it the other ranks report a failure
+  return comm->Finalize();                               // a rank that ends without it counts as lost
 }
 // clang-format on
 

@@ -78,6 +78,51 @@ std::vector<abi::Buffer> SplitRows(const char* operation, const char* what,
   return buffers;
 }
 
+// The facts about a sparse tensor that all ranks need before its elements can be gathered: its
+// rows (the number of its indices), type, dimensions that are sparse, dimensions, and sizes.
+constexpr int64_t kMaxSparseDims = 12;
+enum Fact : int64_t { kRows, kType, kSparseDims, kDims, kSizes, kFacts = kSizes + kMaxSparseDims };
+
+at::Tensor NewFacts() { return at::zeros({kFacts}, at::kLong); }
+
+at::Tensor FactsOf(const at::Tensor& tensor) {
+  at::Tensor facts = NewFacts();
+  auto* fact = facts.mutable_data_ptr<int64_t>();
+  fact[kRows] = tensor._nnz();
+  fact[kType] = static_cast<int64_t>(tensor.scalar_type());
+  fact[kSparseDims] = tensor.sparse_dim();
+  fact[kDims] = tensor.dim();
+  std::ranges::copy(tensor.sizes(), fact + kSizes);
+  return facts;
+}
+
+int64_t RowsOf(const at::Tensor& facts) { return facts.const_data_ptr<int64_t>()[kRows]; }
+
+// All ranks have the same facts, so that all of them throw.
+void CheckSameFacts(const TensorList& facts) {
+  const auto text = [](const int64_t* fact) {
+    return c10::str(static_cast<at::ScalarType>(fact[kType]), " of shape ",
+                    at::IntArrayRef(fact + kSizes, fact[kDims]), ", ", fact[kSparseDims],
+                    " dimensions of it sparse");
+  };
+  const auto* first = facts[0].const_data_ptr<int64_t>();
+  for (size_t rank = 1; rank < facts.size(); ++rank) {
+    const auto* other = facts[rank].const_data_ptr<int64_t>();
+    TORCH_CHECK(std::equal(first + kType, first + kFacts, other + kType),
+                "evenkeel: all_reduce adds sparse tensors of one type and shape. Rank 0 has ",
+                text(first), ", rank ", rank, " ", text(other), ".");
+  }
+}
+
+void CheckSparse(const char* operation, const at::Tensor& tensor) {
+  TORCH_CHECK(tensor.device().is_cpu(), "evenkeel: ", operation,
+              " takes tensors of the CPU and got one on ", tensor.device(),
+              ". Use the backend \"cpu:evenkeel,cuda:nccl\", which leaves CUDA tensors to NCCL.");
+  TORCH_CHECK(tensor.dim() <= kMaxSparseDims, "evenkeel: ", operation,
+              " takes sparse tensors with at most ", kMaxSparseDims,
+              " dimensions and got one with ", tensor.dim(), ". Convert it with to_dense().");
+}
+
 void CheckSameSize(const char* operation, size_t outputs, size_t inputs) {
   TORCH_CHECK(inputs > 0 && outputs == inputs, "evenkeel: ", operation,
               " needs as many outputs as inputs, at least one, and got ", outputs, " outputs and ",
@@ -339,6 +384,8 @@ void Backend::CheckPeer(const char* operation, int rank, int tag) const {
 // ---- Operations ----
 
 WorkPtr Backend::allreduce(TensorList& tensors, const c10d::AllreduceOptions& options) {
+  if (tensors.size() == 1 && tensors[0].defined() && tensors[0].layout() == at::kSparse)
+    return allreduce_sparse(tensors, options);
   Operation operation("evenkeel:all_reduce", OpType::ALLREDUCE);
   const at::Tensor& tensor = OnlyOne(operation.name(), "tensor", tensors);
   const Encoding encoding =
@@ -349,10 +396,53 @@ WorkPtr Backend::allreduce(TensorList& tensors, const c10d::AllreduceOptions& op
   return Run(std::move(operation), options.timeout, tensors, {tensors});
 }
 
-WorkPtr Backend::allreduce_sparse(TensorList& /*tensors*/,
-                                  const c10d::AllreduceOptions& /*options*/) {
-  C10_THROW_ERROR(NotImplementedError,
-                  "evenkeel: all_reduce takes dense tensors. Convert sparse ones with to_dense().");
+WorkPtr Backend::allreduce_sparse(TensorList& tensors, const c10d::AllreduceOptions& options) {
+  Operation operation("evenkeel:all_reduce", OpType::_ALLREDUCE_SPARSE);
+  const at::Tensor& tensor = OnlyOne(operation.name(), "tensor", tensors);
+  CheckSparse(operation.name(), tensor);
+  EncodeForReduce(operation.name(), tensor.scalar_type(), options.reduceOp);
+  TORCH_CHECK(options.reduceOp == c10d::ReduceOp::SUM, "evenkeel: ", operation.name(),
+              " of sparse tensors adds them. Use ReduceOp.SUM, or convert them with to_dense().");
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  const at::Tensor mine = tensor.coalesce();
+  const at::Tensor my_indices = mine._indices(), my_values = mine._values();
+  const TensorList facts = GatherSparseFacts(mine, options.timeout);
+  CheckSameFacts(facts);
+  abi::Call indices{.kind = Kind::kAllGather, .in = {operation.Read(my_indices)}};
+  abi::Call values{.kind = Kind::kAllGather, .in = {operation.Read(my_values)}};
+  TensorList all_indices, all_values;
+  for (const at::Tensor& one : facts) {
+    const int64_t rows = RowsOf(one);
+    std::vector<int64_t> shape = my_values.sizes().vec();
+    shape[0] = rows;
+    all_indices.push_back(at::empty({mine.sparse_dim(), rows}, my_indices.options()));
+    all_values.push_back(at::empty(shape, my_values.options()));
+    indices.out.push_back(operation.Write(all_indices.back()));
+    values.out.push_back(operation.Write(all_values.back()));
+  }
+  operation.Add(std::move(indices));
+  operation.Add(std::move(values));
+  operation.Then(
+      [tensor, all_indices = std::move(all_indices), all_values = std::move(all_values)] {
+        tensor.copy_(at::_sparse_coo_tensor_unsafe(at::cat(all_indices, 1), at::cat(all_values),
+                                                   tensor.sizes(), tensor.options())
+                         .coalesce());
+        tensor._coalesced_(true);  // Also without rows.
+      });
+  return Run(std::move(operation), options.timeout, tensors, {tensors});
+}
+
+TensorList Backend::GatherSparseFacts(const at::Tensor& tensor, std::chrono::milliseconds timeout) {
+  Operation operation("evenkeel:all_reduce", OpType::_ALLREDUCE_SPARSE);
+  TensorList facts;
+  for (int rank = 0; rank < size_; ++rank) facts.push_back(NewFacts());
+  const at::Tensor mine = FactsOf(tensor);
+  abi::Call call{.kind = Kind::kAllGather, .in = {operation.Read(mine)}};
+  for (const at::Tensor& one : facts) call.out.push_back(operation.Write(one));
+  operation.Add(std::move(call));
+  const WorkPtr work = Run(std::move(operation), timeout, {}, {});
+  WithoutGil([&] { work->wait(); });
+  return facts;
 }
 
 WorkPtr Backend::allreduce_coalesced(TensorList& tensors,

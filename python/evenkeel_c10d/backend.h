@@ -6,7 +6,8 @@
 //
 // Each operation becomes one or more calls of evenkeel/comm/abi/group.h. gather and scatter are
 // all-to-alls in which most parts are empty, a reduce_scatter of uneven parts is a reduce per rank,
-// and a coalesced operation is a series of calls with one work.
+// and a coalesced operation is a series of calls with one work. An all-reduce of sparse tensors
+// waits until all ranks call it, since their numbers of rows differ, and then gathers the rows.
 //
 // Threads: thread-safe. As with every backend, all ranks must call collectives in one order.
 // Errors:  arguments are checked before anything is sent, and throw c10::Error. What fails later is
@@ -128,6 +129,8 @@ class Backend : public c10d::Backend {
   // Issues the calls of `operation`, each with this timeout (not positive: the group's).
   WorkPtr Run(Operation operation, std::chrono::milliseconds timeout, TensorList inputs,
               TensorLists results, int source_rank = -1);
+  // Waits for all ranks and returns their FactsOf() the tensor, by rank.
+  TensorList GatherSparseFacts(const at::Tensor& tensor, std::chrono::milliseconds timeout);
   // Keeps the tensors of `flight` until it has ended, and drops the flights that have.
   void Keep(std::shared_ptr<Flight> flight);
   // Leaves the group, or ends it on all ranks where `why` is not empty. A forked child only forgets

@@ -229,6 +229,7 @@ abi::Buffer Operation::UpdateReduced(const at::Tensor& tensor, const c10d::Reduc
 void Operation::CopyBack() {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   for (auto& [to, from] : copies_) to.copy_(from.view_as(to));
+  if (last_ != nullptr) last_();
 }
 
 void CheckTensor(const char* operation, const at::Tensor& tensor) {

@@ -14,6 +14,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -60,8 +61,10 @@ class Operation {
 
   void Add(abi::Call call) { calls_.push_back(std::move(call)); }
   const std::vector<abi::Call>& calls() const { return calls_; }
+  // `last` computes outputs from what was received, in CopyBack().
+  void Then(std::function<void()> last) { last_ = std::move(last); }
   // Returns whether outputs are still in copies, for CopyBack().
-  bool has_copies() const { return !copies_.empty(); }
+  bool has_copies() const { return !copies_.empty() || last_ != nullptr; }
   // Copies the outputs to the tensors of the caller.
   void CopyBack();
 
@@ -80,6 +83,7 @@ class Operation {
   std::vector<abi::Call> calls_;
   std::vector<at::Tensor> kept_;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies_;  // To, from.
+  std::function<void()> last_;
 };
 
 // Fails unless `tensor` is a dense tensor of the CPU.

@@ -421,8 +421,43 @@ def refusals(rank, world):
     refuses(NotImplementedError, "rank of the sender", dist.recv, one)
     refuses(RuntimeError, "the tag -1", group.send, [one], 0, -1)
     sparse = torch.eye(3).to_sparse()
-    refuses((RuntimeError, NotImplementedError), "parse", dist.all_reduce, sparse)
+    refuses(RuntimeError, "Use ReduceOp.SUM", dist.all_reduce, sparse, dist.ReduceOp.MAX)
+    if world > 1:
+        other = torch.ones(2 + rank // (world - 1), 3).to_sparse()
+        refuses(RuntimeError, f"rank {world - 1} Float of shape [3, 3]",
+                dist.all_reduce, other)
     dist.barrier()  # The group still works.
+
+
+def sparse_values(rank, dtype):
+    """Returns sparse tensors: ranks share rows, bring rows twice, or bring none."""
+    rows = torch.arange(rank + 1) % 4
+    flat = sparse_of(rows.repeat(2)[None], values(rank, (2 * rank + 2,), dtype), (5,))
+    hybrid = sparse_of(rows[None], values(rank, (rank + 1, 3), dtype), (6, 3))
+    some, none = (sparse_of(torch.zeros(2, 0), torch.zeros(0, dtype=dtype), (7, 2)) for _ in "ab")
+    return [flat, hybrid, values(rank, (7, 2), dtype).to_sparse() if rank == 1 else some, none]
+
+
+def sparse_of(indices, elements, shape):
+    return torch.sparse_coo_tensor(indices.long(), elements, shape, check_invariants=True)
+
+
+def sparse(rank, world):
+    for dtype in REDUCED:
+        mine = sparse_values(rank, dtype)
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in mine]
+        for work in works:
+            work.wait()
+        expected = [
+            sum(tensors[1:], tensors[0].to_dense())
+            for tensors in zip(*(
+                [tensor.to_dense() for tensor in sparse_values(o, dtype)] for o in range(world)
+            ))
+        ]
+        assert all(tensor.is_sparse and tensor.is_coalesced() for tensor in mine)
+        check_equal(f"sparse all_reduce of {dtype}", [t.to_dense() for t in mine], expected)
+        result = works[1].get_future().value()[0]
+        check_equal("its future", [result.to_dense()], expected[1:2])
 
 
 def refuses_a_collective_without_order(rank, world):
@@ -579,6 +614,9 @@ class OperationsTest(unittest.TestCase):
 
     def test_coalesced(self):
         self.run_all(coalesced)
+
+    def test_sparse(self):
+        self.run_all(sparse)
 
     def test_refuses_wrong_arguments(self):
         self.run_all(refusals)

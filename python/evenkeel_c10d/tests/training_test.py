@@ -47,6 +47,22 @@ def ddp_hook(rank, world):
     return [p.detach().clone() for p in model.parameters()]
 
 
+def ddp_sparse(rank, world):
+    """Each rank has other rows, some share one, and the last rank has none in each second step."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Embedding(40, 8, sparse=True), nn.Linear(8, 1))
+    model = DistributedDataParallel(model)
+    torch.manual_seed(100 + rank)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(5):
+        count = 0 if step % 2 and rank == world - 1 else 6
+        words = torch.randint(10 * rank, 10 * rank + 12, (count,)) % 40
+        optimizer.zero_grad()
+        model(words).square().sum().div(6).backward()
+        optimizer.step()
+    return [p.detach().clone() for p in model.parameters()]
+
+
 def join(rank, world):
     model = DistributedDataParallel(make_model(), bucket_cap_mb=0.002)
     with Join([model]):
@@ -90,6 +106,9 @@ class TrainingTest(unittest.TestCase):
 
     def test_ddp_with_a_hook(self):
         self.compare(ddp_hook)
+
+    def test_ddp_with_sparse_gradients(self):
+        self.compare(ddp_sparse)
 
     def test_join(self):
         self.compare(join)

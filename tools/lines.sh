@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Prints the production lines of C++: per folder, and the longest files and functions.
+#
+#   tools/lines.sh             the tree that git knows
+#   tools/lines.sh --functions=70   also each function of more than so many lines
+#
+# Tests, benchmarks, and what only tests use (testing/, simulated...) do not count. A function is
+# what ends with a brace in the first column; its signature counts.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+most=70
+[[ ${1-} == --functions=* ]] && most=${1#*=}
+
+mapfile -t files < <(git ls-files '*.cc' '*.h' '*.cu' '*.cuh' |
+  grep -vE '_test\.|_benchmark|^tests/|testing|simulated')
+
+awk -v most="$most" '
+  function folder(file) { sub(/\/.*/, "", file); return file }
+  FNR == 1 { files[folder(FILENAME)]++; all_files++; began = 0 }
+  {
+    lines[folder(FILENAME)]++; all++
+    if (++of_file[FILENAME] > of_file[largest]) largest = FILENAME
+  }
+  # A line in the first column begins a definition, unless it ends one or is no code.
+  /^[A-Za-z_~]/ && !/^(namespace|struct|class|enum|union|extern|using|public|private|template|[A-Z_]+\()/ {
+    if (!open) { began = FNR; name = $0 }
+    if (/\{$/) open = 1
+    if (/;$/ || /\}$/) open = 0
+  }
+  /^ .*\{$/ && began && !open && /^ {4}/ { open = 1 }
+  /^\}$/ && began {
+    n = FNR - began + 1
+    functions++
+    if (n > most) over[++overs] = sprintf("%5d  %s:%d  %s", n, FILENAME, began, substr(name, 1, 60))
+    if (n > longest) { longest = n; where = FILENAME ":" began }
+    began = 0; open = 0
+  }
+  END {
+    for (f in lines) printf "%7d lines  %4d files  %s\n", lines[f], files[f], f | "sort -k5"
+    close("sort -k5")
+    printf "%7d lines  %4d files  in all\n", all, all_files
+    printf "largest file: %s, %d lines; longest function: %d lines (%s)\n", largest, of_file[largest], longest, where
+    printf "%d of %d functions have more than %d lines\n", overs, functions, most
+    for (i = 1; i <= overs; i++) print over[i] | "sort -rn"
+  }' "${files[@]}"

@@ -136,6 +136,7 @@ only 'CUDA is seen by what wraps it, and by its tests and benchmarks alone' \
 only 'libmicrohttpd is seen by the status server alone' '^//tools:status_server$' @microhttpd//:microhttpd
 only 'oneDNN is seen by the trainer alone' '^//trainer[/:]' @onednn//:dnnl
 only 'libdeflate is seen by the data of the trainer alone' '^//trainer/data:' @libdeflate//:libdeflate
+only 'dygraphs is seen by the template of the report alone' '^//trainer/report:report_template' @dygraphs//:dygraph.js
 never 'flags are read by programs alone' \
   "$products" @com_github_gflags_gflags//...
 

@@ -9,7 +9,7 @@ Abseil, GoogleTest or CUDA by defining it first, under upstream's name.
 
 load("//third_party/abseil:abseil.bzl", "abseil_repository")
 load("//third_party/cuda:cuda.bzl", "cuda_repository")
-load("//third_party/debian:system_library.bzl", "system_folder", "system_library", "written_repository")
+load("//third_party/debian:system_library.bzl", "system_files", "system_folder", "system_library", "written_repository")
 load("//third_party/torch:torch.bzl", "torch_repository")
 load("//third_party/rules_cc:rules_cc.bzl", "RULES_CC_FILES")
 
@@ -138,4 +138,15 @@ def evenkeel_repositories():
         package = "nlohmann-json3-dev",
         header = "/usr/include/nlohmann/json.hpp",
         libraries = {"json": []},
+    )
+    _maybe(
+        system_files,
+        name = "dygraphs",
+        what = "dygraphs",
+        package = "libjs-dygraphs",
+        files = {
+            "dygraph.css": "/usr/share/javascript/dygraphs/dygraph.min.css",
+            "dygraph.js": "/usr/share/javascript/dygraphs/dygraph.min.js",
+            "dygraph_license": "/usr/share/doc/libjs-dygraphs/copyright",
+        },
     )

@@ -37,7 +37,7 @@ architecture=$(dpkg --print-architecture)
 strip --strip-unneeded --remove-section=.comment "$usr"/bin/*
 chmod 755 "$usr/share/evenkeel/train.sbatch"
 # The programs contain code of these.
-for linked in libabsl-dev libgflags-dev nlohmann-json3-dev; do
+for linked in libabsl-dev libgflags-dev libjs-dygraphs nlohmann-json3-dev; do
   install -D -m 644 "/usr/share/doc/$linked/copyright" "$usr/share/evenkeel/licenses/$linked"
 done
 

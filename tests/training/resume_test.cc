@@ -441,7 +441,8 @@ TEST(ResumeTest, TheReportShowsTheStepsBeforeTheCheckpoint) {
       Small({"--model=mlp", "--backend=local", "--checkpoint_dir=" + Fresh("reported")}, 2);
   RunToEnd(flags + Flags{"--max_steps=4"});
   RunToEnd(flags + Flags{"--max_steps=6", "--report=" + report});
-  EXPECT_THAT(ReadText(report), HasSubstr("resumed</b> with 2 ranks"));
+  EXPECT_THAT(ReadText(report), testing::AllOf(HasSubstr("\"kind\":\"resumed\""),
+                                               HasSubstr("\"text\":\"with 2 ranks\"")));
 }
 
 TEST(ResumeTest, ASecondJobInTheSameFolderIsRefused) {

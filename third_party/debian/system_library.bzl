@@ -84,6 +84,29 @@ system_library = repository_rule(
     },
 )
 
+def _system_files_impl(repository_ctx):
+    attr = repository_ctx.attr
+    if not all([repository_ctx.path(path).exists for path in attr.files.values()]):
+        text = missing_head(missing_sentence(attr.what, attr.package))
+        for name in attr.files:
+            text += 'alias(name = "{}", actual = "missing")\n'.format(name)
+        repository_ctx.file("BUILD", text)
+        return
+    for name, path in attr.files.items():
+        repository_ctx.symlink(path, name)
+    repository_ctx.file("BUILD", "exports_files({})\n".format(attr.files.keys()))
+
+system_files = repository_rule(
+    implementation = _system_files_impl,
+    local = True,
+    configure = True,
+    attrs = {
+        "what": attr.string(mandatory = True, doc = "Its name in a sentence."),
+        "package": attr.string(mandatory = True, doc = "The Debian package."),
+        "files": attr.string_dict(mandatory = True, doc = "Target name to the path of the file."),
+    },
+)
+
 def _system_folder_impl(repository_ctx):
     folder = repository_ctx.path(repository_ctx.attr.path)
     if not folder.exists:

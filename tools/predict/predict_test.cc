@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -11,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "evenkeel/tests/training/program.h"
-#include "evenkeel/trainer/report/testing/page_check.h"
+#include "evenkeel/trainer/report/testing/report_page.h"
 
 namespace evenkeel {
 namespace {
@@ -67,9 +68,12 @@ TEST(PredictTest, PredictsFromATraceAndDrawsTheCurve) {
 
   std::ostringstream page;
   page << std::ifstream(page_path).rdbuf();
-  EXPECT_EQ(CheckPage(page.str()), "");
-  EXPECT_THAT(page.str(), AllOf(HasSubstr("Predicted steps: gpt"), HasSubstr("ranks 1<"),
-                                HasSubstr("measured, fitted to")));
+  const nlohmann::json data = DataOf(page.str());
+  EXPECT_THAT(data["title"].get<std::string>(), HasSubstr("Predicted steps: gpt"));
+  const nlohmann::json& curves = data["charts"][0]["curves"];
+  ASSERT_EQ(curves.size(), 4);
+  EXPECT_EQ(curves[0]["x"], nlohmann::json({1, 2, 64}));
+  EXPECT_EQ(curves[3]["name"], "measured, fitted to");
 }
 
 TEST(PredictTest, ReplaysTheStepOnMoreRanksAndComparesItself) {

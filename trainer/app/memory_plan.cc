@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <fstream>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/base/available_memory.h"
 #include "evenkeel/comm/status.h"
@@ -15,7 +17,6 @@
 #include "evenkeel/trainer/models/evaluate.h"
 #include "evenkeel/trainer/models/model.h"
 #include "evenkeel/trainer/report/gather_records.h"
-#include "evenkeel/trainer/report/html_text.h"
 #include "evenkeel/zero_optim/partition.h"
 #include "evenkeel/zero_optim/update_rule.h"
 
@@ -67,6 +68,16 @@ absl::Status PlanPasses(const TrainOptions& options, int rank, int world_size, R
     if (samples > 0) EK_RETURN_IF_ERROR(setup.model->PlanPass(samples, mode));
   }
   return absl::OkStatus();
+}
+
+// Returns, for example, "1.5 KiB".
+std::string FormatBytes(int64_t bytes) {
+  if (bytes < 1024) return absl::StrCat(bytes, " B");
+  double value = static_cast<double>(bytes) / 1024;
+  const char* const units[] = {"KiB", "MiB", "GiB", "TiB"};
+  size_t unit = 0;
+  for (; value >= 1023.95 && unit + 1 < std::size(units); ++unit) value /= 1024;
+  return absl::StrFormat(value >= 99.95 ? "%.0f %s" : "%.1f %s", value, units[unit]);
 }
 
 // Returns an id that differs between hosts of equal names.

@@ -30,15 +30,17 @@
 #include "evenkeel/trainer/data/image_dataset.h"
 #include "evenkeel/trainer/data/image_shape.h"
 #include "evenkeel/trainer/data/training_data.h"
-#include "evenkeel/trainer/report/testing/page_check.h"
+#include "evenkeel/trainer/report/testing/report_page.h"
 #include "evenkeel/trainer/report/testing/trace_check.h"
 #include "evenkeel/zero_optim/checkpoint/file_io.h"
 
 namespace evenkeel {
 namespace {
 
+using testing::ElementsAre;
+using testing::EndsWith;
 using testing::HasSubstr;
-using testing::Not;
+using testing::IsSupersetOf;
 
 std::unique_ptr<const ImageDataset> Grey(int count) {
   const std::string images = {0, 0, 8, 3,  0, 0, 0, static_cast<char>(count),
@@ -83,12 +85,12 @@ TEST(RunRecorderTest, ARealRunHasAReportAndATrace) {
     const int ranks = 1 + static_cast<int>(std::count(text.begin(), text.end(), ','));
     const Written written = Train(ranks, {.batch_size = 4, .epochs = 2, .rank_steps = steps});
     ASSERT_TRUE(written.status.ok()) << written.status;
-    EXPECT_EQ(CheckPage(written.report), "");
     EXPECT_EQ(CheckTrace(written.trace), "");
     EXPECT_LT(written.report.size(), 1 << 20);
-    EXPECT_THAT(written.report, HasSubstr("Test accuracy"));
-    EXPECT_THAT(written.report, HasSubstr("fc1.weight"));
-    EXPECT_THAT(written.report, Not(HasSubstr("did not come to its end")));
+    const nlohmann::json report = DataOf(written.report);
+    EXPECT_TRUE(report["result"]["test_accuracy"].is_number());
+    EXPECT_THAT(report["plans"].dump(), HasSubstr("fc1.weight"));
+    EXPECT_EQ(report["ending"], "");
   }
 }
 
@@ -112,15 +114,19 @@ TEST(RunRecorderTest, TheTraceHasEveryRankAndWhatItDid) {
 
 TEST(RunRecorderTest, UnevenRanksAreCounted) {
   const Written written = Train(2, {.batch_size = 4, .epochs = 2, .rank_steps = "7,4"});
-  EXPECT_THAT(written.report, HasSubstr("This way 24 more samples were used for training"));
-  EXPECT_THAT(written.report, HasSubstr("8 batches, first exhausted at step 4, shadowed 6 steps"));
+  const nlohmann::json report = DataOf(written.report);
+  EXPECT_EQ(report["samples_of_tail"], 24);
+  const nlohmann::json& rank = report["batches"]["shown"][1];
+  EXPECT_EQ(rank["batches"], 8);
+  EXPECT_EQ(rank["exhausted"], 4);
+  EXPECT_EQ(rank["shadowed"], 6);
 }
 
 TEST(RunRecorderTest, WhatIsFrozenIsAnEvent) {
   const Written written =
       Train(2, {.batch_size = 4, .epochs = 1, .rank_steps = "6,6", .freeze = "fc1@2:4"});
-  EXPECT_THAT(written.report, HasSubstr("frozen</b> fc1.weight, fc1.bias"));
-  EXPECT_THAT(written.report, HasSubstr("trained</b> fc1.weight, fc1.bias"));
+  EXPECT_THAT(EventsOf(DataOf(written.report)),
+              ElementsAre("frozen: fc1.weight, fc1.bias", "trained: fc1.weight, fc1.bias"));
 }
 
 TEST(RunRecorderTest, ARunThatFailsLeavesWhatThereIs) {
@@ -131,10 +137,8 @@ TEST(RunRecorderTest, ARunThatFailsLeavesWhatThereIs) {
                                     .lr = 1e30,
                                     .zero = false});
   ASSERT_FALSE(written.status.ok());
-  EXPECT_EQ(CheckPage(written.report), "");
   EXPECT_EQ(CheckTrace(written.trace), "");
-  EXPECT_THAT(written.report, HasSubstr("The run did not come to its end."));
-  EXPECT_THAT(written.report, HasSubstr("the loss is"));
+  EXPECT_THAT(DataOf(written.report)["ending"].get<std::string>(), HasSubstr("the loss is"));
 }
 
 // A trace shows the steps of the run's curve, and the sampled steps of rank 0.
@@ -179,14 +183,16 @@ TEST(RunRecorderTest, ARunThatGoesOnHasOneReport) {
     SCOPED_TRACE(attempt);
     const Written written = Train(2, flags);
     ASSERT_TRUE(written.status.ok()) << written.status;
-    EXPECT_EQ(CheckPage(written.report), "");
     EXPECT_EQ(CheckTrace(written.trace), "");
-    EXPECT_THAT(written.report, HasSubstr(">12 steps<"));
-    EXPECT_THAT(written.report, HasSubstr("after 2 epochs"));
-    EXPECT_THAT(written.report, HasSubstr("frozen</b> fc1.weight, fc1.bias"));
-    EXPECT_THAT(written.report, HasSubstr("resumed</b> with 2 ranks"));
-    EXPECT_THAT(written.report,
-                HasSubstr("8 batches, first exhausted at step 4, shadowed 4 steps"));
+    const nlohmann::json report = DataOf(written.report);
+    EXPECT_EQ(report["total_steps"], 12);
+    EXPECT_EQ(report["result"]["epochs"], 2);
+    EXPECT_THAT(EventsOf(report),
+                IsSupersetOf({"frozen: fc1.weight, fc1.bias", "resumed: with 2 ranks"}));
+    const nlohmann::json& rank = report["batches"]["shown"][1];
+    EXPECT_EQ(rank["batches"], 8);
+    EXPECT_EQ(rank["exhausted"], 4);
+    EXPECT_EQ(rank["shadowed"], 4);
     const Shown shown = ShownBy(written.trace);
     EXPECT_EQ(shown.points, 12);
     EXPECT_GT(shown.last_ts, last_ts);
@@ -250,13 +256,14 @@ TEST(RunRecorderTest, TheNextRankZeroReportsTheWholeRun) {
   for (int rank = 1; rank < kRanks; ++rank)
     EXPECT_TRUE(statuses[rank].ok()) << rank << ": " << statuses[rank];
 
-  const std::string report = ReadFile(options.flags.report).value_or("");
-  EXPECT_EQ(CheckPage(report), "");
-  EXPECT_THAT(report, HasSubstr(", 3 ranks</h1>"));
-  EXPECT_THAT(report, HasSubstr(">2 at the end<"));
-  EXPECT_THAT(report, HasSubstr("training, rank 1"));
-  EXPECT_THAT(report, HasSubstr("lost</b> rank 0; the other ranks continue from this step"));
-  EXPECT_THAT(report, HasSubstr("frozen</b> fc1.weight, fc1.bias"));
+  const nlohmann::json report = DataOf(ReadFile(options.flags.report).value_or(""));
+  EXPECT_THAT(report["title"].get<std::string>(), EndsWith(", 3 ranks"));
+  EXPECT_EQ(report["world_size"], 3);
+  EXPECT_EQ(report["ranks_left"], 2);
+  EXPECT_EQ(report["reporter"], 1);
+  EXPECT_THAT(EventsOf(report),
+              IsSupersetOf({"lost: rank 0; the other ranks continue from this step",
+                            "frozen: fc1.weight, fc1.bias"}));
   const std::string trace = ReadFile(options.flags.trace).value_or("");
   EXPECT_EQ(CheckTrace(trace), "");
   // 9 steps of three ranks are an epoch, 13 of two. Rank 1 has a batch in each step but the last of

@@ -2,269 +2,344 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <functional>
 #include <map>
+#include <ranges>
+#include <set>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
-#include "evenkeel/trainer/report/html_text.h"
-#include "evenkeel/trainer/report/line_chart.h"
-#include "evenkeel/trainer/report/report_sections.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 
 namespace evenkeel {
+
+// report.html with all that it needs except the data, embedded into the program.
+extern const char kReportTemplate[];
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PlannedBucket, bytes, parameters)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RunEvent, step, seconds, kind, text)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RunSetting, name, value)
+
 namespace {
 
-constexpr double kSmoothedOver = 1.0 / 40;  // Fraction of the run.
-constexpr size_t kTooFewToSmooth = 20;
+using Json = nlohmann::json;
 
-using Points = std::vector<ChartPoint>;
+constexpr size_t kMaxRanksShown = 32;
+constexpr size_t kMaxLanes = 16;
+constexpr size_t kMaxSampledSteps = 8;
+constexpr size_t kMaxCostCurves = 6;
+constexpr size_t kMaxPlans = 4;
+constexpr size_t kMaxBucketsShown = 40;
+constexpr size_t kMaxSegments = 400;  // Epochs times ranks.
+constexpr size_t kMaxEvents = 100;
 
-// Returns a curve over the steps; a point of several steps is at their middle.
-template <typename Value>
-Points OverSteps(const RunRecord& record, Value value) {
-  Points points;
-  points.reserve(record.steps.size());
-  for (const StepPoint& step : record.steps) {
-    points.push_back(
-        {static_cast<double>(step.step) + 0.5 * static_cast<double>(step.count - 1), value(step)});
-  }
-  return points;
+// Returns a value of a curve with the digits that can be seen.
+double Rounded(double value) {
+  return std::isfinite(value) ? std::strtod(absl::StrFormat("%.4g", value).c_str(), nullptr)
+                              : value;
 }
 
-template <typename Value>
-Points OverTests(const RunRecord& record, Value value) {
-  Points points;
-  for (const TestPoint& test : record.tests)
-    points.push_back({static_cast<double>(test.step), value(test)});
-  return points;
+// Returns the first `most` elements and the number of the others.
+template <typename List, typename ToJson = std::identity>
+Json Limited(const List& list, size_t most, ToJson to_json = {}) {
+  Json shown = Json::array();
+  for (const auto& element : list | std::views::take(most)) shown.push_back(to_json(element));
+  return {{"more", std::ranges::size(list) - shown.size()}, {"shown", std::move(shown)}};
 }
 
-// Returns a running mean, whose first values are means over fewer points.
-Points Smoothed(const Points& points) {
-  if (points.size() < kTooFewToSmooth) return points;
-  const double memory = 1 - 1 / std::max(2.0, kSmoothedOver * static_cast<double>(points.size()));
-  double sum = 0, weight = 0;
-  Points smoothed = points;
-  for (ChartPoint& point : smoothed) {
-    if (!std::isfinite(point.y)) continue;
-    sum = memory * sum + point.y;
-    weight = memory * weight + 1;
-    point.y = sum / weight;
-  }
-  return smoothed;
+template <typename List, typename Value>
+Json Column(const List& list, Value value) {
+  Json column = Json::array();
+  for (const auto& element : list) column.push_back(value(element));
+  return column;
 }
 
-void AddCurve(Chart& chart, std::string name, std::string style, const Points& points) {
-  if (points.size() >= kTooFewToSmooth) {
-    chart.curves.push_back({.name = name, .style = style, .points = points, .is_faint = true});
-  }
-  chart.curves.push_back({.name = std::move(name),
-                          .style = std::move(style),
-                          .points = Smoothed(points),
-                          .has_dots = points.size() < 2});
+// Converts a language model's loss from nats per prediction to bits per byte; returns that of other
+// models as it is.
+double ShownLoss(const RunRecord& record, double loss) {
+  const double bytes = record.bytes_per_prediction;
+  return std::isfinite(bytes) ? loss / std::log(2.0) / bytes : loss;
 }
 
-Chart ChartOf(const RunRecord& record, std::string title, std::string unit = "") {
-  const double last =
-      record.steps.empty()
-          ? 0
-          : static_cast<double>(record.steps.back().step + record.steps.back().count - 1);
-  return {.title = std::move(title),
-          .unit = std::move(unit),
-          .empty = "No step was run.",
-          .x_end = last};
-}
-
-std::string TrainingOf(const RunRecord& record) {
-  return absl::StrCat("training, rank ", record.reporter);
-}
-
-void AddTestCurve(Chart& chart, Points points) {
-  chart.curves.push_back(
-      {.name = "test", .style = "test", .points = std::move(points), .has_dots = true});
-}
-
-std::string LearningCharts(const RunRecord& record) {
-  const bool is_text = std::isfinite(record.bytes_per_prediction);
-  const auto loss_of = [&](double loss) {
-    return is_text ? BitsPerByte(loss, record.bytes_per_prediction) : loss;
+// Curves over the steps; a point of several steps is at their middle.
+Json Curves(const RunRecord& record) {
+  const auto of = [&](auto value) {
+    return Column(record.steps, [&](const StepPoint& step) { return Rounded(value(step)); });
   };
-  Chart loss = ChartOf(record, is_text ? "Bits per byte" : "Loss");
-  loss.has_log = loss.begins_at_zero = true;
-  AddCurve(loss, TrainingOf(record), "train",
-           OverSteps(record, [&](const StepPoint& p) { return loss_of(p.loss); }));
-  AddTestCurve(loss, OverTests(record, [&](const TestPoint& p) { return loss_of(p.loss); }));
-  Chart accuracy = ChartOf(record, "Accuracy", "%");
-  accuracy.highest = 1;
-  accuracy.cut_low = 0.04;  // The first steps, which would compress the others.
-  AddCurve(accuracy, TrainingOf(record), "train",
-           OverSteps(record, [](const StepPoint& p) { return p.accuracy; }));
-  AddTestCurve(accuracy, OverTests(record, [](const TestPoint& p) { return p.accuracy; }));
-  return RenderChart(loss) + RenderChart(accuracy);
+  using Point = const StepPoint&;
+  return {{"step", Column(record.steps,
+                          [](Point p) {
+                            return static_cast<double>(p.step) +
+                                   0.5 * static_cast<double>(p.count - 1);
+                          })},
+          {"loss", of([&](Point p) { return ShownLoss(record, p.loss); })},
+          {"accuracy", of([](Point p) { return p.accuracy; })},
+          {"learning_rate", of([](Point p) { return p.learning_rate; })},
+          {"gradient_norm", of([](Point p) { return p.gradient_norm; })},
+          {"rate", of([&](Point p) { return p.samples * record.units_per_sample / p.took; })},
+          {"ms", of([](Point p) { return 1000 * p.took; })},
+          {"exposed", of([](Point p) { return p.exposed / p.took; })}};
 }
 
-std::string SpeedCharts(const RunRecord& record) {
-  Chart rate = ChartOf(record, "Throughput", absl::StrCat(record.unit_name, " per second"));
-  rate.begins_at_zero = true;
-  AddCurve(rate, "all ranks", "rate", OverSteps(record, [&](const StepPoint& p) {
-             return p.samples * record.units_per_sample / p.took;
-           }));
-  Chart exposed = ChartOf(record, "Exposed communication, part of a step", "%");
-  exposed.begins_at_zero = true;
-  exposed.highest = 1;
-  AddCurve(exposed, absl::StrCat("rank ", record.reporter), "exposed",
-           OverSteps(record, [](const StepPoint& p) { return p.exposed / p.took; }));
-  Chart took = ChartOf(record, "Duration of a step", "ms");
-  took.begins_at_zero = true;
-  AddCurve(took, absl::StrCat("rank ", record.reporter), "plain",
-           OverSteps(record, [](const StepPoint& p) { return 1000 * p.took; }));
-  return RenderChart(rate) + RenderChart(took) + RenderChart(exposed);
+Json Tests(const RunRecord& record) {
+  return {{"step", Column(record.tests, [](const TestPoint& test) { return test.step; })},
+          {"loss", Column(record.tests,
+                          [&](const TestPoint& test) { return ShownLoss(record, test.loss); })},
+          {"accuracy", Column(record.tests, [](const TestPoint& test) { return test.accuracy; })}};
 }
 
-std::string Charts(const std::string& charts) {
-  return absl::StrCat("<div class=\"charts\">", charts, "</div>");
+// Means over the steps of known time; exposed communication over those for which the reporting rank
+// had a batch.
+Json Means(const RunRecord& record) {
+  double steps = 0, seconds = 0, samples = 0, own_seconds = 0, exposed = 0;
+  for (const StepPoint& point : record.steps) {
+    if (!std::isfinite(point.took)) continue;
+    const auto count = static_cast<double>(point.count);
+    steps += count;
+    seconds += point.took * count;
+    samples += point.samples * count;
+    if (!std::isfinite(point.exposed)) continue;
+    own_seconds += point.took * count;
+    exposed += point.exposed * count;
+  }
+  return {{"step_seconds", seconds / steps},
+          {"rate", samples * record.units_per_sample / seconds},
+          {"exposed", exposed / own_seconds}};
 }
 
-constexpr size_t kMostCostCurves = 6;
+Json Result(const RunRecord& record) {
+  if (record.epochs.empty()) return nullptr;
+  const EpochPoint& last = record.epochs.back();
+  return {{"epochs", record.epochs.size()},
+          {"test_loss", last.test_loss},
+          {"train_loss", last.train_loss},
+          {"test_accuracy", last.test_accuracy},
+          {"bits_per_byte", ShownLoss(record, last.test_loss)}};
+}
+
+// An epoch, or the part of one until a rank was lost, of one rank: its batches, and the steps that
+// it shadowed after them.
+struct Segment {
+  const EpochPoint* epoch;
+  int64_t batches;
+  int64_t Shadowed() const { return epoch->step - epoch->first_step + 1 - batches; }
+};
+
+Json BatchesOfRank(int rank, const std::vector<Segment>& segments, size_t most,
+                   const EpochPoint& last) {
+  int64_t batches = 0, shadowed = 0;
+  Json exhausted;
+  for (const Segment& one : segments) {
+    batches += one.batches;
+    shadowed += std::max<int64_t>(0, one.Shadowed());
+    if (one.Shadowed() > 0 && exhausted.is_null()) exhausted = one.epoch->first_step + one.batches;
+  }
+  const EpochPoint& own_last = *segments.back().epoch;
+  return {{"rank", rank},
+          {"batches", batches},
+          {"shadowed", shadowed},
+          {"exhausted", exhausted},
+          {"until", &own_last == &last ? Json() : Json(own_last.step)},
+          {"epochs", Column(segments | std::views::take(most), [](const Segment& one) {
+             return Json{{"epoch", one.epoch->epoch},
+                         {"first_step", one.epoch->first_step},
+                         {"batches", one.batches},
+                         {"shadowed", one.Shadowed()}};
+           })}};
+}
+
+Json Batches(const RunRecord& record) {
+  if (record.epochs.empty() || record.world_size < 2) return nullptr;
+  std::vector<EpochPoint> all = record.epochs;
+  all.insert(all.end(), record.parts.begin(), record.parts.end());
+  std::ranges::stable_sort(all, {}, &EpochPoint::first_step);
+  std::map<int, std::vector<Segment>> by_rank;
+  for (const EpochPoint& epoch : all) {
+    for (size_t i = 0; i < epoch.batches.size(); ++i)
+      by_rank[epoch.ranks[i]].push_back({&epoch, epoch.batches[i]});
+  }
+  size_t left = kMaxSegments;
+  Json batches = Limited(by_rank, kMaxRanksShown, [&](const auto& rank) {
+    const size_t most = std::min(left, rank.second.size());
+    left -= most;
+    return BatchesOfRank(rank.first, rank.second, most, all.back());
+  });
+  batches["steps"] = std::max<int64_t>(1, record.epochs.back().step + 1);
+  return batches;
+}
+
+int64_t EndOf(const StepTrace& trace) {
+  int64_t end = trace.spans.empty() ? 0 : trace.spans.back().end_ns;
+  for (const BucketTrace& bucket : trace.buckets) end = std::max(end, bucket.reduced_ns);
+  return end;
+}
+
+struct Lane {
+  const RankRecord* rank;
+  const StepTrace* trace;
+};
+
+Json LaneJson(const Lane& lane, int64_t origin) {
+  const StepTrace& trace = *lane.trace;
+  return {{"rank", lane.rank->rank},
+          {"last_gradient",
+           trace.last_gradient_ns > 0 ? Json(trace.last_gradient_ns - origin) : Json()},
+          {"enqueued", trace.clock == StepClock::kDevice ? Json(trace.host_ns) : Json()},
+          {"spans", Column(trace.spans,
+                           [&](const TraceSpan& span) {
+                             return Json{{"kind", span.kind},
+                                         {"begin", span.begin_ns - origin},
+                                         {"end", span.end_ns - origin}};
+                           })},
+          {"buckets", Column(trace.buckets, [&](const BucketTrace& bucket) {
+             return Json{{"bytes", bucket.bytes},
+                         {"ready", bucket.ready_ns - origin},
+                         {"start", bucket.start_ns - origin},
+                         {"reduced", bucket.reduced_ns - origin}};
+           })}};
+}
+
+// One sampled step, in nanoseconds. The clocks of two hosts differ: the lanes of each begin at its
+// own first span.
+Json SampledStep(const RunRecord& record, int64_t step) {
+  std::vector<Lane> lanes;
+  std::map<std::string, int64_t> origins;  // By host.
+  for (const RankRecord& rank : record.ranks) {
+    for (const StepTrace& trace : rank.traces) {
+      if (trace.step != step || trace.spans.empty()) continue;
+      lanes.push_back({&rank, &trace});
+      const int64_t begin = trace.spans.front().begin_ns;
+      int64_t& origin = origins.try_emplace(rank.host, begin).first->second;
+      origin = std::min(origin, begin);
+    }
+  }
+  int64_t length = 1;
+  for (const Lane& lane : lanes)
+    length = std::max(length, EndOf(*lane.trace) - origins.at(lane.rank->host));
+  Json sampled = Limited(lanes, kMaxLanes, [&](const Lane& lane) {
+    return LaneJson(lane, origins.at(lane.rank->host));
+  });
+  sampled["step"] = step;
+  sampled["length"] = length;
+  return sampled;
+}
+
+Json SampledSteps(const RunRecord& record) {
+  std::set<int64_t> steps;
+  for (const RankRecord& rank : record.ranks) {
+    for (const StepTrace& trace : rank.traces) {
+      if (!trace.spans.empty()) steps.insert(trace.step);
+    }
+  }
+  return Column(steps | std::views::take(kMaxSampledSteps),
+                [&](int64_t step) { return SampledStep(record, step); });
+}
+
+Json Waits(const RunRecord& record) {
+  Json waits = Limited(record.waits.ranks, kMaxRanksShown, [](const StragglerReport::Rank& rank) {
+    const PhaseTimes& mean = rank.mean;
+    Json us = mean.busy_us;
+    us.push_back(mean.waited_us);
+    return Json{
+        {"rank", rank.rank},
+        {"cost", rank.cost},
+        {"without_input", rank.without_input},
+        {"us", std::move(us)},
+        {"total", mean.total_us()},
+        {"ready", mean.ready.last_us > 0 ? Json{mean.ready.first_us, mean.ready.last_us} : Json()}};
+  });
+  for (int i = 0; i < kStepPhases; ++i)
+    waits["phases"].push_back(NameOf(static_cast<StepPhase>(i)));
+  return waits;
+}
 
 // The costs over time of the ranks with the highest ones.
-std::string CostChart(const RunRecord& record) {
-  if (record.costs.size() < 2) return "";
-  std::map<int, CostCurve> curves = CostsByRank(record.costs);
-  std::vector<std::pair<double, int>> by_peak;
-  for (const auto& [rank, curve] : curves) by_peak.emplace_back(-curve.peak, rank);
-  std::sort(by_peak.begin(), by_peak.end());
-  Chart chart = ChartOf(record, "Cost of a rank, part of the time", "%");
-  chart.begins_at_zero = true;
-  static constexpr const char* kStyles[kMostCostCurves] = {"k4", "k2", "k3", "k5", "k0", "m4"};
-  for (const auto& [peak, rank] : by_peak) {
-    if (chart.curves.size() == kMostCostCurves) break;
-    Points points;
-    for (const auto& [step, cost] : curves[rank].points)
-      points.push_back({static_cast<double>(step), cost});
-    const int64_t last = curves[rank].points.back().first;
-    const bool is_lost = !record.costs.back().costs.contains(rank);
-    chart.curves.push_back(
-        {.name = absl::StrCat("rank ", rank,
-                              is_lost ? absl::StrCat(", until step ", FormatCount(last)) : ""),
-         .style = kStyles[chart.curves.size()],
-         .points = std::move(points)});
-  }
-  return Charts(RenderChart(chart));
-}
-
-std::string WaitsSection(const RunRecord& record) {
-  return Section(
-      "Waits by rank",
-      "The mean step of each rank. All ranks leave a reduction together, so the one with "
-      "the shortest wait is the last to arrive. The cost of a rank is its share of the time that "
-      "delays cost the group.",
-      RenderWaits(record) + CostChart(record));
-}
-
-std::string GradientNormChart(const RunRecord& record) {
-  const Points points = OverSteps(record, [](const StepPoint& p) { return p.gradient_norm; });
-  const bool is_known = std::ranges::any_of(points, [](auto p) { return std::isfinite(p.y); });
-  if (!is_known) return "";
-  Chart chart = ChartOf(record, "Gradient norm before clipping");
-  chart.has_log = chart.begins_at_zero = true;
-  AddCurve(chart, "gradients", "plain", points);
-  return RenderChart(chart);
-}
-
-std::string LearningRateChart(const RunRecord& record) {
-  const Points points = OverSteps(record, [](const StepPoint& p) { return p.learning_rate; });
-  const auto [low, high] =
-      std::minmax_element(points.begin(), points.end(),
-                          [](const ChartPoint& a, const ChartPoint& b) { return a.y < b.y; });
-  if (points.empty() || low->y == high->y) return "";  // The settings show a constant rate.
-  Chart chart = ChartOf(record, "Learning rate");
-  chart.begins_at_zero = true;
-  chart.curves.push_back({.name = "learning rate", .style = "plain", .points = points});
-  return RenderChart(chart);
-}
-
-std::string Header(const RunRecord& record) {
-  std::string html =
-      absl::StrCat("<header><p class=\"mark\"><span>evenkeel</span><time>", EscapeHtml(record.date),
-                   "</time></p><h1>", EscapeHtml(record.title), "</h1><p class=\"summary\">",
-                   EscapeHtml(record.summary), "</p>");
-  if (record.goes_on) {
-    html +=
-        "<p class=\"ending\">The run is still in progress; this page is updated every minute.</p>";
-  } else if (!record.ending.empty()) {
-    absl::StrAppend(&html, "<p class=\"ending\"><b>The run did not come to its end.</b> ",
-                    EscapeHtml(record.ending), "</p>");
-  }
-  return html + RenderFigures(record) + "</header>\n";
-}
-
-std::string RanksLead(const RunRecord& record) {
-  if (record.samples_of_tail == 0) return "All ranks had a batch in every step.";
-  return absl::StrCat(
-      "Exhausted ranks shadow the active ranks' steps. This way ",
-      FormatCount(record.samples_of_tail),
-      " more samples were used for training than if the group had stopped with the ",
-      "first exhausted rank.");
-}
-
-bool IsOnDevices(const RunRecord& record) {
-  return std::ranges::any_of(record.ranks, [](const RankRecord& rank) {
-    return std::ranges::count(rank.traces, StepClock::kDevice, &StepTrace::clock) > 0;
+Json Costs(const RunRecord& record) {
+  if (record.costs.size() < 2) return Json::array();
+  const std::map<int, CostCurve> by_rank = CostsByRank(record.costs);
+  std::vector<std::pair<int, CostCurve>> curves(by_rank.begin(), by_rank.end());
+  std::ranges::stable_sort(curves, std::greater<>(),
+                           [](const auto& curve) { return curve.second.peak; });
+  return Column(curves | std::views::take(kMaxCostCurves), [&](const auto& curve) {
+    const auto& points = curve.second.points;
+    const bool is_lost = !record.costs.back().costs.contains(curve.first);
+    return Json{{"rank", curve.first},
+                {"until", is_lost ? Json(points.back().first) : Json()},
+                {"step", Column(points, [](const auto& point) { return point.first; })},
+                {"cost", Column(points, [](const auto& point) { return Rounded(point.second); })}};
   });
 }
 
-std::string StepsLead(const RunRecord& record) {
-  if (IsOnDevices(record)) {
-    return "The work of each rank's device in a few sampled steps, timed by marks on its stream: "
-           "batch "
-           "and begin are times in which it waited for them, wait is the time for gradients that "
-           "backward did not hide. Shadowed steps are timed by the host's clock. Buckets are "
-           "reduced on other streams and are not "
-           "shown.";
-  }
-  return "The work of each rank in a few sampled steps, and below it the reduction of its gradient "
-         "buckets. The line marks its last gradient: the part of the reduction after it was not "
-         "hidden.";
+Json Plans(const RunRecord& record) {
+  return Limited(record.plans, kMaxPlans, [](const PlanRecord& plan) {
+    int64_t bytes = 0;
+    for (const PlannedBucket& bucket : plan.buckets) bytes += bucket.bytes;
+    Json json = Limited(plan.buckets, kMaxBucketsShown);
+    json["step"] = plan.step;
+    json["bytes"] = bytes;
+    return json;
+  });
 }
 
-std::string Body(const RunRecord& record) {
-  return absl::StrCat(
-      Header(record), "<main>",
-      Section(
-          "Learning", "",
-          Charts(LearningCharts(record) + LearningRateChart(record) + GradientNormChart(record))),
-      Section("Speed", "", Charts(SpeedCharts(record))),
-      Section("Steps, rank by rank", StepsLead(record), RenderTimeline(record)),
-      Section(record.samples_of_tail > 0 ? "Uneven ranks" : "Batches of each rank",
-              RanksLead(record), RenderRanks(record)),
-      WaitsSection(record),
-      Section("Gradient buckets",
-              "The first step shows in which order gradients arrive; the plan made from it "
-              "sends the gradients that are ready first.",
-              RenderPlans(record)),
-      Section("Memory per rank",
-              "Memory of the model, the library, the optimizer and the data. A process also holds "
-              "code.",
-              RenderMemory(record)),
-      Section("Events", "", RenderEvents(record)), Section("Settings", "", RenderSettings(record)),
-      "</main>\n");
+Json Memory(const RunRecord& record) {
+  Json memory = Limited(record.ranks, kMaxRanksShown, [](const RankRecord& rank) {
+    return Json{{"rank", rank.rank},
+                {"host", rank.host},
+                {"total", TotalOf(rank.memory)},
+                {"peak", rank.memory.peak_resident},
+                {"bytes", Column(kMemoryParts,
+                                 [&](const MemoryPart& part) { return rank.memory.*part.bytes; })}};
+  });
+  memory["parts"] = Column(kMemoryParts, [](const MemoryPart& part) { return part.name; });
+  return memory;
 }
 
 }  // namespace
 
-std::string RenderPage(const std::string& title, const std::string& body,
-                       const std::string& footer) {
-  return absl::StrCat(
-      "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
-      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
-      "<meta name=\"color-scheme\" content=\"light dark\">\n<title>",
-      EscapeHtml(title), "</title>\n<style>\n", kReportStyle, "</style>\n</head>\n<body>\n", body,
-      "<footer>", footer, "</footer>\n<script>\n", kReportScript, "</script>\n</body>\n</html>\n");
+Json ReportData(const RunRecord& record) {
+  Json kinds = Json::array();
+  for (int kind = 0; kind < kSpanKinds; ++kind)
+    kinds.push_back(NameOf(static_cast<SpanKind>(kind)));
+  return {{"title", record.title},
+          {"summary", record.summary},
+          {"date", record.date},
+          {"ending", record.ending},
+          {"goes_on", record.goes_on},
+          {"unit", record.unit_name},
+          {"is_in_bits_per_byte", std::isfinite(record.bytes_per_prediction)},  // Losses.
+          {"world_size", record.world_size},
+          {"ranks_left", record.ranks.size()},
+          {"reporter", record.reporter},
+          {"parameters", record.parameters},
+          {"seconds", record.seconds},
+          {"total_steps", record.total_steps},
+          {"samples_of_tail", record.samples_of_tail},
+          {"steps", Curves(record)},
+          {"tests", Tests(record)},
+          {"means", Means(record)},
+          {"result", Result(record)},
+          {"batches", Batches(record)},
+          {"span_kinds", std::move(kinds)},
+          {"sampled", SampledSteps(record)},
+          {"waits", Waits(record)},
+          {"costs", Costs(record)},
+          {"plans", Plans(record)},
+          {"memory", Memory(record)},
+          {"events", Limited(record.events, kMaxEvents)},
+          {"settings", record.settings}};
 }
 
-std::string RenderReport(const RunRecord& record) {
-  return RenderPage(record.title, Body(record), "Written by evenkeel. Steps are counted from 0.");
+std::string RenderPage(const Json& data) {
+  const std::string text =
+      data.dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
+  // Within JSON, "<" is only in strings. Without it, no text can end the script element.
+  const std::string safe = absl::StrReplaceAll(text, {{"<", "\\u003c"}});
+  return absl::StrReplaceAll(kReportTemplate, {{"{{data}}", safe}});
 }
+
+std::string RenderReport(const RunRecord& record) { return RenderPage(ReportData(record)); }
 
 }  // namespace evenkeel

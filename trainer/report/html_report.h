@@ -5,14 +5,16 @@
 //   EK_RETURN_IF_ERROR(WriteFileAtomically("run.html",
 //                                          std::span(std::array<absl::string_view, 1>{html})));
 //
-// Parts without data in the record are left out. Every string of the record is escaped and shown as
-// text.
+// The page is a template (report.html with report.css, report.js and the chart library dygraphs)
+// around one JSON object, which its script displays. Parts without data are left out. The script
+// shows every string as text.
 //
-// Threads: pure function.
+// Threads: pure functions.
 
 #ifndef EVENKEEL_TRAINER_REPORT_HTML_REPORT_H_
 #define EVENKEEL_TRAINER_REPORT_HTML_REPORT_H_
 
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "evenkeel/trainer/report/run_record.h"
@@ -21,9 +23,12 @@ namespace evenkeel {
 
 std::string RenderReport(const RunRecord& record);
 
-// Returns a page in the style of the report, with its script. `title` is text, the others are HTML.
-std::string RenderPage(const std::string& title, const std::string& body,
-                       const std::string& footer);
+// Returns the data of a run's page: numbers in the units of the record, null if unknown. Its size
+// is bounded, however long the run was; `more` beside a list counts the elements left out.
+nlohmann::json ReportData(const RunRecord& record);
+
+// Returns a page that displays `data`: a run's, or {title, charts, text} (report.js, Forecast()).
+std::string RenderPage(const nlohmann::json& data);
 
 }  // namespace evenkeel
 

@@ -44,7 +44,7 @@ absl::Status Train(DataParallel& ddp, ToyModel& model, int rank, int steps) {
 
 void ExpectNamed(const absl::Status& status) {
   EXPECT_THAT(status.message(), HasSubstr("rank 1: the gradient of parameter \"p2\" (2) is not "
-                                          "finite in step 3: element 4 of 8, in bucket "));
+                                          "finite in step 4: element 4 of 8, in bucket "));
   const auto failure = FailureInfoOf(status);
   ASSERT_TRUE(failure.has_value()) << status;
   EXPECT_EQ(failure->kind, FailureKind::kRankFailed);
@@ -99,7 +99,7 @@ TEST(CheckFiniteTest, RowsOfASparseGradient) {
     absl::Status status = ddp->GradientReady(0);
     if (status.ok()) status = ddp->FinishStep();
     EXPECT_THAT(status.message(), HasSubstr("rank 0: the gradient of parameter \"table\" (0) is "
-                                            "not finite in step 0: element 4 of 6, sparse"));
+                                            "not finite in step 1: element 4 of 6, sparse"));
     return absl::OkStatus();
   });
   EXPECT_THAT(status.message(), HasSubstr("element 4 of 6"));

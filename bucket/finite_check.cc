@@ -25,7 +25,7 @@ absl::Status CheckFinite(Communicator& comm, const ParameterSet& params, int par
   const int64_t bad = FirstNonfinite(gradient);
   if (bad < 0) return absl::OkStatus();
   const int rank = comm.rank();
-  const int64_t step = StepControl::Of(comm).steps_begun() - 1;
+  const int64_t step = StepControl::Of(comm).steps_begun();
   const absl::Status error = WithFailureInfo(
       absl::FailedPreconditionError(absl::StrCat(
           "rank ", rank, ": the gradient of parameter \"", params[param].name, "\" (", param,

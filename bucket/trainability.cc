@@ -99,7 +99,7 @@ absl::StatusOr<bool> TrainabilityWatch::BeforeStep(int64_t step) {
   return absl::FailedPreconditionError(absl::StrCat(
       name_, ": the set of trained parameters has changed (",
       Difference(adopted_, params_->mask(), *params_), "), and the policy \"",
-      ToString(options_.policy), "\" does not check it before step ", step,
+      ToString(options_.policy), "\" does not check it before step ", step + 1,
       ": call RefreshTrainable() after each change, on all ranks",
       options_.policy == TrainabilityPolicy::kOnNotification ? ", or TrainableChanged()" : "",
       ", or choose TrainabilityPolicy::kAlways"));

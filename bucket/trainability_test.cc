@@ -227,7 +227,7 @@ TEST_P(TrainabilityTest, AChangeOfTheSetThatThePolicyMustNotSeeIsAnErrorBeforeTh
   for (const auto& [policy, name] : policies) {
     RunAndExpect(
         absl::StrCat("has changed (1 frozen: \"p0\" (0); 1 unfrozen: \"p3\" (3)), and the policy ",
-                     name, " does not check it before step 1: call RefreshTrainable()"),
+                     name, " does not check it before step 2: call RefreshTrainable()"),
         [&](Communicator& comm) -> absl::Status {
           ToyModel model(kSizes);
           model.params().SetTrainable(3, false);
@@ -245,7 +245,7 @@ TEST_P(TrainabilityTest, AChangeOfTheSetThatThePolicyMustNotSeeIsAnErrorBeforeTh
 
 TEST_P(TrainabilityTest, NeverStillVerifiesFromTimeToTime) {
   RunAndExpect(
-      "the policy \"never\" does not check it before step 4",
+      "the policy \"never\" does not check it before step 5",
       [&](Communicator& comm) -> absl::Status {
         Replica replica(comm);
         EK_RETURN_IF_ERROR(replica.Wrap({.policy = TrainabilityPolicy::kNever, .verify_every = 4}));
@@ -447,7 +447,7 @@ TEST(TrainabilityOfTwoTest, AFlagThatOneRankChangesInAStepThatAnotherOneHasBegun
   });
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
   EXPECT_THAT(std::string(status.message()),
-              HasSubstr("rank 1 waits in step 1, which it began because the trained parameters of "
+              HasSubstr("rank 1 waits in step 2, which it began because the trained parameters of "
                         "data_parallel#1 have changed (frozen: p1), until all ranks"));
 }
 

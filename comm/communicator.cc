@@ -607,7 +607,8 @@ void Communicator::OnBackendFailure(const absl::Status& why) {
 absl::Status Communicator::Informed(const absl::Status& why, const FailureInfo& otherwise) const {
   FailureInfo info = FailureInfoOf(why).value_or(otherwise);
   const internal::GroupExtension* extension = extension_in_use_;
-  if (info.step < 0 && extension != nullptr) info.step = extension->position() - 1;
+  if (info.step < 0 && extension != nullptr && extension->position() > 0)
+    info.step = extension->position();
   return WithFailureInfo(why, info);
 }
 

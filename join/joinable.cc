@@ -82,7 +82,7 @@ absl::StatusOr<std::shared_ptr<StepTicket>> Joinable::Notify() {
                            : absl::StrCat("only ", answer.active, " of ", answer.world_size,
                                           " ranks have inputs, and at least ",
                                           config_.min_active_ranks, " are asked for"),
-                       "; all ranks stop at step ", answer.step));
+                       "; all ranks stop before step ", answer.step));
     }
   }
   return ticket;

@@ -327,7 +327,7 @@ TEST(PlacementDamageTest, ANaNIsNamedInEachTypeWithEveryPlacement) {
                         [&](JoinScope&) { return rank.Steps(0, steps); });
           EXPECT_THAT(bad.message(),
                       HasSubstr("rank 1: the gradient of parameter \"p4\" (4) is not "
-                                "finite in step 3: element 5 of 64"));
+                                "finite in step 4: element 5 of 64"));
           return bad;
         });
         EXPECT_FALSE(status.ok());
@@ -367,7 +367,7 @@ TEST(PlacementDamageTest, AnInfinityInAGradientThatWholeTensorsReducesIsNamed) {
       EXPECT_THAT(status.message(),
                   HasSubstr(absl::StrCat("rank ", world_size - 1,
                                          ": the gradient of parameter \"p4\" (4) is not finite in "
-                                         "step 3: element 5 of 64")));
+                                         "step 4: element 5 of 64")));
       EXPECT_THAT(status.message(), Not(HasSubstr("bucket")));
     }
   }
@@ -399,7 +399,7 @@ TEST(PlacementDamageTest, ANaNInARowOfASparseGradientIsNamedInAnUnevenLoop) {
           return absl::OkStatus();
         });
     EXPECT_THAT(bad.message(), HasSubstr("rank 1: the gradient of parameter \"table\" (0) is not "
-                                         "finite in step 3: element 4 of 6, sparse"));
+                                         "finite in step 4: element 4 of 6, sparse"));
     return bad;
   });
   EXPECT_FALSE(status.ok());

@@ -274,7 +274,7 @@ absl::Time StepTicket::Renew() {
 
 internal::Wait StepTicket::Describe() const {
   return {.kind = internal::Wait::Kind::kExchange,
-          .sequence = step_,
+          .sequence = step_ - 1,
           .topic = kStepTopic,
           .text = absl::StrCat(is_exhausted_ ? internal::kExhausted : "", "step ", step_,
                                why_.empty() ? "" : absl::StrCat(", ", why_, ","),
@@ -445,9 +445,8 @@ absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Begin(StepRecord record
   if (record.joined) phases_.Reset();
   record.ledger = comm_->ledger().Serialize(record.joined ? StepLedger::Plans::kWithout
                                                           : StepLedger::Plans::kWith);
-  const int64_t step = records_sent_;
-  EK_RETURN_IF_ERROR(CheckAgainstLeft(step));
-  ++records_sent_;
+  EK_RETURN_IF_ERROR(CheckAgainstLeft(records_sent_));
+  const int64_t step = ++records_sent_;
   auto ticket = std::shared_ptr<StepTicket>(
       new StepTicket(step, record.joined, this, std::exchange(why_ended_, "")));
   unanswered_.push_back(ticket);
@@ -613,7 +612,7 @@ void StepControl::AnnounceCall(const std::string& call) {
   const std::shared_ptr<StepTicket> ticket = in_step && current_->IsAnswered() ? current_ : nullptr;
   const absl::StatusOr<StepAnswer> answer =
       ticket != nullptr ? ticket->Wait() : absl::UnknownError("");
-  const int64_t number = calls_.Add(call, records_sent_, [&](int rank) {
+  const int64_t number = calls_.Add(call, records_sent_ + 1, [&](int rank) {
     return answer.ok() && answer->lowest_active == comm_->rank() && answer->record(rank).joined;
   });
   if (in_step) TellJoined(StepAction::Kind::kCall, absl::StrCat(number), call);

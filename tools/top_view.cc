@@ -301,7 +301,7 @@ std::vector<std::string> Findings(const Json& group) {
   const std::vector<Rank> ranks = ParseRanks(group);
   std::vector<std::string> findings;
   if (const std::string error = Harmless(group.at("error")); !error.empty())
-    findings.push_back(absl::StrCat("the group has ended: ", error));
+    findings.push_back(absl::StrCat(kGroupHasEnded, error));
   const auto is_silent = [](const Rank& rank) {
     return rank.is_connected() && rank.silent_ms >= kSilentMs;
   };

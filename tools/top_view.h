@@ -30,6 +30,7 @@ struct Screen {
 //   "rank 1 costs the group 18 % of its time: input"
 //   "ranks 5,7 have no more input"
 std::vector<std::string> Findings(const nlohmann::json& group);
+inline constexpr char kGroupHasEnded[] = "the group has ended: ";  // Begins the first of them.
 
 // Returns lines of at most `screen.columns` characters: per group a headline, the findings, and a
 // table of the ranks.

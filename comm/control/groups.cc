@@ -118,7 +118,12 @@ void ControlGroups::OnDisconnect(PeerId peer) {
   ++group.disconnected;
   group.hub->OnDisconnect(seat.rank);
   const bool is_given_up = group.has_id && group.has_failed && group.connected == 0;
-  if (is_given_up || group.disconnected == group.hub->world_size()) groups_.erase(seat.group);
+  if (!is_given_up && group.disconnected < group.hub->world_size()) return;
+  if (group.has_failed) {
+    last_failed_.clear();
+    AppendGroup(group, &last_failed_);
+  }
+  groups_.erase(seat.group);
 }
 
 void ControlGroups::SetMaxSilence(Seat& seat, absl::Duration max_silence) {
@@ -187,30 +192,35 @@ void ControlGroups::AppendStatus(std::string* json) {
   JsonJoined groups(json, '[', ']');
   for (auto& [key, group] : groups_) {
     groups.Add("");
-    const HubView view = group.hub->View();
-    JsonJoined members(json, '{', '}');
-    members.Add("\"group\":", JsonQuoted(group.name));
-    members.Add("\"error\":", JsonQuoted(view.status.message()));
-    members.Add("\"ranks\":");
-    JsonJoined ranks(json, '[', ']');
-    for (size_t rank = 0; rank < view.ranks.size(); ++rank) {
-      const HubView::Rank& seen = view.ranks[rank];
-      const Member& member = group.members[rank];
-      ranks.Add("");
-      JsonJoined fields(json, '{', '}');
-      fields.Add("\"state\":", JsonQuoted(seen.is_lost           ? "lost"
-                                          : seen.has_left        ? "left"
-                                          : member.is_connected  ? "connected"
-                                          : member.has_connected ? "lost"
-                                                                 : "not connected"));
-      fields.Add("\"doing\":", JsonQuoted(seen.doing));
-      fields.Add("\"waited_ms\":", seen.waited_ms);
-      fields.Add("\"waits_for\":[", absl::StrJoin(seen.waits_for, ","), "]");
-      if (const auto seat = seats_.find(member.peer); member.is_connected && seat != seats_.end()) {
-        fields.Add("\"silent_ms\":", (clock_ - seat->second.heard) / absl::Milliseconds(1));
-      }
-      if (!seen.details.empty()) fields.Add("\"steps\":", seen.details);
+    AppendGroup(group, json);
+  }
+  if (groups_.empty() && !last_failed_.empty()) groups.Add(last_failed_);
+}
+
+void ControlGroups::AppendGroup(Group& group, std::string* json) {
+  const HubView view = group.hub->View();
+  JsonJoined members(json, '{', '}');
+  members.Add("\"group\":", JsonQuoted(group.name));
+  members.Add("\"error\":", JsonQuoted(view.status.message()));
+  members.Add("\"ranks\":");
+  JsonJoined ranks(json, '[', ']');
+  for (size_t rank = 0; rank < view.ranks.size(); ++rank) {
+    const HubView::Rank& seen = view.ranks[rank];
+    const Member& member = group.members[rank];
+    ranks.Add("");
+    JsonJoined fields(json, '{', '}');
+    fields.Add("\"state\":", JsonQuoted(seen.is_lost           ? "lost"
+                                        : seen.has_left        ? "left"
+                                        : member.is_connected  ? "connected"
+                                        : member.has_connected ? "lost"
+                                                               : "not connected"));
+    fields.Add("\"doing\":", JsonQuoted(seen.doing));
+    fields.Add("\"waited_ms\":", seen.waited_ms);
+    fields.Add("\"waits_for\":[", absl::StrJoin(seen.waits_for, ","), "]");
+    if (const auto seat = seats_.find(member.peer); member.is_connected && seat != seats_.end()) {
+      fields.Add("\"silent_ms\":", (clock_ - seat->second.heard) / absl::Milliseconds(1));
     }
+    if (!seen.details.empty()) fields.Add("\"steps\":", seen.details);
   }
 }
 

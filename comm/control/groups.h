@@ -91,11 +91,14 @@ class ControlGroups : public ControlSeats {
   bool AreAllDeaf(const std::string& group) const;
   void SetMaxSilence(Seat& seat, absl::Duration max_silence);
   void AppendStatus(std::string* json);
+  void AppendGroup(Group& group, std::string* json);
   void Deliver(const std::string& key, absl::Span<const int> to, const ControlMessage& message);
 
   const SendFunction send_;
   const GroupFunction on_group_;
   std::map<std::string, Group> groups_;  // By name and id.
+  // The status of the group that failed last, once its ranks have gone: why the job has ended.
+  std::string last_failed_;
   std::map<PeerId, Seat> seats_;
   absl::Duration clock_;  // The sum of PassTime().
   // The loop has run without a long interruption since clock_ had this value.

@@ -211,6 +211,7 @@ absl::StatusOr<std::string> TcpObserver::Status(absl::Duration timeout) {
                                                     ": its process hangs, or the network is down"));
   }
   if (answered_ < mine) return lost_;
+  asked_ = answered_;  // A server that ends sends its last state unasked.
   return answer_;
 }
 

@@ -855,11 +855,16 @@ TEST(TcpObserverTest, ManyDoNotDelayTheRanks) {
   other.join();
 }
 
-TEST(TcpObserverTest, SaysThatTheServersProcessIsGone) {
-  std::unique_ptr<TcpStoreServer> server = Serve();
+TEST(TcpObserverTest, GetsTheLastStateAndThenThatTheServersProcessIsGone) {
+  std::unique_ptr<TcpStoreServer> server = Serve({.world_size = 2});
+  auto first = std::make_unique<Member>(*server, 0, 2);
   const auto observer = TcpObserver::Connect(ClientOf(*server, 0, 1)).value();
   EXPECT_TRUE(observer->Status(kSoon).ok());
+  { const Member second(*server, 1, 2); }
+  ASSERT_FALSE(first->WaitForFailure().ok());
+  first = nullptr;
   server = nullptr;
+  EXPECT_THAT(observer->Status(kSoon).value_or(""), HasSubstr("\"error\":\"rank 1 "));
   const absl::Status gone = observer->Status(kSoon).status();
   EXPECT_EQ(gone.code(), absl::StatusCode::kUnavailable) << gone;
   EXPECT_THAT(std::string(gone.message()), HasSubstr("is gone"));

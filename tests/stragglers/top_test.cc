@@ -26,6 +26,7 @@
 #include "gtest/gtest.h"
 
 DEFINE_int32(hangs, -1, "For ranks: the rank that loads its input for ever after some steps.");
+DEFINE_int32(fails, -1, "For ranks: the rank that ends the group after some steps.");
 DEFINE_int32(slow, -1, "For ranks: the rank whose loader is slow.");
 DEFINE_bool(is_rank, false, "Runs a rank.");
 
@@ -50,6 +51,11 @@ absl::Status RunRank() {
       DelayedTraining::Create(comm.get(), {.delay = FLAGS_slow >= 0 ? Delay::kLoader : Delay::kNone,
                                            .rank = FLAGS_slow,
                                            .fraction = 0.5}));
+  if (FLAGS_fails == comm->rank()) {
+    EK_RETURN_IF_ERROR(training->Run(200));
+    comm->Abort(absl::UnknownError("the disk is full"));
+    return comm->status();
+  }
   while (FLAGS_hangs != comm->rank()) EK_RETURN_IF_ERROR(training->Run(10));
   EK_RETURN_IF_ERROR(training->Run(20));
   const PhaseScope loading(*comm, StepPhase::kInput);
@@ -188,6 +194,23 @@ TEST_F(TopTest, ServesTheStateUntilTheJobHasEnded) {
   EndSlowJob();
   EXPECT_THAT(ReadAll(server), HasSubstr("top: "));
   EXPECT_EQ(exit_code_, 1);
+}
+
+TEST_F(TopTest, SaysWhyTheJobHasEnded) {
+  const std::string name = absl::StrCat("top-test-", getpid(), "-ends");
+  FILE* const job = popen(absl::StrCat("EVENKEEL_JOB=", name, " tools/launch --nproc=3 -- ",
+                                       ThisProgram(), " --is_rank --fails=1 2>&1")
+                              .c_str(),
+                          "r");
+  std::string text;
+  const absl::Time deadline = absl::Now() + kPatience;
+  do {
+    text = Top("--json --interval=0.2 " + name);
+  } while (absl::StrContains(text, "no process of this user") && absl::Now() < deadline);
+  EXPECT_THAT(text, testing::ContainsRegex("top: the job has ended: rank 1 [^\n]*the disk is full "
+                                           "\\(the store at [^\n]* is gone"));
+  EXPECT_EQ(exit_code_, 1);
+  ReadAll(job);
 }
 
 TEST_F(TopTest, SaysWhichJobsThereAreNot) {

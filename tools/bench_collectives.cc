@@ -323,6 +323,5 @@ absl::StatusOr<int> Main(int argc, char** argv) {
 }  // namespace evenkeel::bench
 
 int main(int argc, char** argv) {
-  return evenkeel::RunProgram("bench_collectives",
-                              [&] { return evenkeel::bench::Main(argc, argv); });
+  return evenkeel::RunProgram([&] { return evenkeel::bench::Main(argc, argv); });
 }

@@ -371,5 +371,5 @@ absl::StatusOr<int> Main(int argc, char** argv) {
 }  // namespace evenkeel
 
 int main(int argc, char** argv) {
-  return evenkeel::RunProgram("bench_scaling", [&] { return evenkeel::Main(argc, argv); });
+  return evenkeel::RunProgram([&] { return evenkeel::Main(argc, argv); });
 }

@@ -12,6 +12,7 @@
 // all the same.
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -33,16 +34,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr char kUsage[] = R"(flight: merges the flight records of a job's ranks into one account.
+constexpr char kUsage[] = R"($0: merges the flight records of a job's ranks into one account.
 
-  flight [--json] FILE_OR_FOLDER...        of a folder: every *.json in it
+  $0 [--json] FILE_OR_FOLDER...        of a folder: every *.json in it
 
 It says, for each group of ranks: of which ranks there is no record; how each rank's group ended and what its threads
 wait for; for each channel the first place at which the ranks have different collectives, or to which some have not
 come, and where each rank is; and which operations have failed, with status and time. --json: the same as data.
 
-Ranks write records when their group fails and a folder is named for that (launch --flight, train --flight,
-EVENKEEL_FLIGHT), on demand, or on a signal: kill -USR1 to a rank of train, or to what has started the ranks, and the
+Ranks write records when their group fails and a folder is named for that (--flight of the launcher and of
+the trainer, EVENKEEL_FLIGHT), on demand, or on a signal: kill -USR1 to a rank of the trainer, or to what has started the ranks, and the
 job goes on; a program of your own calls DumpFlightOnSignal() (comm/flight_signal.h) for that.
 
 Exit code: 0, or 1 if a file was refused or there was none.
@@ -98,14 +99,15 @@ absl::StatusOr<Arguments> Parse(const std::vector<std::string>& words) {
 
 void Refuse(const std::string& file, const absl::Status& why, std::vector<RefusedFile>& refused) {
   refused.push_back({file, std::string(why.message())});
-  std::fprintf(stderr, "flight: %s: %s\n", file.c_str(), refused.back().why.c_str());
+  std::fprintf(stderr, "%s: %s: %s\n", program_invocation_short_name, file.c_str(),
+               refused.back().why.c_str());
 }
 
 // The program's exit code.
 absl::StatusOr<int> Run(const std::vector<std::string>& words) {
   EK_ASSIGN_OR_RETURN(const Arguments arguments, Parse(words));
   if (arguments.is_help) {
-    EK_RETURN_IF_ERROR(Print(kUsage));
+    EK_RETURN_IF_ERROR(Print(NameIn(kUsage)));
     return EXIT_SUCCESS;
   }
   EK_RETURN_IF_ERROR(EnterUserFolder());
@@ -133,5 +135,5 @@ absl::StatusOr<int> Run(const std::vector<std::string>& words) {
 }  // namespace evenkeel
 
 int main(int argc, char** argv) {
-  return evenkeel::RunProgram("flight", [&] { return evenkeel::Run({argv + 1, argv + argc}); });
+  return evenkeel::RunProgram([&] { return evenkeel::Run({argv + 1, argv + argc}); });
 }

@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <fstream>
@@ -42,13 +43,25 @@ struct Result {
   std::string out, error;
 };
 
-Result RunFlight(const std::string& args) {
+Result RunFlight(const std::string& args, const std::string& program = "tools/flight") {
   const std::string folder = NewFolder();
   const std::string command =
-      absl::StrCat("tools/flight ", args, " >'", folder, "/out' 2>'", folder, "/error'");
+      absl::StrCat(program, " ", args, " >'", folder, "/out' 2>'", folder, "/error'");
   const int status = std::system(command.c_str());
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, ReadFile(folder + "/out"),
           ReadFile(folder + "/error")};
+}
+
+TEST(FlightTest, CallsItselfByTheNameByWhichItIsStarted) {
+  const std::string installed = NewFolder() + "/evenkeel-flight";
+  ASSERT_EQ(symlink(realpath("tools/flight", nullptr), installed.c_str()), 0);
+  const Result help = RunFlight("--help", installed);
+  EXPECT_THAT(help.out, AllOf(testing::StartsWith("evenkeel-flight: merges"),
+                              HasSubstr("\n  evenkeel-flight [--json] "), Not(HasSubstr("$0"))));
+  EXPECT_THAT(RunFlight("/no/such", installed).error,
+              testing::StartsWith("evenkeel-flight: /no/such: "));
+  EXPECT_THAT(RunFlight("--no_such", installed).error, testing::StartsWith("evenkeel-flight: "));
+  EXPECT_THAT(RunFlight("--help").out, testing::StartsWith("flight: merges"));
 }
 
 // As a rank writes it that waits in a barrier after one all_reduce.

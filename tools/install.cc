@@ -212,5 +212,5 @@ absl::StatusOr<int> Run(const std::vector<std::string>& words) {
 }  // namespace evenkeel
 
 int main(int argc, char** argv) {
-  return evenkeel::RunProgram("install", [&] { return evenkeel::Run({argv + 1, argv + argc}); });
+  return evenkeel::RunProgram([&] { return evenkeel::Run({argv + 1, argv + argc}); });
 }

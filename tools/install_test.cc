@@ -68,7 +68,11 @@ TEST(InstallTest, ItsProgramsRunFromAnyFolder) {
   for (const char* program : {"flight", "generate", "launch", "top", "train"}) {
     const Outcome help = RunCommand(absl::StrCat(bin, program, " --help"));
     EXPECT_EQ(help.code, 0) << help.output;
-    EXPECT_THAT(help.output, HasSubstr(program)) << program;
+    EXPECT_THAT(help.output, HasSubstr(absl::StrCat("  evenkeel-", program, " "))) << program;
+    EXPECT_THAT(help.output, testing::AllOf(Not(HasSubstr("bazel")), Not(HasSubstr("$0"))));
+    EXPECT_THAT(RunCommand(absl::StrCat(bin, program, " --no_such_flag")).output,
+                testing::AnyOf(testing::StartsWith(absl::StrCat("evenkeel-", program, ": ")),
+                               testing::StartsWith("ERROR: unknown command line flag")));
   }
   const Outcome launch =
       RunCommand(absl::StrCat(bin, "launch --nproc=2 -- ", bin,

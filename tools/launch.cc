@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
@@ -15,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/rendezvous/tcp_store.h"
@@ -47,7 +49,7 @@ namespace {
 constexpr char kUsage[] =
     R"(Starts ranks of a program on this host; when one fails, ends the others or lets them go on.
 
-  launch [--nproc=2] [--on_failure=stop] [--patience_s=5] [--max_restarts=0] [--flight=FOLDER]
+  $0 [--nproc=2] [--on_failure=stop] [--patience_s=5] [--max_restarts=0] [--flight=FOLDER]
          [--status=HOST:PORT] -- PROGRAM [ARGUMENT...]
 
 Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT as
@@ -78,8 +80,13 @@ torchrun sets them, and the variables by which evenkeel's ranks find and trust e
                        is served.
 )";
 
-int Fail(const std::string& sentence) {
-  std::cerr << "launch: " << sentence << "\n";
+// One write, so that lines of ranks do not mix with it.
+void Log(absl::string_view sentence) {
+  std::cerr << absl::StrCat(program_invocation_short_name, ": ", sentence, "\n");
+}
+
+int Fail(absl::string_view sentence) {
+  Log(sentence);
   return 2;
 }
 
@@ -118,9 +125,8 @@ absl::StatusOr<std::string> PrepareFlightFolders(const std::string& flight_folde
 absl::Status OnRestart(const evenkeel::Restart& restart,
                        std::map<std::string, std::string>& variables,
                        const std::string& flight_folder) {
-  std::cerr << absl::StrCat("launch: ", restart.why, "; attempt ", restart.number + 1, " of ",
-                            FLAGS_max_restarts + 1, " begins in ",
-                            absl::FormatDuration(restart.pause), "\n");
+  Log(absl::StrCat(restart.why, "; attempt ", restart.number + 1, " of ", FLAGS_max_restarts + 1,
+                   " begins in ", absl::FormatDuration(restart.pause)));
   if (flight_folder.empty()) return absl::OkStatus();
   const absl::StatusOr<std::string> folder =
       evenkeel::PrepareFlightFolder(RestartFolder(flight_folder, restart.number));
@@ -150,7 +156,7 @@ class StatusOfAttempts {
                         evenkeel::StatusServer::Create(
                             {.address = address_, .token = Variable("EVENKEEL_STATUS_TOKEN")},
                             [this] { return Status(); }));
-    std::cerr << absl::StrCat("launch: serving http://", server_->address(), "/status.json\n");
+    Log(absl::StrCat("serving http://", server_->address(), "/status.json"));
     return absl::OkStatus();
   }
 
@@ -178,15 +184,15 @@ class StatusOfAttempts {
 
 int main(int argc, char** argv) {
   if (LacksDashes(argc, argv)) {
-    return Fail(
-        "put `--` before the program, so that its flags are its own: launch --nproc=2 -- PROGRAM "
-        "[ARGUMENT...]");
+    return Fail(evenkeel::NameIn(
+        "put `--` before the program, so that its flags are its own: $0 --nproc=2 -- PROGRAM "
+        "[ARGUMENT...]"));
   }
   if (evenkeel::PrintsHelp(kUsage, argc, argv)) return EXIT_SUCCESS;
-  gflags::SetUsageMessage(kUsage);
   gflags::ParseCommandLineFlags(&argc, &argv, /*remove_flags=*/true);
   if (argc < 2)
-    return Fail("no program to start is given; usage: launch --nproc=2 -- PROGRAM [ARGUMENT...]");
+    return Fail(evenkeel::NameIn(
+        "no program to start is given; usage: $0 --nproc=2 -- PROGRAM [ARGUMENT...]"));
   if (FLAGS_nproc < 1) return Fail("--nproc must be at least 1");
   if (FLAGS_on_failure != "stop" && FLAGS_on_failure != "continue") {
     return Fail("--on_failure=" + FLAGS_on_failure + " is not known; choose stop, continue");
@@ -229,6 +235,6 @@ int main(int argc, char** argv) {
   if (!result.ok()) return Fail(std::string(result.status().message()));
   const char* const way_out =
       result->has_ended_others ? " (--on_failure=continue lets them go on)" : "";
-  if (!result->message.empty()) std::cerr << "launch: " << result->message << way_out << "\n";
+  if (!result->message.empty()) Log(absl::StrCat(result->message, way_out));
   return result->exit_code;
 }

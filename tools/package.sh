@@ -87,7 +87,7 @@ for program in "$usr"/bin/*; do
   "$program" --help >"$work/help"
   {
     printf '.TH %s 1 "" "evenkeel %s"\n.SH NAME\n' "${name^^}" "$version"
-    sed -n "s/^[a-z]*: //; s/^\(.*\)[.]\$/$name \\\\- \1/p; q" "$work/help"
+    sed -n "s/^[a-z-]*: //; s/^\(.*\)[.]\$/$name \\\\- \1/p; q" "$work/help"
     printf '.SH DESCRIPTION\n.nf\n'
     sed '1d; s/\\/\\e/g; s/-/\\-/g; s/^\([.'\'']\)/\\\&\1/' "$work/help"
   } | gzip -9n >"$usr/share/man/man1/$name.1.gz"

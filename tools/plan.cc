@@ -278,5 +278,5 @@ absl::StatusOr<int> Run(const std::vector<std::string>& args) {
 }  // namespace evenkeel
 
 int main(int argc, char** argv) {
-  return evenkeel::RunProgram("plan", [&] { return evenkeel::Run({argv + 1, argv + argc}); });
+  return evenkeel::RunProgram([&] { return evenkeel::Run({argv + 1, argv + argc}); });
 }

@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "gflags/gflags.h"
 
 namespace evenkeel {
@@ -23,7 +24,7 @@ struct FileCloser {
 
 }  // namespace
 
-int RunProgram(absl::string_view name, absl::FunctionRef<absl::StatusOr<int>()> run) {
+int RunProgram(absl::FunctionRef<absl::StatusOr<int>()> run) {
   absl::StatusOr<int> code = 1;
   try {
     code = run();
@@ -31,9 +32,14 @@ int RunProgram(absl::string_view name, absl::FunctionRef<absl::StatusOr<int>()> 
     code = absl::InternalError(error.what());
   }
   if (code.ok()) return *code;
-  const std::string line = absl::StrCat(name, ": ", code.status().message(), "\n");
+  const std::string line =
+      absl::StrCat(program_invocation_short_name, ": ", code.status().message(), "\n");
   std::fputs(line.c_str(), stderr);
   return EXIT_FAILURE;
+}
+
+std::string NameIn(absl::string_view usage) {
+  return absl::StrReplaceAll(usage, {{"$0", program_invocation_short_name}});
 }
 
 absl::Status EnterUserFolder() {
@@ -46,7 +52,7 @@ bool PrintsHelp(const char* usage, int argc, char** argv) {
   for (int i = 1; i < argc && argv[i] != absl::string_view("--"); ++i) {
     const absl::string_view argument = argv[i];
     if (argument != "--help" && argument != "-help" && argument != "-h") continue;
-    std::fputs(usage, stdout);
+    std::fputs(NameIn(usage).c_str(), stdout);
     return true;
   }
   return false;

@@ -2,7 +2,7 @@
 //
 //   absl::StatusOr<int> Run(const std::vector<std::string>& words);
 //   int main(int argc, char** argv) {
-//     return RunProgram("plan", [&] { return Run({argv + 1, argv + argc}); });
+//     return RunProgram([&] { return Run({argv + 1, argv + argc}); });
 //   }
 //
 // Threads: call them from the main thread.
@@ -22,11 +22,15 @@
 namespace evenkeel {
 
 // Returns the exit code: that of `run`, or 1 after printing its error, or the exception that it
-// throws, as "<name>: <message>" on standard error.
-int RunProgram(absl::string_view name, absl::FunctionRef<absl::StatusOr<int>()> run);
+// throws, as "<name>: <message>" on standard error. A program calls itself by the name by which it
+// was started: an installed one is "evenkeel-top".
+int RunProgram(absl::FunctionRef<absl::StatusOr<int>()> run);
 
-// Prints `usage` and returns true if the flags before "--" ask for it; gflags would add flags of
-// its own, and fail.
+// Returns `usage` with that name in place of each $0.
+std::string NameIn(absl::string_view usage);
+
+// Prints NameIn(usage) and returns true if the flags before "--" ask for it; gflags would add flags
+// of its own, and fail.
 bool PrintsHelp(const char* usage, int argc, char** argv);
 
 // Changes to the folder in which `bazel run` was called, to which the user's relative paths refer.

@@ -9,6 +9,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -21,6 +22,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -43,10 +46,10 @@ namespace evenkeel {
 namespace {
 
 constexpr char kUsage[] =
-    R"(top: shows what the ranks of a running job do, and which of them the others wait for.
+    R"($0: shows what the ranks of a running job do, and which of them the others wait for.
 
-  top [--once] [--json] [--interval=SECONDS] [JOB]
-  top --serve=HOST:PORT [JOB]         GET /status.json, and GET /metrics for Prometheus
+  $0 [--once] [--json] [--interval=SECONDS] [JOB]
+  $0 --serve=HOST:PORT [JOB]         GET /status.json, and GET /metrics for Prometheus
 
 JOB is the address of the job's store (host:port), its name (EVENKEEL_JOB), the number of one of
 its processes, or the folder that contains its address. Without it: the only job of this user on
@@ -78,6 +81,10 @@ bool MayMoveCursor() {
   return isatty(STDOUT_FILENO) != 0 && terminal != nullptr && std::string(terminal) != "dumb";
 }
 
+absl::StatusOr<nlohmann::json> ParseReply(const std::string& text) {
+  return internal::ParseStrictJson(text, /*max_depth=*/16, "the reply", internal::JsonRoot::kAny);
+}
+
 // All servers of a job as one.
 class Job {
  public:
@@ -101,12 +108,12 @@ class Job {
     std::vector<std::string> groups;
     for (auto it = observers_.begin(); it != observers_.end();) {
       const absl::StatusOr<std::string> json = (*it)->Status(kPatience);
-      if (!json.ok() && (absl::IsDeadlineExceeded(json.status()) || observers_.size() == 1))
-        return json.status();
+      if (absl::IsDeadlineExceeded(json.status())) return json.status();
+      if (!json.ok() && observers_.size() == 1) return Ended(json.status());
       it = json.ok() ? it + 1 : observers_.erase(it);
       if (json.ok() && json->size() > 2) groups.push_back(json->substr(1, json->size() - 2));
     }
-    return absl::StrCat("[", absl::StrJoin(groups, ","), "]");
+    return last_ = absl::StrCat("[", absl::StrJoin(groups, ","), "]");
   }
   std::string ServerName() {
     absl::MutexLock lock(&mutex_);
@@ -114,7 +121,20 @@ class Job {
   }
 
  private:
+  // Returns `gone` with the error that the last state has.
+  absl::Status Ended(const absl::Status& gone) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const absl::StatusOr<nlohmann::json> last = ParseReply(last_);
+    std::string why;
+    for (const nlohmann::json& group : last.ok() ? *last : nlohmann::json::array()) {
+      for (absl::string_view finding : Findings(group)) {
+        if (absl::ConsumePrefix(&finding, kGroupHasEnded)) absl::StrAppend(&why, ": ", finding);
+      }
+    }
+    return WithMessage(gone, absl::StrCat("the job has ended", why, " (", gone.message(), ")"));
+  }
+
   absl::Mutex mutex_;
+  std::string last_ ABSL_GUARDED_BY(mutex_) = "[]";
   std::vector<std::unique_ptr<TcpObserver>> observers_ ABSL_GUARDED_BY(mutex_);
 };
 
@@ -125,14 +145,13 @@ absl::Status Show(Job& job, bool renews) {
   if (!reply.ok() && !hangs) return reply.status();
   if (FLAGS_json) {
     if (!hangs) return Print(*reply + "\n");
-    std::fprintf(stderr, "top: %s\n", std::string(reply.status().message()).c_str());
+    std::fprintf(stderr, "%s: %s\n", program_invocation_short_name,
+                 std::string(reply.status().message()).c_str());
     return absl::OkStatus();
   }
   std::string text = hangs ? absl::StrCat(reply.status().message(), "\n") : "";
   if (!hangs) {
-    EK_ASSIGN_OR_RETURN(
-        const nlohmann::json status,
-        internal::ParseStrictJson(*reply, /*max_depth=*/16, "the reply", internal::JsonRoot::kAny));
+    EK_ASSIGN_OR_RETURN(const nlohmann::json status, ParseReply(*reply));
     text = RenderStatus(status, job.ServerName(), ThisScreen());
   }
   return Print(absl::StrCat(renews ? "\033[H\033[J" : "", text));
@@ -178,9 +197,8 @@ absl::StatusOr<int> Run(const std::string& target) {
 
 int main(int argc, char** argv) {
   if (evenkeel::PrintsHelp(evenkeel::kUsage, argc, argv)) return EXIT_SUCCESS;
-  gflags::SetUsageMessage(evenkeel::kUsage);
   gflags::ParseCommandLineFlags(&argc, &argv, /*remove_flags=*/true);
-  return evenkeel::RunProgram("top", [&]() -> absl::StatusOr<int> {
+  return evenkeel::RunProgram([&]() -> absl::StatusOr<int> {
     if (argc > 2)
       return absl::InvalidArgumentError(
           absl::StrCat("expected one job, got ", argc - 1, " arguments"));

@@ -67,8 +67,8 @@ void AddFlags(FlagTable& table, Flags& flags) {
 constexpr char kSummary[] =
     R"(Continues a prompt with a language model, token by token, on the CPU.
 
-  bazel run //trainer:generate -- --weights=model.safetensors --prompt="Once upon"
-  bazel run //trainer:generate -- --weights=checkpoints --temperature=0.8 --top_k=40 --seed=7
+  $0 --weights=model.safetensors --prompt="Once upon"
+  $0 --weights=checkpoints --temperature=0.8 --top_k=40 --seed=7
 
 Reads models that train saved, and GPT-2 files of other programs. Prints the prompt, then the
 bytes of each token as soon as it is generated, which need not be valid UTF-8. Ends after --tokens
@@ -78,7 +78,7 @@ output are token numbers.
 )";
 
 int Fail(absl::string_view sentence) {
-  std::cerr << absl::StrCat("generate: ", sentence, "\n");
+  std::cerr << absl::StrCat(program_invocation_short_name, ": ", sentence, "\n");
   return EXIT_FAILURE;
 }
 

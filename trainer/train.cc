@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstdlib>
 #include <exception>
 #include <future>
@@ -28,6 +29,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
@@ -61,14 +63,13 @@ const TrainStreams kStreams{.out = stdout, .log = stderr};
 
 constexpr char kSummary[] = R"(Trains a model on images or text with several ranks.
 
-  bazel run //trainer:train
-  bazel run //trainer:train -- --model=gpt
-  bazel run //trainer:train -- --model=mlp --nproc=4 --epochs=1
-  bazel run //trainer:train -- --model=mlp --rank_steps=3,5 --divide_by=effective \
-      --save=mlp.safetensors
-  bazel run //trainer:train -- --model=mlp --freeze=fc1@100:200 --metrics=run.jsonl
-  bazel run //trainer:train -- --model=mlp --nproc=4 --nozero --on_failure=continue
-  torchrun --no_python --nproc_per_node=2 train --model=cnn
+  $0
+  $0 --model=gpt
+  $0 --model=mlp --nproc=4 --epochs=1
+  $0 --model=mlp --rank_steps=3,5 --divide_by=effective --save=mlp.safetensors
+  $0 --model=mlp --freeze=fc1@100:200 --metrics=run.jsonl
+  $0 --model=mlp --nproc=4 --nozero --on_failure=continue
+  torchrun --no_python --nproc_per_node=2 $0 --model=cnn
 
 The last line of the output is test_accuracy=0.xxxx, for a text test_bits_per_byte=x.xxxx.
 Relative paths refer to the current folder.
@@ -77,7 +78,7 @@ Relative paths refer to the current folder.
 
 int Fail(absl::string_view sentence) {
   // One write, so that ranks do not mix their lines.
-  std::cerr << absl::StrCat(BeginLine(stderr), "train: ", sentence, "\n");
+  std::cerr << absl::StrCat(BeginLine(stderr), program_invocation_short_name, ": ", sentence, "\n");
   return EXIT_FAILURE;
 }
 
@@ -202,7 +203,8 @@ int RunRank(const TrainOptions& options, const Environment& environment) {
   const std::string name =
       environment.world_size == 1 ? "" : absl::StrCat("rank ", environment.rank, ": ");
   const auto fail = [&](const absl::Status& status) {
-    return Fail(absl::StrCat(name, status.message()));
+    return Fail(
+        absl::StrCat(absl::StartsWith(status.message(), name) ? "" : name, status.message()));
   };
   if (environment.is_one_host) {
     if (const auto threads = ThreadsPerRank(environment.world_size)) SetComputeThreads(*threads);
@@ -225,8 +227,8 @@ int RunRank(const TrainOptions& options, const Environment& environment) {
   if (options.goes_on && environment.rank_zero_hosts && absl::IsUnavailable(result.status)) {
     result.status = absl::UnavailableError(absl::StrCat(
         result.status.message(),
-        "; rank 0 hosted the store; with tools:launch or --nproc the loss of a rank does not stop "
-        "it"));
+        "; rank 0 hosted the store; with a launcher that hosts it, such as --nproc, the loss of a "
+        "rank does not stop it"));
   }
   // Before the others can end: some launchers (MPICH's) kill the rest at once when the first rank
   // has failed.
@@ -253,7 +255,7 @@ absl::Status Choose(const Environment& environment, TrainOptions& options) {
   const absl::StatusOr<int> devices = AsksForDevices(options) ? CountCudaDevices() : 0;
   EK_ASSIGN_OR_RETURN(const std::string line, ChooseDevice(devices, local_ranks, options));
   if (!line.empty() && environment.rank == 0) {
-    absl::FPrintF(kStreams.log, "train: %s\n", line);
+    absl::FPrintF(kStreams.log, "%s: %s\n", program_invocation_short_name, line);
   }
   return absl::OkStatus();
 }

@@ -158,7 +158,7 @@ int64_t StepOf(const std::string& err, const std::string& lost, const std::strin
   std::smatch match;
   int64_t step = -1;
   const std::regex line("train: rank " + lost + " is lost \\([^\n]*\\): " + left +
-                        " from step ([0-9]+)\n");
+                        " after step ([0-9]+)\n");
   return std::regex_search(err, match, line) && absl::SimpleAtoi(match[1].str(), &step) ? step : -1;
 }
 
@@ -275,7 +275,7 @@ TEST_P(ContinueTest, TheOthersEndAsIfTheyHadDoneThoseStepsAlone) {
   ASSERT_LT(step, kEpochs * kSteps);
   EXPECT_THAT(ended.out,
               HasSubstr(absl::StrCat(
-                  "rank ", lost, " was lost; the other ranks continued from step ", step, "\n")));
+                  "rank ", lost, " was lost; the other ranks continued after step ", step, "\n")));
 
   // All that are left have the same weights and the same state: they have compared their hashes.
   const auto tests = run.Events("test");
@@ -454,7 +454,7 @@ TEST(ContinueStoppedTest, AWishToStopOutlivesTheGroup) {
   ASSERT_TRUE(run.WaitForSteps(steps + 1));  // After which it asks the others.
   ASSERT_EQ(kill(lost, SIGKILL), 0);
   const Ended ended = run.Wait();
-  EXPECT_THAT(ended.err, HasSubstr("train: stopped at step "));
+  EXPECT_THAT(ended.err, HasSubstr("train: stopped after step "));
   EXPECT_THAT(run.Events("test"), IsEmpty());
 }
 

@@ -227,10 +227,10 @@ TEST(ResumeTest, ASignalSavesAndEndsAndTheRunGoesOn) {
       // Others than the one that got it say what is usual.
       EXPECT_THAT(ended.code, testing::AnyOf(128 + signal, 128 + SIGTERM)) << ended.err;
       EXPECT_THAT(Lines(ended.err), SizeIs(1));
-      EXPECT_THAT(ended.err, HasSubstr("train: stopped at step "));
+      EXPECT_THAT(ended.err, HasSubstr("train: stopped after step "));
       const std::string last = CheckpointsIn(folder).back();
       EXPECT_THAT(ended.err, HasSubstr("saved " + folder + "/" + last +
-                                       "; the same command continues from this step"));
+                                       "; the same command continues from there"));
       EXPECT_THAT(ProcessesWith(folder), IsEmpty());
       const Outcome resumed =
           RunToEnd(flags + Flags{"--max_steps=700", "--epochs=20", "--checkpoint_dir=" + folder,
@@ -371,9 +371,9 @@ TEST(ResumeTest, ASignalWithoutCheckpointsSavesTheWeightsAndTheReport) {
   EXPECT_EQ(ended.code, 128 + SIGINT);
   std::smatch match;
   ASSERT_TRUE(std::regex_match(ended.err, match,
-                               std::regex("train: stopped at step ([0-9]+), saved " + save +
+                               std::regex("train: stopped after step ([0-9]+), saved " + save +
                                           "; with --checkpoint_dir the same command would "
-                                          "continue from this step\n")));
+                                          "continue from there\n")));
   EXPECT_THAT(ReadText(report), HasSubstr("The run was asked to stop and stopped after " +
                                           match[1].str() + " steps"));
   RunToEnd(flags + Flags{"--max_steps=" + match[1].str()});

@@ -287,7 +287,7 @@ TEST_P(LostInSaveTest, TheOtherRanksContinueAndSave) {
   const Ended ended = program.Wait();
   SCOPED_TRACE(ended.err);
   EXPECT_THAT(ended.err, HasSubstr(absl::StrCat("train: rank ", rank, " is lost")));
-  EXPECT_THAT(ended.err, HasSubstr("train: stopped at step "));
+  EXPECT_THAT(ended.err, HasSubstr("train: stopped after step "));
   EXPECT_FALSE(IsSaving(folder_));
   EXPECT_GT(NamesIn(folder_).back(), before.back());
   ExpectTheNewestLoads(ranks - 1);

@@ -169,5 +169,5 @@ absl::StatusOr<int> Run(int argc, char** argv) {
 }  // namespace evenkeel
 
 int main(int argc, char** argv) {
-  return evenkeel::RunProgram("bench_device", [&] { return evenkeel::Run(argc, argv); });
+  return evenkeel::RunProgram([&] { return evenkeel::Run(argc, argv); });
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -34,11 +35,13 @@ DEFINE_string(links, "",
               "More samples of collectives: traces over other links, and rows of "
               "bench_collectives --json=FILE.");
 DEFINE_string(backend, "", "shm, tcp or hierarchical; empty: that of the profile.");
-DEFINE_string(ranks, "2,4,8,16,32,64,128,256,512,1024,2048,4096,8192", "The numbers of ranks.");
+DEFINE_string(ranks, "2,4,8,16,32,64,128,256,512,1024,2048,4096,8192",
+              "The numbers of ranks; the default over shm ends with this host's processors.");
 DEFINE_int32(ranks_per_host, 8,
              "With --backend=hierarchical; shm uses one host, tcp one rank per host.");
 DEFINE_int32(cores, 0,
-             "Processors that all ranks share, for runs on one machine; 0: each rank has its own.");
+             "Processors that all ranks share, for runs on one machine; 0: each rank has its own, "
+             "of which over shm there are as many as on this host.");
 DEFINE_string(check, "", "Traces of runs with which the predictions are compared.");
 DEFINE_string(html, "", "A file for a page with the curves.");
 DEFINE_string(replay, "",
@@ -53,7 +56,8 @@ constexpr char kUsage[] =
     R"(Predicts the time of a training step for any number of ranks, from a small run.
 
   train --nproc=2 --trace=two.json ...                            a profile
-  predict --profile=two.json --ranks=4,64,1024 --html=curve.html  step, communication, efficiency
+  predict --profile=two.json --links=net.json --backend=tcp --ranks=4,64,1024 --html=curve.html
+                                                                  step, communication, efficiency
   predict --profile=two.json --check=four.json,eight.json         its errors on other runs
   launch --nproc=8 -- predict --profile=two.json --replay=eight.json --backend=tcp
 
@@ -99,12 +103,23 @@ Layout LayoutOf(const std::string& backend, int ranks) {
 }
 
 absl::StatusOr<std::vector<Forecast>> Forecasts(const SpeedModel& model) {
+  // Over shared memory all ranks are on one host, and nothing is known of a link to another one.
+  const bool is_one_host = model.cluster().backend == "shm" && FLAGS_cores == 0;
+  const int processors = static_cast<int>(std::thread::hardware_concurrency());
+  const bool is_default = gflags::GetCommandLineFlagInfoOrDie("ranks").is_default;
   std::vector<Forecast> forecasts;
   for (const std::string& text : ListOf(FLAGS_ranks)) {
     int ranks = 0;
     if (!absl::SimpleAtoi(text, &ranks) || ranks < 1 || ranks > 1 << 20)
       return absl::InvalidArgumentError(
           absl::StrCat("--ranks: \"", text, "\" is not a number from 1 to 1048576"));
+    if (is_one_host && ranks > processors) {
+      if (is_default) continue;
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--ranks: ", ranks, " ranks over shm are on one host, and this one has ", processors,
+          " processors; for several hosts pass --backend=hierarchical or tcp with samples of their "
+          "network (--links), for a host with other processors --cores"));
+    }
     forecasts.push_back(model.At(LayoutOf(model.cluster().backend, ranks)));
   }
   return forecasts;
@@ -229,7 +244,7 @@ absl::Status Main() {
 }  // namespace evenkeel
 
 int main(int argc, char** argv) {
-  return evenkeel::RunProgram("predict", [&]() -> absl::StatusOr<int> {
+  return evenkeel::RunProgram([&]() -> absl::StatusOr<int> {
     EK_RETURN_IF_ERROR(evenkeel::ParseFlags(evenkeel::kUsage, argc, argv));
     EK_RETURN_IF_ERROR(evenkeel::Main());
     return EXIT_SUCCESS;

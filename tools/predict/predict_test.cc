@@ -51,7 +51,8 @@ Ended Predict(std::vector<std::string> arguments) {
 
 TEST(PredictTest, PredictsFromATraceAndDrawsTheCurve) {
   const std::string page_path = TempPath("curve.html");
-  const Ended ended = Predict({"--profile=" + Trace(), "--ranks=1,2,64", "--html=" + page_path});
+  const Ended ended =
+      Predict({"--profile=" + Trace(), "--cores=64", "--ranks=1,2,64", "--html=" + page_path});
   ASSERT_EQ(ended.code, 0) << ended.err;
   EXPECT_THAT(ended.out, AllOf(HasSubstr("over shm: begin"), HasSubstr("memory"),
                                HasSubstr(Trace() + " (fitted)"), Not(HasSubstr("network"))));
@@ -103,6 +104,9 @@ TEST(PredictTest, RefusesWhatItCannotUse) {
   EXPECT_THAT(error({"--profile=" + TempPath("text.txt")}), HasSubstr("text.txt is not JSON"));
   EXPECT_THAT(error({profile, "--backend=tcp"}), HasSubstr("no sample of a network"));
   EXPECT_THAT(error({profile, "--ranks=two"}), HasSubstr("\"two\" is not a number"));
+  EXPECT_THAT(error({profile, "--ranks=1,65536"}),
+              AllOf(HasSubstr("65536 ranks over shm are on one host, and this one has "),
+                    HasSubstr("--links")));
   EXPECT_THAT(error({profile, "--replay=x"}), HasSubstr("needs at least two ranks"));
   EXPECT_THAT(error({profile, "--cores=-1"}), HasSubstr("--cores at least 0"));
   EXPECT_THAT(error({profile, "--links=" + TempPath("text.txt")}),

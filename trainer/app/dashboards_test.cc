@@ -138,11 +138,10 @@ TEST_F(DashboardsTest, ASinkThatFailsIsReportedOnceAndTheOthersGoOn) {
   for (int64_t step = 0; step < 3; ++step) {
     sinks.OnStep(Facts(step), NumbersOf(Facts(step), 1), kStart + absl::Minutes(step));
   }
-  EXPECT_THAT(
-      Log(),
-      MatchesRegex(
-          "train: --tensorboard: cannot make the folder [^\n]*; the run continues .reported once.\n"
-          "train: --prometheus: cannot create [^\n]*; the run continues .reported once.\n"));
+  EXPECT_THAT(Log(), MatchesRegex("dashboards_test: --tensorboard: cannot make the folder [^\n]*; "
+                                  "the run continues .reported once.\n"
+                                  "dashboards_test: --prometheus: cannot create [^\n]*; the run "
+                                  "continues .reported once.\n"));
   std::filesystem::create_directory(folder_ + "/no_folder");
   sinks.OnEnd(kStart);
   EXPECT_THAT(*ReadFile(options.flags.prometheus),

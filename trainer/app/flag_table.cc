@@ -17,6 +17,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "evenkeel/comm/status.h"
 
@@ -157,7 +158,7 @@ absl::StatusOr<bool> FlagTable::Parse(absl::string_view summary, int argc, char*
   EK_RETURN_IF_ERROR(CheckNames(absl::MakeSpan(argv + 1, argc - 1)));
   gflags::ParseCommandLineNonHelpFlags(&argc, &argv, /*remove_flags=*/true);
   if (WantsHelp()) {
-    std::cout << summary << Help();
+    std::cout << absl::StrReplaceAll(summary, {{"$0", program_invocation_short_name}}) << Help();
     return false;
   }
   if (IsSet("version")) return absl::InvalidArgumentError("unknown flag --version; see --help");

@@ -130,8 +130,8 @@ void RunOutput::ReportFreezing(int64_t step) {
   const ParameterSet& parameters = run_.model().parameters();
   const FreezeChange change = UpdateFrozen(freeze_, step, parameters, frozen_);
   if (change.begun.empty() && change.ended.empty()) return;
-  if (!change.begun.empty()) Print("frozen from step %d on: %s\n", step, change.begun);
-  if (!change.ended.empty()) Print("trained from step %d on: %s\n", step, change.ended);
+  if (!change.begun.empty()) Print("frozen after step %d: %s\n", step, change.begun);
+  if (!change.ended.empty()) Print("trained after step %d: %s\n", step, change.ended);
   WriteMetrics({{"event", "freeze"},
                 {"step", step},
                 {"frozen", frozen_.size()},
@@ -292,7 +292,7 @@ absl::Status RunOutput::OnEnd(const Evaluation& test, uint64_t state_hash) {
   absl::FPrintF(out_, "%s\n", DescribeMemory(run_.communicator().members()[0], run_.MemoryHeld()));
   ShowWaits();
   for (const LostRank& lost : lost_) {
-    absl::FPrintF(out_, "rank %d was lost; the other ranks continued from step %d\n", lost.rank,
+    absl::FPrintF(out_, "rank %d was lost; the other ranks continued after step %d\n", lost.rank,
                   lost.step);
   }
   if (!counts_tokens_) {

@@ -193,12 +193,12 @@ TEST(RunOutputTest, SaysFromWhichStepOnParametersAreFrozen) {
                                   report.OnStep({.step = step, .active = 1});
                                 return absl::OkStatus();
                               });
-  EXPECT_THAT(said.text, HasSubstr("frozen from step 0 on: fc2.bias\n"));
+  EXPECT_THAT(said.text, HasSubstr("frozen after step 0: fc2.bias\n"));
   EXPECT_THAT(
       said.text,
-      HasSubstr("frozen from step 1 on: fc1.weight, fc1.bias\ntrained from step 1 on: fc2.bias\n"));
-  EXPECT_THAT(said.text, HasSubstr("trained from step 3 on: fc1.weight\n"));
-  EXPECT_THAT(said.text, testing::Not(HasSubstr("from step 2 on")));
+      HasSubstr("frozen after step 1: fc1.weight, fc1.bias\ntrained after step 1: fc2.bias\n"));
+  EXPECT_THAT(said.text, HasSubstr("trained after step 3: fc1.weight\n"));
+  EXPECT_THAT(said.text, testing::Not(HasSubstr("after step 2:")));
   std::vector<int> frozen;
   for (const nlohmann::json& line : said.lines) {
     if (line.at("event") == "freeze") frozen.push_back(line.at("frozen"));
@@ -233,8 +233,8 @@ TEST(RunOutputTest, SaysWhoWasLost) {
   });
   EXPECT_THAT(
       said.text,
-      EndsWith("\nrank 2 was lost; the other ranks continued from step 5\n"
-               "rank 0 was lost; the other ranks continued from step 7\ntest_accuracy=0.6667\n"));
+      EndsWith("\nrank 2 was lost; the other ranks continued after step 5\n"
+               "rank 0 was lost; the other ranks continued after step 7\ntest_accuracy=0.6667\n"));
   std::vector<std::string> events;
   for (const nlohmann::json& line : said.lines) events.push_back(line.at("event"));
   EXPECT_THAT(events, testing::ElementsAre("run", "epoch", "lost", "lost", "test"));
@@ -305,7 +305,7 @@ TEST(RunOutputTest, AMetricsFileThatCannotBeWrittenEndsNothing) {
     EXPECT_TRUE(status.ok()) << status;
     std::fclose(log);
     const std::string text = *ReadFile(log_path);
-    EXPECT_THAT(text, HasSubstr("train: --metrics: cannot "));
+    EXPECT_THAT(text, HasSubstr("run_output_test: --metrics: cannot "));
     EXPECT_THAT(text, HasSubstr(metrics));
     EXPECT_EQ(text.find("--metrics"), text.rfind("--metrics"));  // Once.
     EXPECT_THAT(text, EndsWith("\ntest_accuracy=0.5000\n"));

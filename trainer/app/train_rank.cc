@@ -171,12 +171,12 @@ class Job {
     if (output_ != nullptr) {
       const bool is_no_best = options_.flags.save_best && saved == options_.flags.save;
       absl::FPrintF(
-          streams_.log, "train: stopped at step %d%s%s; %s\n", *result.stopped_after,
-          saved.empty() ? "" : ", saved " + saved,
+          streams_.log, "%s: stopped after step %d%s%s; %s\n", program_invocation_short_name,
+          *result.stopped_after, saved.empty() ? "" : ", saved " + saved,
           is_no_best ? " (the last weights, since no evaluation has determined the best)" : "",
           result.checkpoint.empty()
-              ? "with --checkpoint_dir the same command would continue from this step"
-              : "the same command continues from this step");
+              ? "with --checkpoint_dir the same command would continue from there"
+              : "the same command continues from there");
       std::fflush(streams_.log);
     }
     return options_.goes_on ? run_.communicator().Finalize() : absl::OkStatus();
@@ -219,8 +219,8 @@ class Job {
     // If the run ends with the error, its end reports it.
     if (ended.status.ok() || !goes_on || run_.communicator().rank() != 0) return;
     absl::FPrintF(streams_.log,
-                  "train: the checkpoint of step %d failed: %s; training continues; %s\n",
-                  ended.step, ended.status.message(),
+                  "%s: the checkpoint of step %d failed: %s; training continues; %s\n",
+                  program_invocation_short_name, ended.step, ended.status.message(),
                   !ended.newest.ok() ? ended.newest.status().message()
                   : *ended.newest < 0
                       ? "there is no complete checkpoint"
@@ -284,10 +284,10 @@ class Job {
   void LogLostRanks(const GoneOn& gone_on, const std::string& cause) {
     const int left = run_.communicator().world_size();
     const bool is_one = gone_on.lost.size() == 1;
-    absl::FPrintF(streams_.log, "%strain: rank%s %s %s lost (%s): %d rank%s from step %d\n",
-                  BeginLine(streams_.log), is_one ? "" : "s", absl::StrJoin(gone_on.lost, ", "),
-                  is_one ? "is" : "are", cause, left, left == 1 ? " continues" : "s continue",
-                  gone_on.steps);
+    absl::FPrintF(streams_.log, "%s%s: rank%s %s %s lost (%s): %d rank%s after step %d\n",
+                  BeginLine(streams_.log), program_invocation_short_name, is_one ? "" : "s",
+                  absl::StrJoin(gone_on.lost, ", "), is_one ? "is" : "are", cause, left,
+                  left == 1 ? " continues" : "s continue", gone_on.steps);
     std::fflush(streams_.log);
   }
 
@@ -313,7 +313,7 @@ void TellBeginning(const RunCheckpoints& checkpoints, const TrainStreams& stream
   const RunState* const state = checkpoints.resumed();
   if (state == nullptr) return;
   for (const std::string& line : checkpoints.passed_over())
-    absl::FPrintF(streams.log, "train: %s\n", line);
+    absl::FPrintF(streams.log, "%s: %s\n", program_invocation_short_name, line);
   std::FILE* const out = streams.out;
   absl::FPrintF(out, "resumed from %s, after step %d\n", checkpoints.resumed_from(), state->steps);
   for (const std::string& note : checkpoints.terms().notes) absl::FPrintF(out, "  %s\n", note);
@@ -325,7 +325,7 @@ RunRecord HistoryOf(const RunCheckpoints* checkpoints, std::FILE* log) {
   if (checkpoints == nullptr || checkpoints->history().empty()) return {};
   absl::StatusOr<RunRecord> history = ParseRunRecord(checkpoints->history());
   if (history.ok()) return *std::move(history);
-  absl::FPrintF(log, "train: the report begins with step %d: %s: %s\n",
+  absl::FPrintF(log, "%s: the report begins after step %d: %s: %s\n", program_invocation_short_name,
                 checkpoints->resumed()->steps, checkpoints->resumed_from(),
                 history.status().message());
   return {};
@@ -362,7 +362,8 @@ absl::StatusOr<RankSetup> CheckTogether(
   EK_RETURN_IF_ERROR(
       RefuseTooMuch(verdict, memory, options, *data, comm.rank(), comm.world_size()));
   if (verdict.kind == MemoryVerdict::kClose && comm.rank() == 0)
-    absl::FPrintF(log, "train: the memory may not suffice: %s\n", verdict.text);
+    absl::FPrintF(log, "%s: the memory may not suffice: %s\n", program_invocation_short_name,
+                  verdict.text);
   return setup;
 }
 

@@ -80,8 +80,9 @@ absl::Status TrainingRun::Freeze(int64_t step) {
 
 absl::Status TrainingRun::CheckLoss(int64_t step, double loss) {
   if (std::isfinite(loss)) return absl::OkStatus();
-  return Own(absl::OutOfRangeError(absl::StrCat(
-      "the loss is ", loss, " in step ", step, "; try a lower --lr, a longer --warmup or --clip")));
+  return Own(
+      absl::OutOfRangeError(absl::StrCat("the loss is ", loss, " in step ", step + 1,
+                                         "; try a lower --lr, a longer --warmup or --clip")));
 }
 
 absl::StatusOr<BatchResult> TrainingRun::Note(int64_t step, int epoch, const StepResult& result) {

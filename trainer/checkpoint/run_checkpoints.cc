@@ -177,7 +177,9 @@ absl::StatusOr<std::unique_ptr<RunCheckpoints>> RunCheckpoints::Open(
   EK_ASSIGN_OR_RETURN(opened->terms_, CompareSettings(opened->resumed_->settings, settings));
   // Rank 0 has checked it; a rank that cannot read it may become rank 0, and would report without
   // it.
-  opened->history_ = ReadFile(In(opened->resumed_from_, kHistory)).value_or("");
+  opened->history_ =
+      ReadFile(In(opened->resumed_from_, kHistory), {.max_bytes = internal::kMaxJsonBytes})
+          .value_or("");
   return opened;
 }
 

@@ -11,6 +11,7 @@
 #ifndef EVENKEEL_TRAINER_REPORT_OUTPUT_FAILURES_H_
 #define EVENKEEL_TRAINER_REPORT_OUTPUT_FAILURES_H_
 
+#include <cerrno>
 #include <cstdio>
 #include <set>
 #include <string>
@@ -27,8 +28,8 @@ class OutputFailures {
   // `status` is the outcome of a write to the output of `flag`.
   void Note(const std::string& flag, const absl::Status& status) {
     if (status.ok() || !reported_.insert(flag).second) return;
-    absl::FPrintF(log_, "train: %s: %s; the run continues (reported once)\n", flag,
-                  status.message());
+    absl::FPrintF(log_, "%s: %s: %s; the run continues (reported once)\n",
+                  program_invocation_short_name, flag, status.message());
     std::fflush(log_);
   }
 

@@ -351,12 +351,12 @@
       const name = `epoch ${one.epoch + 1}`;
       const end = one.first_step + one.batches;
       return [box(one.first_step / steps, one.batches / steps, 'had', [`${name}: ${count(one.batches)} batches`]),
-        one.shadowed > 0 ? box(end / steps, one.shadowed / steps, 'exhausted', [`${name}: exhausted at step ${count(end)}`,
+        one.shadowed > 0 ? box(end / steps, one.shadowed / steps, 'exhausted', [`${name}: exhausted after step ${count(end)}`,
           `shadowed ${plural(one.shadowed, 'step')} of active ranks`]) : null];
     };
     const text = (one) => [`${count(one.batches)} batches`,
-      ...(one.exhausted === null ? [] : [`first exhausted at step ${count(one.exhausted)}`, `shadowed ${plural(one.shadowed, 'step')}`]),
-      ...(one.until === null ? [] : [`until step ${count(one.until)}`])].join(', ');
+      ...(one.exhausted === null ? [] : [`first exhausted after step ${count(one.exhausted)}`, `shadowed ${plural(one.shadowed, 'step')}`]),
+      ...(one.until === null ? [] : [`until step ${count(one.until + 1)}`])].join(', ');
     const isUneven = shown.some((one) => one.exhausted !== null);
     const lead = run.samples_of_tail === 0 ? 'All ranks had a batch in every step.'
       : `Exhausted ranks shadow the active ranks' steps. This way ${count(run.samples_of_tail)} more samples were used for `
@@ -401,7 +401,7 @@
     const bucket = ({ bytes, parameters }, i) => h('div.bucket', {}, h('span.number', {}, String(i)), h('div', {},
       h('div.row', {}, box(0, bytes / most, 'bytes', [`bucket ${i}: ${size(bytes)}`])),
       h('p', {}, h('b', {}, size(bytes)), ' ', names(parameters))));
-    const one = (plan, i) => h('div.plan', {}, h('h3', {}, i === 0 ? 'First plan, by type' : `From step ${count(plan.step)} on`),
+    const one = (plan, i) => h('div.plan', {}, h('h3', {}, i === 0 ? 'First plan, by type' : `After step ${count(plan.step)}`),
       h('p.note', {}, `${plural(plan.shown.length + plan.more, 'bucket')}, ${size(plan.bytes)}`),
       plan.shown.map(bucket), more(plan, 'buckets'));
     return section('Gradient buckets', 'The first step shows in which order gradients arrive; the plan made from it sends the '

@@ -24,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "evenkeel/comm/collective.h"
@@ -57,6 +58,11 @@ absl::Status CheckOptions(const JoinOptions& options, const Communicator& comm) 
         "RunJoined: without `enable` the ranks do not exchange their numbers of samples");
   }
   return absl::OkStatus();
+}
+
+// Returns `status` with the object's name before it, with which the object's own errors begin.
+absl::Status OfObject(const absl::Status& status, const std::string& name) {
+  return absl::StartsWith(status.message(), name + ": ") ? status : Annotate(status, name);
 }
 
 }  // namespace
@@ -182,7 +188,7 @@ class JoinRun {
 
   absl::Status RunPostHooks(bool is_last_joiner) {
     for (size_t i = 0; i < joinables_.size(); ++i) {
-      EK_RETURN_IF_ERROR(Annotate(hooks_[i]->PostHook(is_last_joiner), joinables_[i]->join_name()));
+      EK_RETURN_IF_ERROR(OfObject(hooks_[i]->PostHook(is_last_joiner), joinables_[i]->join_name()));
     }
     return absl::OkStatus();
   }
@@ -221,7 +227,7 @@ class JoinRun {
 
   absl::Status Shadow() {
     for (size_t i = 0; i < joinables_.size(); ++i) {
-      EK_RETURN_IF_ERROR(Annotate(hooks_[i]->OnExhausted(), joinables_[i]->join_name()));
+      EK_RETURN_IF_ERROR(OfObject(hooks_[i]->OnExhausted(), joinables_[i]->join_name()));
     }
     steps().EndStep();
     steps().BecomeExhausted();
@@ -246,7 +252,7 @@ class JoinRun {
             MinActiveRanks() == world_size() ? ""
                                              : absl::StrCat(", and only ", answer.active, " of ",
                                                             answer.world_size, " ranks have any"),
-            "; all ranks stop at step ", answer.step));
+            "; all ranks stop before step ", answer.step));
       }
       if (shadowed == 0 && options_.on_exhausted) options_.on_exhausted(steps_done_);
       if (shadowed == options_.skew_warning_steps) Warn();
@@ -282,7 +288,7 @@ class JoinRun {
             "rank ", rank(), ": ", action.actor, " takes part on rank ", answer.lowest_active,
             " but not on this rank: the same objects must join on all ranks"));
       }
-      EK_RETURN_IF_ERROR(Annotate(action.kind == StepAction::Kind::kEntered
+      EK_RETURN_IF_ERROR(OfObject(action.kind == StepAction::Kind::kEntered
                                       ? hooks_[i]->MainHook(answer)
                                       : hooks_[i]->OnAction(answer, action.payload),
                                   action.actor));

@@ -254,7 +254,7 @@ TEST_P(JoinTest, AllRanksStopTogetherBelowSoManyActiveOnes) {
           EXPECT_THAT(std::string(stopped.message()),
                       HasSubstr(absl::StrCat("only ", least - 1, " of ", world, " ranks have")));
         }
-        EXPECT_THAT(std::string(stopped.message()), HasSubstr("all ranks stop at step"));
+        EXPECT_THAT(std::string(stopped.message()), HasSubstr("all ranks stop before step"));
       }
       // Once per loop on each rank that followed others for a while.
       const bool shadows = comm.rank() + 1 < world - least + 1;
@@ -592,7 +592,7 @@ TEST(StepsTest, ActiveRanksThatDifferAreNamedWithWhatTheyDifferIn) {
       EXPECT_THAT(std::string(result.message()),
                   HasSubstr(absl::StrCat("the ranks disagree about ", text)));
       EXPECT_EQ(FailureInfoOf(result),
-                (FailureInfo{.kind = FailureKind::kDisagreement, .ranks = {1}, .step = 0}));
+                (FailureInfo{.kind = FailureKind::kDisagreement, .ranks = {1}, .step = 1}));
     }
   }
 }

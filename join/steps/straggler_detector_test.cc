@@ -213,8 +213,25 @@ TEST(StragglerDetectorTest, ExhaustedRanksAreNotCompared) {
   }
   const StragglerReport all = detector.All();
   EXPECT_EQ(all.steps, 2000);
-  EXPECT_EQ(all.RanksWithoutInput(), "rank 2 had no input for 25 % of the time");
+  EXPECT_EQ(all.RanksWithoutInput(),
+            "rank 2 had no input for 25 % of the time of 2000 measured steps");
   EXPECT_NEAR(all.ranks[2].mean.busy(StepPhase::kForward), 16'250, 260);
+}
+
+// A loop's first step has no times. In the others a rank may have had no input at all.
+TEST(StragglerDetectorTest, AFewStepsAreNotAllOfTheTime) {
+  for (const int measured : {1, 9, 10}) {
+    StragglerDetector detector(2);
+    std::vector<RankTimes> ranks(2);
+    ranks[1].is_exhausted = true;
+    detector.Add(ranks);
+    ranks[0].times.emplace().busy(StepPhase::kForward) = 1000;
+    for (int step = 0; step < measured; ++step) detector.Add(ranks);
+    EXPECT_EQ(detector.All().steps, measured);
+    EXPECT_EQ(
+        detector.All().RanksWithoutInput(),
+        measured < 10 ? "" : "rank 1 had no input for 100 % of the time of 10 measured steps");
+  }
 }
 
 TEST(StragglerDetectorTest, StepsWithoutTimesOfAllRanksDoNotCount) {

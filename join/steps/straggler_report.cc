@@ -64,6 +64,9 @@ std::string StragglerReport::Table() const {
 }
 
 std::string StragglerReport::RanksWithoutInput() const {
+  // Loops begin with a step without times, so a few others may be all without input.
+  constexpr int64_t kFewestSteps = 10;
+  if (steps < kFewestSteps) return "";
   std::vector<int> idle;
   double most = 0;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
@@ -72,8 +75,9 @@ std::string StragglerReport::RanksWithoutInput() const {
     most = std::max(most, ranks[rank].without_input);
   }
   if (idle.empty()) return "";
-  return absl::StrFormat("%s had no input for%s %.0f %% of the time", internal::RankList(idle),
-                         idle.size() > 1 ? " up to" : "", 100 * most);
+  return absl::StrFormat("%s had no input for%s %.0f %% of the time of %d measured steps",
+                         internal::RankList(idle), idle.size() > 1 ? " up to" : "", 100 * most,
+                         steps);
 }
 
 }  // namespace evenkeel

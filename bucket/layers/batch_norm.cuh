@@ -195,7 +195,7 @@ EK_KERNEL(256, ek_batch_norm_own)(const double* parts, batch_norm::Sizes sizes, 
 }
 
 // statistics: [2 * channels + 2], behind each channel's two the count, and the least one since
-// `forgets`.
+// `forgets`. Without a sample on any rank there is nothing to compute, so that is enough.
 EK_KERNEL(256, ek_batch_norm_statistics)
 (const double* all, int ranks, int64_t channels, double epsilon, double momentum, void* mean,
  void* variance, bool is_double, bool forgets, double* statistics) {
@@ -211,7 +211,8 @@ EK_KERNEL(256, ek_batch_norm_statistics)
     if (c == 0) {
       double* const counts = statistics + 2 * channels;
       counts[0] = sum.count;
-      counts[1] = forgets || sum.count < counts[1] ? sum.count : counts[1];
+      const double count = sum.count == 0 ? batch_norm::kFewestValues : sum.count;
+      counts[1] = forgets || count < counts[1] ? count : counts[1];
     }
     if (!is_enough) continue;
     if (is_double) {

@@ -29,10 +29,9 @@
 //           it.
 // Threads:  thread-compatible.
 // Errors:   InvalidArgument for a shape or type. FailedPrecondition on all ranks with inputs if
-//           together they have one value per channel (on a device, also none: on the CPU the layer
-//           does nothing then), or Backward() comes without Forward(). Errors of the scope. On a
-//           device too few values show in a later call, as soon as they are known; they change no
-//           running statistics.
+//           together they have one value per channel (without any, the layer does nothing), or
+//           Backward() comes without Forward(). Errors of the scope. On a device one value shows in
+//           a later call, as soon as it is known; it changes no running statistics.
 // Source:   Ioffe and Szegedy, "Batch Normalization", 2015; merging of partial variances: Chan,
 //           Golub, LeVeque, 1979.
 

@@ -274,10 +274,15 @@ TEST(SyncBatchNormOnDevicesErrorTest, TooFewValuesShowLaterAndRunningStatisticsS
           EK_RETURN_IF_ERROR(tensors->Save(output));
           return tensors->Save(running);
         };
+        for (int i = 0; i < 2; ++i) {  // Without a sample the layer does nothing.
+          EK_RETURN_IF_ERROR(forward(0));
+          EK_ASSIGN_OR_RETURN(const auto untouched, tensors->Read());
+          EXPECT_THAT(untouched.back(), testing::Each(0.25f));
+        }
         EK_RETURN_IF_ERROR(forward(1));
         EK_ASSIGN_OR_RETURN(const auto saved, tensors->Read());  // Waits.
-        EXPECT_THAT(saved[0], testing::Each(0.5f));  // beta, and nothing that is not a number.
-        EXPECT_THAT(saved[1], testing::Each(0.25f));
+        EXPECT_THAT(saved[4], testing::Each(0.5f));  // beta, and nothing that is not a number.
+        EXPECT_THAT(saved[5], testing::Each(0.25f));
         const absl::Status known = forward(4);
         EXPECT_EQ(known.code(), absl::StatusCode::kFailedPrecondition) << known;
         EXPECT_THAT(std::string(known.message()), HasSubstr("together had 1 values per channel"));

@@ -236,6 +236,38 @@ TEST(CheckCompleteTest, SaysAtTheEndOfBackwardWhatFinishStepWillMiss) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+TEST(CheckCompleteTest, AParameterWithoutElementsIsNotMissed) {
+  for (const int world_size : {1, 3}) {
+    for (const bool views : {false, true}) {
+      absl::Status status = RunTestRanks(world_size, [&](Communicator& comm) -> absl::Status {
+        ToyModel model({3, 0, 2});
+        EK_ASSIGN_OR_RETURN(auto ddp,
+                            DataParallel::Create(&comm, &model.params(), {},
+                                                 {.reducer = {.caps = {Bytes{8}, Bytes{24}},
+                                                              .gradient_as_bucket_view = views}}));
+        for (int step = 0; step < 3; ++step) {
+          model.params().ClearGradients();
+          EK_RETURN_IF_ERROR(ddp->BeginStep());
+          for (const int p : {2, 1, 0}) {
+            if (p == 1 && comm.rank() != step) continue;  // One rank uses it, in the end none.
+            EK_RETURN_IF_ERROR(model.BackwardOf(
+                p, comm.rank(), step, [&](int param) { return ddp->GradientReady(param); }));
+          }
+          EK_RETURN_IF_ERROR(ddp->CheckComplete());
+          EK_RETURN_IF_ERROR(ddp->FinishStep());
+          for (const int p : {0, 2}) {
+            float sum = 0;
+            for (int rank = 0; rank < world_size; ++rank) sum += model.GradientAt(p, 1, rank, step);
+            EXPECT_NEAR(model.Gradient(p)[1], sum / static_cast<float>(world_size), 1e-6f);
+          }
+        }
+        return absl::OkStatus();
+      });
+      EXPECT_TRUE(status.ok()) << status;
+    }
+  }
+}
+
 TEST(CheckCompleteTest, NothingIsMissedWhereWhatWasNotAnnouncedHasNoGradient) {
   const ReducerOptions each[] = {{.find_unused = true}, {.static_graph = true}};
   for (const ReducerOptions& options : each) {

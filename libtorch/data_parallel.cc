@@ -557,7 +557,8 @@ void DataParallelBase::Replica::EndBackward(int graph_task, bool has_thrown) {
 
 bool DataParallelBase::Replica::IsComplete() const {
   for (int i = 0; i < set.size(); ++i) {
-    const bool is_missing = !params[i].is_ready && !params[i].is_unreached;
+    const bool is_missing =
+        !params[i].is_ready && !params[i].is_unreached && params[i].tensor.numel() > 0;
     if (is_missing && set.trainable(i) && !set.is_ignored(i)) return false;
   }
   return true;

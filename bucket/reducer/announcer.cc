@@ -241,14 +241,15 @@ absl::Status Announcer::AnnounceTheRest() {
     EK_RETURN_IF_ERROR(error_);
   }
   const bool is_counting = IsCounting();
-  if (!is_counting && !core_.options.find_unused) return absl::OkStatus();
+  const bool announces_all = is_counting || core_.options.find_unused;
   std::vector<int> rest(core_.params->size());
   std::iota(rest.begin(), rest.end(), 0);
   // Nothing has been announced yet: this is the order that is recorded, that of the last
   // announcements. Parameters without one come last.
   if (is_counting) std::ranges::stable_sort(rest, {}, [this](int param) { return last_[param]; });
   for (const int param : rest) {
-    if (is_planned(param) && !claimed_[param]) EK_RETURN_IF_ERROR(Announce(param));
+    const bool may_be_none = announces_all || IsEmpty(param);
+    if (may_be_none && is_planned(param) && !claimed_[param]) EK_RETURN_IF_ERROR(Announce(param));
   }
   if (is_counting) expected_ = fired_;
   is_recorded_ = core_.options.static_graph;
@@ -270,16 +271,18 @@ absl::Status Announcer::CheckComplete() const {
 }
 
 absl::Status Announcer::CheckAllAnnounced() const {
-  const int missing = planned_ - static_cast<int>(order_.size());
-  if (missing == 0) return absl::OkStatus();
+  if (planned_ == static_cast<int>(order_.size())) return absl::OkStatus();
   std::string names;
-  int named = 0;
-  for (int param = 0; param < core_.params->size() && named < kNamesInMessage; ++param) {
-    if (!is_planned(param) || claimed_[param]) continue;
-    absl::StrAppend(&names, named++ == 0 ? "" : ", ", Name(*core_.params, param),
+  int missing = 0;
+  for (int param = 0; param < core_.params->size(); ++param) {
+    if (!is_planned(param) || claimed_[param] || IsEmpty(param)) continue;
+    if (++missing > kNamesInMessage) continue;
+    absl::StrAppend(&names, missing == 1 ? "" : ", ", Name(*core_.params, param),
                     core_.params->trainable(param) ? "" : " frozen without RefreshTrainable()");
   }
-  if (missing > named) absl::StrAppend(&names, " and ", missing - named, " more");
+  if (missing == 0) return absl::OkStatus();
+  if (missing > kNamesInMessage)
+    absl::StrAppend(&names, " and ", missing - kNamesInMessage, " more");
   return absl::FailedPreconditionError(absl::StrCat(
       "the step ended without a gradient of ", missing, " trained parameter",
       missing == 1 ? "" : "s", ": ", names,

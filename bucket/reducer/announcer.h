@@ -73,6 +73,8 @@ class Announcer {
   static constexpr int kGathered = -2;  // Sparse: in no bucket.
 
   bool is_planned(int param) const { return bucket_of_[param] != kNotPlanned; }
+  // Its gradient is never missing.
+  bool IsEmpty(int param) const { return (*core_.params)[param].value.count == 0; }
   // With static_graph, before the graph is known.
   bool IsCounting() const { return core_.options.static_graph && !is_recorded_; }
   absl::Status CheckCall(int param) const;

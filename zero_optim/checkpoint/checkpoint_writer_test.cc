@@ -252,6 +252,25 @@ TEST(CheckpointWriterTest, NoFileStaysOfASaveThatFailsWithTheGroup) {
   EXPECT_THAT(files(), testing::IsEmpty());
 }
 
+TEST(CheckpointWriterTest, AGroupThatHasEndedSavesNothing) {
+  const std::string folder = Folder("ended");
+  for (const int world_size : {1, 2}) {
+    const absl::Status status = RunTestRanks(world_size, [&](Communicator& comm) -> absl::Status {
+      EK_ASSIGN_OR_RETURN(auto trainer, Trainer::Create(comm, Mode::kZeroAlone, AdamW{}));
+      EK_RETURN_IF_ERROR(trainer->Step(0));
+      comm.Abort(absl::UnavailableError("this rank is lost"));
+      for (const bool waits : {false, true}) {
+        const absl::Status saved =
+            waits ? trainer->zero->Save(folder) : trainer->zero->SaveAsync(folder).status();
+        EXPECT_THAT(std::string(saved.message()), HasSubstr("this rank is lost")) << waits;
+      }
+      return comm.status();
+    });
+    EXPECT_FALSE(status.ok());
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder));
+}
+
 TEST(CheckpointWriterTest, IsStartedInsideALoopWithExhaustedRanks) {
   const std::string folder = Folder("joined");
   RunGroup(3, [&](Communicator& comm) -> absl::Status {

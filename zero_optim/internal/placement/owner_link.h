@@ -10,9 +10,13 @@
 #ifndef EVENKEEL_ZERO_OPTIM_INTERNAL_PLACEMENT_OWNER_LINK_H_
 #define EVENKEEL_ZERO_OPTIM_INTERNAL_PLACEMENT_OWNER_LINK_H_
 
+#include <string>
+#include <utility>
+
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 
 namespace evenkeel::internal {
@@ -20,7 +24,7 @@ namespace evenkeel::internal {
 template <typename Owner>
 class OwnerLink {
  public:
-  explicit OwnerLink(Owner* owner) : owner_(owner) {}
+  OwnerLink(Owner* owner, std::string name) : name_(std::move(name)), owner_(owner) {}
 
   // The owner's destructor begins with it.
   void Cut() {
@@ -31,10 +35,13 @@ class OwnerLink {
     absl::MutexLock lock(&mutex_);
     if (owner_ != nullptr) return call(*owner_);
     return absl::FailedPreconditionError(
-        "the optimizer that owns this reduction has been destroyed");
+        absl::StrCat(name_,
+                     ", which updates what this DataParallel reduces, has been destroyed: keep it "
+                     "as long as steps begin, or destroy the DataParallel, too"));
   }
 
  private:
+  const std::string name_;
   absl::Mutex mutex_;
   Owner* owner_ ABSL_GUARDED_BY(mutex_);
 };

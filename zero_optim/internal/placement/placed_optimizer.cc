@@ -281,7 +281,8 @@ std::string PlacedOptimizer::MissingText(absl::Span<const GradientSource> source
   uint64_t hash = 0;
   std::string names;
   for (int i = 0; i < static_cast<int>(sources.size()); ++i) {
-    if (sources[i] != GradientSource::kNone || !groups().contains(i) || params_->is_ignored(i))
+    if (sources[i] != GradientSource::kNone || !groups().contains(i) || params_->is_ignored(i) ||
+        (*params_)[i].value.count == 0)
       continue;
     if (++missing <= kNames) absl::StrAppend(&names, "\"", (*params_)[i].name, "\" ");
     hash = StableHash(hash, static_cast<uint64_t>(i));
@@ -519,12 +520,14 @@ absl::Status PlacedOptimizer::LoadState(const OptimizerState& state) {
 
 absl::Status PlacedOptimizer::Save(const std::string& folder) {
   if (!is_split() && join_config().enable) return InsideJoinError(join_name(), "Save");
+  EK_RETURN_IF_ERROR(Annotate(communicator().status(), absl::StrCat(join_name(), ": Save()")));
   EK_RETURN_IF_ERROR(AnnounceAfterStep("Save", Action::kSave, folder));
   return SaveNow(folder);
 }
 
 absl::StatusOr<PendingSave> PlacedOptimizer::SaveAsync(const std::string& folder) {
   if (!is_split() && join_config().enable) return InsideJoinError(join_name(), "SaveAsync");
+  EK_RETURN_IF_ERROR(Annotate(communicator().status(), absl::StrCat(join_name(), ": SaveAsync()")));
   EK_RETURN_IF_ERROR(AnnounceAfterStep("SaveAsync", Action::kSaveAsync, folder));
   return StartSave(folder);
 }

@@ -61,7 +61,7 @@ class ReplicatedOptimizer : public PlacedOptimizer {
   absl::Status TakeOverState(const StateSync& sync, int source) override;
 
   const std::shared_ptr<OwnerLink<ReplicatedOptimizer>> link_ =
-      std::make_shared<OwnerLink<ReplicatedOptimizer>>(this);
+      std::make_shared<OwnerLink<ReplicatedOptimizer>>(this, join_name());
   InBackward in_backward_ = InBackward::kNothing;  // How much is updated in backward.
   bool is_torn_ = false;  // A step that updates in backward has begun to, and has not ended.
 };

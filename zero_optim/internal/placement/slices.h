@@ -155,7 +155,7 @@ class SlicesOptimizer : public PlacedOptimizer {
   };
   std::vector<Note> notes_;  // Of gradients' memory, until Step().
   const std::shared_ptr<OwnerLink<SlicesOptimizer>> link_ =
-      std::make_shared<OwnerLink<SlicesOptimizer>>(this);
+      std::make_shared<OwnerLink<SlicesOptimizer>>(this, join_name());
 
   // The reducer's thread works with all of this while a step reduces, others between steps.
   mutable absl::Mutex mutex_;

@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -133,6 +134,28 @@ class Job {
     const auto folder = FileStore::Open(folder_ + "/store");
     return folder.ok() ? (*folder)->Get(kAddressKey, kSoon).value_or("") : "";
   }
+  // Puts malformed manifests where the ranks will save: nested ones, and some of 1 GiB, sparse.
+  void PlantManifests() const {
+    constexpr int64_t kSteps = 50, kLast = 200;  // As the ranks save.
+    for (int64_t step = kSteps; step <= kLast; step += kSteps) {
+      const std::string folder = absl::StrCat(saved_, "/", step);
+      if (!std::filesystem::create_directory(folder)) continue;
+      std::ofstream(folder + "/manifest.json") << std::string(size_t{1} << 20, '[');
+      if (step % (2 * kSteps) == 0)
+        std::filesystem::resize_file(folder + "/manifest.json", int64_t{1} << 30);
+    }
+  }
+  // Removes those that the ranks have not come to, and returns whether they have replaced any.
+  bool RemovePlanted() const {
+    bool has_replaced = false;
+    for (const auto& entry : std::filesystem::directory_iterator(saved_)) {
+      if (!entry.is_directory()) continue;
+      const auto files = std::distance(std::filesystem::directory_iterator(entry), {});
+      if (files == 1) std::filesystem::remove_all(entry);
+      has_replaced |= files > 1 && entry.path().filename() != "0";
+    }
+    return has_replaced;
+  }
   // Returns all that the ranks have saved, by path, without the times in names.
   std::map<std::string, std::string> Saved() const {
     std::map<std::string, std::string> files;
@@ -146,6 +169,7 @@ class Job {
     }
     return files;
   }
+  bool HasSaved() const { return std::filesystem::exists(saved_ + "/0/manifest.json"); }
   void Stop() { std::ofstream{stop_file_}; }
   std::vector<Ended> Wait() {
     std::vector<Ended> ended;
@@ -293,6 +317,7 @@ std::vector<HostPort> Attack(Stranger& stranger, const std::vector<pid_t>& pids,
 
 TEST(HostileTest, ALiveJobGoesOnUndisturbed) {
   Job job;
+  job.PlantManifests();
   const std::string store = job.store();
   ASSERT_NE(store, "");
   const absl::StatusOr<std::string> hello = OverhearHello(store);
@@ -308,7 +333,7 @@ TEST(HostileTest, ALiveJobGoesOnUndisturbed) {
   std::vector<Holdings> holdings;
   for (const absl::Time by = absl::Now() + kSoon; absl::Now() < by;) {
     const std::vector<Holdings> now = HoldingsOf(job.pids());
-    if (now == std::exchange(holdings, now) && !job.Saved().empty()) break;
+    if (now == std::exchange(holdings, now) && job.HasSaved()) break;
     absl::SleepFor(absl::Milliseconds(300));
   }
   const int64_t memory_before = ResidentBytesOf(job.pids()[0]);
@@ -359,6 +384,7 @@ TEST(HostileTest, ALiveJobGoesOnUndisturbed) {
   EXPECT_EQ(held, holdings);
   job.Stop();
   const std::vector<Ended> ended = job.Wait();
+  EXPECT_TRUE(job.RemovePlanted());
 
   for (int rank = 0; rank < kWorld; ++rank) {
     EXPECT_EQ(ended[rank].code, 0) << "rank " << rank << ": " << ended[rank].out << ended[rank].err;

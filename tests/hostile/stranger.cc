@@ -33,6 +33,7 @@ absl::Status VerdictIn(absl::string_view frame) {
 
 constexpr absl::Duration kToConnect = absl::Milliseconds(200);
 constexpr size_t kMostNoise = 8192;
+constexpr size_t kNested = size_t{1} << 16;
 
 }  // namespace
 
@@ -52,6 +53,8 @@ absl::string_view ToString(Trick trick) {
       return "wrong proof";
     case Trick::kHugeLength:
       return "huge length";
+    case Trick::kJson:
+      return "json";
     case Trick::kReset:
       return "reset";
   }
@@ -91,6 +94,14 @@ std::string Stranger::FirstWords(Trick trick) {
       return random_() % 2 == 0 ? noise : internal::Frame(noise);
     case Trick::kHugeLength:
       return std::string(4, '\xff') + noise;
+    case Trick::kJson: {
+      const std::string nested(kNested, '[');
+      return random_() % 2 == 0 ? internal::Frame(nested)
+                                : absl::StrCat(
+                                      "POST /status.json HTTP/1.1\r\nHost: x\r\nContent-Length: "
+                                      "99999999999\r\n\r\n",
+                                      nested);
+    }
     case Trick::kSlowRequest:
       return absl::StrCat("GET /status.json HTTP/1.1\r\nHost: ", std::string(4096, 'h'));
     case Trick::kPlayBack:

@@ -6,7 +6,7 @@
 //
 // Its tricks: random bytes; silent connections; handshakes and HTTP requests of one byte at a time;
 // recorded good handshakes, played back; good hellos with a wrong proof; lengths of gigabytes;
-// connections that are reset at once; floods.
+// nested JSON; connections that are reset at once; floods.
 //
 // Threads: thread-compatible.
 
@@ -37,11 +37,12 @@ enum class Trick {
   kPlayBack,
   kWrongProof,
   kHugeLength,
+  kJson,
   kReset
 };
 inline constexpr Trick kTricks[] = {Trick::kNoise,       Trick::kSilence,  Trick::kSlowHello,
                                     Trick::kSlowRequest, Trick::kPlayBack, Trick::kWrongProof,
-                                    Trick::kHugeLength,  Trick::kReset};
+                                    Trick::kHugeLength,  Trick::kJson,     Trick::kReset};
 absl::string_view ToString(Trick trick);
 
 class Stranger {

@@ -847,8 +847,11 @@ def _has_hook(ddp):
 
 
 def _digest(params):
-    """Returns a number that depends on the gradients, and is 0 if all are 0 or None."""
-    grads = [p.grad for p in params if p.grad is not None]
+    """Returns a number that depends on the gradients, and is 0 if all are 0 or None.
+
+    A gradient without elements is as none.
+    """
+    grads = [p.grad for p in params if p.grad is not None and p.grad.numel()]
     norms = [
         torch.linalg.vector_norm(grad, dtype=torch.promote_types(grad.dtype, torch.float32))
         for grad in (grad.coalesce().values() if grad.is_sparse else grad for grad in grads)

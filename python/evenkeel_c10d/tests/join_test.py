@@ -1264,8 +1264,17 @@ def check_failure(world, phase):
             assert rank == 1 or "rank 1: ValueError: bad batch" in text, text
 
 
+def check_empty_gradients():
+    used, unused = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(0, 3))
+    used.grad = torch.ones(2)
+    digest = join._digest([used, unused])
+    unused.grad = torch.ones(0, 3)
+    assert digest == join._digest([used, unused]), "a gradient without elements differs from none"
+
+
 def main():
     wanted = os.environ.get("JOIN_TEST_CASE", "")
+    check_empty_gradients()
     for world in map(int, sys.argv[1:] or (2, 3, 4)):
         with tempfile.TemporaryDirectory() as folder:
             mp.start_processes(

@@ -211,8 +211,8 @@ int RunRank(const TrainOptions& options, const Environment& environment) {
   }
   if (SavesWhenStopped(options)) WatchStopSignals();
   if (const absl::Status status = DumpFlightIfAsked(options); !status.ok()) return fail(status);
-  // Unpacks images while the ranks meet.
-  auto data = std::async(std::launch::async, [&] { return LoadTrainingData(options.data); });
+  // Unpacks images while the ranks meet; without a thread for that, afterwards.
+  auto data = std::async([&] { return LoadTrainingData(options.data); });
   const auto comm = CreateCommunicator(
       environment,
       {.backend = std::string(NameOf(options.backend)), .communicator = GroupOptions(options)});

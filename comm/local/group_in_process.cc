@@ -3,6 +3,11 @@
 #include <thread>
 #include <utility>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/base/notification.h"
+#include "evenkeel/comm/base/start_thread.h"
 #include "evenkeel/comm/local/link.h"
 #include "evenkeel/comm/status.h"
 
@@ -14,11 +19,22 @@ absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> CreateInProcess(
                         create) {
   std::vector<std::unique_ptr<ControlLink>> links = CreateLocalLinks(world_size);
   std::vector<absl::StatusOr<std::unique_ptr<Communicator>>> made(world_size);
+  // The ranks meet each other, so none begins before all have their threads.
+  Notification go;
+  absl::Status started;
   std::vector<std::thread> threads;
-  for (int rank = 0; rank < world_size; ++rank) {
-    threads.emplace_back([&, rank] { made[rank] = create(rank, std::move(links[rank])); });
+  for (int rank = 0; rank < world_size && started.ok(); ++rank) {
+    absl::StatusOr<std::thread> thread =
+        StartThread(absl::StrCat("rank ", rank, " of a group in this process"), [&, rank] {
+          go.WaitUntil(absl::InfiniteFuture());
+          if (started.ok()) made[rank] = create(rank, std::move(links[rank]));
+        });
+    started = thread.status();
+    if (thread.ok()) threads.push_back(*std::move(thread));
   }
+  go.Notify();
   for (std::thread& thread : threads) thread.join();
+  EK_RETURN_IF_ERROR(started);
   std::vector<std::unique_ptr<Communicator>> group;
   for (absl::StatusOr<std::unique_ptr<Communicator>>& one : made) {
     EK_RETURN_IF_ERROR(one.status());

@@ -202,7 +202,9 @@ class LocalLink : public ControlLink {
              std::function<void(absl::Status)> lost) override {
     const absl::Status started = reader_.Start(
         [receive = std::move(receive)](Letter letter) { receive(std::move(letter.message)); });
-    if (!started.ok()) lost(started);
+    if (started.ok()) return;
+    Send({.type = ControlMessage::Type::kFailed, .status = started});  // To the other ranks.
+    lost(started);
   }
   void Send(ControlMessage message) override {
     reader_.meter().Sent(message, SizeInMemory(message));

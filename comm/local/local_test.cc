@@ -4,6 +4,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -14,8 +15,11 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/failure_info.h"
+#include "evenkeel/comm/local/link.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/few_threads.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/comm/work.h"
 #include "gmock/gmock.h"
@@ -51,6 +55,38 @@ TEST(RunRanksTest, NamesTheRankThatFailedFirstAndFreesTheOthers) {
     return barrier;
   });
   EXPECT_EQ(status, absl::DataLossError("rank 1: no more data"));
+}
+
+TEST(RunRanksTest, AThreadThatCannotStartIsAnErrorOfTheGroup) {
+  const auto run = [] {
+    return RunRanks(3, [](Communicator& comm) { return comm.Barrier(); },
+                    {.timeout = absl::Seconds(5)});
+  };
+  const int threads = ThreadsNeeded(run, [](int threads, const absl::Status& status) {
+    EXPECT_THAT(std::string(status.message()), HasSubstr("cannot start a thread for"))
+        << threads << " threads";
+  });
+  EXPECT_GT(threads, 3 * 3);
+  EXPECT_LT(threads, kMostThreads);
+}
+
+TEST(LocalLinkTest, TheOtherRanksLearnThatItsThreadCannotStart) {
+  std::vector<std::unique_ptr<ControlLink>> links = internal::CreateLocalLinks(2);
+  ControlChannel other(0, 2, std::move(links[0]));
+  absl::Notification failed;
+  std::string why;
+  other.SetHandlers(
+      [&](int rank, const absl::Status& status) {
+        EXPECT_EQ(rank, 1);
+        why = std::string(status.message());
+        failed.Notify();
+      },
+      [](int, absl::string_view, absl::string_view) {});
+  LetThreadsStart(0);
+  const ControlChannel without(1, 2, std::move(links[1]));
+  LetThreadsStart(-1);
+  ASSERT_TRUE(failed.WaitForNotificationWithTimeout(absl::Seconds(10)));
+  EXPECT_THAT(why, HasSubstr("cannot start a thread for the messages of ranks in this process"));
 }
 
 TEST(RunRanksTest, TurnsAnExceptionIntoAStatus) {

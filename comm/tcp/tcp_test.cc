@@ -21,6 +21,7 @@
 #include "evenkeel/comm/rendezvous/tcp_store.h"
 #include "evenkeel/comm/rendezvous/tcp_store_server.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/few_threads.h"
 #include "evenkeel/comm/types.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -319,6 +320,18 @@ TEST(TcpTest, ALostRankIsNamed) {
     EXPECT_TRUE(absl::IsUnavailable(statuses[rank])) << statuses[rank];
     EXPECT_THAT(std::string(statuses[rank].message()), HasSubstr("rank 2 of 3 is lost"));
   }
+}
+
+TEST(CreateTcpGroupTest, AThreadThatCannotStartIsTheErrorOfAllRanks) {
+  const auto run = [] {
+    return CreateTcpGroupInProcess(3, {.timeout = absl::Seconds(5)}).status();
+  };
+  const int threads = ThreadsNeeded(run, [](int threads, const absl::Status& status) {
+    EXPECT_THAT(std::string(status.message()), HasSubstr("cannot start a thread for"))
+        << threads << " threads";
+  });
+  EXPECT_GT(threads, 3 * 3);
+  EXPECT_LT(threads, kMostThreads);
 }
 
 TEST(CreateTcpGroupTest, NamesTheRankThatDoesNotCome) {

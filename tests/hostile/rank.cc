@@ -14,12 +14,8 @@
 // Each step uses both planes: collectives, and an exchange over the control plane. Rank 0 prints
 // its progress, "<unix microseconds> <steps>", each rank in the end how it ended.
 
-#include <dlfcn.h>
-#include <errno.h>
-#include <pthread.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <fstream>
@@ -41,6 +37,7 @@
 #include "evenkeel/comm/environment.h"
 #include "evenkeel/comm/factory.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/few_threads.h"
 #include "evenkeel/zero_optim/optimizer.h"
 #include "evenkeel/zero_optim/testing/test_model.h"
 
@@ -145,22 +142,8 @@ absl::Status Main(const Arguments& arguments) {
   return status;
 }
 
-// The number of threads that still start; -1: all.
-std::atomic<int> threads_left = -1;
-
 }  // namespace
 }  // namespace evenkeel
-
-// Found before the C library's.
-extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
-                              void* (*body)(void*), void* argument) {
-  static const auto original =
-      reinterpret_cast<decltype(&::pthread_create)>(dlsym(RTLD_NEXT, "pthread_create"));
-  std::atomic<int>& left = evenkeel::threads_left;
-  if (left == 0) return EAGAIN;
-  if (left > 0) --left;
-  return original(thread, attributes, body, argument);
-}
 
 int main(int argc, char** argv) {
   if (argc < 3 || argc > 6) return EXIT_FAILURE;
@@ -170,7 +153,7 @@ int main(int argc, char** argv) {
                                 .steps = argc > 4 ? std::atol(argv[4]) : 0};
   if (argc > 5) arguments.candidates = absl::StrSplit(argv[5], ',');
   if (const char* const threads = std::getenv("HOSTILE_THREADS"); threads != nullptr)
-    evenkeel::threads_left = std::atoi(threads);
+    evenkeel::LetThreadsStart(std::atoi(threads));
   if (const char* const backend = std::getenv("HOSTILE_BACKEND"); backend != nullptr)
     arguments.backend = backend;
   return evenkeel::Main(arguments).ok() ? EXIT_SUCCESS : EXIT_FAILURE;

@@ -60,6 +60,17 @@ class ErrorsTest : public testing::TestWithParam<const char*> {
 std::string* ErrorsTest::data_;
 std::string* ErrorsTest::weights_;
 
+TEST_P(ErrorsTest, NoThreads) {
+  for (const std::string ranks : {"--nproc=1", "--nproc=2"}) {
+    // The limit is also the size of a thread's stack, and no machine has a petabyte for one.
+    const Ended ended = evenkeel::Run(
+        {"/bin/sh", "-c", R"(ulimit -s 1000000000000 && exec "$0" "$@")", kTrain, "--model=mlp",
+         "--batch_size=5", "--data=" + *data_, ranks, absl::StrCat("--backend=", GetParam())});
+    EXPECT_EQ(ended.code, 1) << ended.err;
+    EXPECT_THAT(ended.err, HasSubstr("cannot start a thread for")) << ranks;
+  }
+}
+
 TEST_P(ErrorsTest, WrongFlags) {
   ExpectSentence({"--version"}, {"unknown flag --version"});
   ExpectSentence({"--optimiser=sgd"}, {"optimiser"});

@@ -130,7 +130,7 @@ only 'Gloo is seen by the benchmarks that compare with it alone' \
   '^//(comm/tcp:transport_benchmark(_cases)?$|tools/bench:raw_gloo_rank$)' @gloo//:gloo
 only 'NCCL is seen by its backend alone' '^//comm/nccl:' @cuda//:nccl
 never 'NCCL is linked by none: its backend loads it' //... 'attr(linkopts, "-lnccl", //... + @cuda//...)'
-never 'no library brings a path for the loader' "$products" 'attr(linkopts, rpath, @cuda//...)'
+never 'only tests bring a path for the loader' '//... except //tests/...' 'attr(linkopts, rpath, @cuda//...)'
 only 'CUDA is seen by what wraps it, and by its tests and benchmarks alone' \
   '^//(comm/nccl:|comm/device:(cuda|managed_devices)|trainer/device:|tests/gpu:|tools/gpu:device_cases$)' @cuda//:cudart
 only 'libmicrohttpd is seen by the status server alone' '^//tools:status_server$' @microhttpd//:microhttpd

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -16,6 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
+using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -43,6 +45,14 @@ std::string Folder(const std::string& name) {
   return absl::StrCat(std::getenv("TEST_TMPDIR"), "/", name);
 }
 
+bool HasElfHeader(const std::string& path) {
+  char begin[4] = {};
+  std::ifstream(path, std::ios::binary).read(begin, sizeof(begin));
+  return std::string(begin, sizeof(begin)) ==
+         "\x7f"
+         "ELF";
+}
+
 TEST(InstallTest, InstallsAllPartsAndNoHeaderThatNobodyNeeds) {
   const std::string prefix = Folder("all");
   const Outcome outcome = RunInstall("--prefix=" + prefix);
@@ -59,6 +69,28 @@ TEST(InstallTest, InstallsAllPartsAndNoHeaderThatNobodyNeeds) {
   const Outcome again = RunInstall("--prefix " + prefix);
   EXPECT_EQ(again.code, 0) << again.output;
   EXPECT_THAT(again.output, HasSubstr(": 0 files written"));
+}
+
+// They load them where there are GPUs. The loader's folders would be those of this machine.
+TEST(InstallTest, NothingNeedsALibraryOfCudaOrAFolderOfTheBuild) {
+  const std::string prefix = Folder("needs");
+  ASSERT_EQ(RunInstall("--prefix=" + prefix).code, 0);
+  int programs = 0;
+  for (const auto& file : fs::recursive_directory_iterator(prefix)) {
+    const std::string path = file.path().string();
+    if (!HasElfHeader(path)) continue;
+    ++programs;
+    const Outcome dynamic = RunCommand("readelf --wide --dynamic '" + path + "'");
+    EXPECT_THAT(dynamic.output, HasSubstr("(NEEDED)")) << path;
+    EXPECT_THAT(dynamic.output, Not(ContainsRegex("lib(cu|nccl|nv)[A-Za-z]*[.]so|RPATH|RUNPATH")))
+        << path;
+  }
+  EXPECT_EQ(programs, 5);
+  for (const char* file :
+       {"lib/pkgconfig/evenkeel.pc", "lib/cmake/evenkeel/evenkeelConfig.cmake"}) {
+    const std::string text = RunCommand(absl::StrCat("cat ", prefix, "/", file)).output;
+    EXPECT_THAT(text, Not(ContainsRegex("-L/|libcu|cuda/"))) << file;
+  }
 }
 
 TEST(InstallTest, ItsProgramsRunFromAnyFolder) {

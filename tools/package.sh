@@ -40,6 +40,8 @@ chmod 755 "$usr/share/evenkeel/train.sbatch"
 for linked in libabsl-dev libgflags-dev libjs-dygraphs nlohmann-json3-dev; do
   install -D -m 644 "/usr/share/doc/$linked/copyright" "$usr/share/evenkeel/licenses/$linked"
 done
+pages=$usr/share/doc/evenkeel
+for page in *.md docs/*.md examples/*; do install -D -m 644 "$page" "$pages/$page"; done
 
 # The packages that the programs need, with the versions that have the symbols they use.
 mkdir "$work/debian" "$root/DEBIAN"
@@ -50,10 +52,18 @@ programs_need=$(cd "$work" && dpkg-shlibdeps -O --ignore-missing-info "$usr"/bin
 abseil=$(sed -n 's/^Requires:.* = \([0-9]*\)$/\1/p' "$usr/lib/pkgconfig/evenkeel.pc")
 archives_need="libabsl-dev (>= $abseil), libabsl-dev (<< $((abseil + 1)))"
 for file in $(grep -o 'l:lib[^, ]*' "$usr/lib/pkgconfig/evenkeel.pc"); do
-  # Files of CUDA may belong to no package.
-  owner=$(dpkg -S "*/${file#l:}" 2>/dev/null | sed -n '1s/:.*//p') || continue
+  owner=$(dpkg -S "*/${file#l:}" 2>/dev/null | sed -n '1s/:.*//p') || stop "no package has ${file#l:}"
   archives_need+=", $owner"
 done
+# The libraries of CUDA that the programs load where there are GPUs, as NVIDIA's packages are called.
+loaded_number() { # libcudnn
+  { grep -ao "the folder of $1[.]so[.][0-9]*" "$usr/bin/evenkeel-train" || true; } | sed -n '1s/.*[.]//p'
+}
+cudnn=$(loaded_number libcudnn)
+cuda=$(loaded_number libcublasLt)
+suggests=
+[[ -z $cudnn || -z $cuda ]] || suggests="
+Suggests: libcudnn$cudnn-cuda-$cuda, libnccl2"
 
 folder=evenkeel-$version
 mkdir "$work/$folder"
@@ -64,8 +74,8 @@ tar -C "$work" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE
 
 # Debian keeps licenses and lists of files elsewhere.
 rm "$usr/share/evenkeel/LICENSE" "$usr/share/evenkeel/installed_files.txt"
-mkdir -p "$usr/share/doc/evenkeel" "$usr/share/man/man1"
-cat >"$usr/share/doc/evenkeel/copyright" <<END
+mkdir -p "$usr/share/man/man1"
+cat >"$pages/copyright" <<END
 Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
 Comment: Licenses of what is linked into the programs are in /usr/share/evenkeel/licenses.
 
@@ -74,7 +84,18 @@ Copyright: $(date -u -d "@$SOURCE_DATE_EPOCH" +%Y) the authors of evenkeel
 License: Apache-2.0
  On Debian systems the license is in /usr/share/common-licenses/Apache-2.0.
 END
-gzip -9n >"$usr/share/doc/evenkeel/changelog.gz" <<END
+if [[ -e $usr/lib/libevenkeel_cudart.a ]]; then
+  cat >>"$pages/copyright" <<END
+
+Files: usr/lib/libevenkeel_cudart.a
+Copyright: NVIDIA Corporation
+License: NVIDIA
+ The CUDA runtime, which is also linked into the programs: the libcudart_static.a
+ of the toolkit of the build, a file that the CUDA Toolkit's license agreement
+ (https://docs.nvidia.com/cuda/eula) lists as redistributable with applications.
+END
+fi
+gzip -9n >"$pages/changelog.gz" <<END
 evenkeel ($version) unstable; urgency=medium
 
   * A build of this version.
@@ -100,7 +121,7 @@ Architecture: $architecture
 Maintainer: $maintainer
 Installed-Size: $(du -sk "$usr" | cut -f1)
 Depends: $programs_need, $archives_need
-Recommends: dataset-fashion-mnist, jargon-text
+Recommends: dataset-fashion-mnist, jargon-text$suggests
 Section: science
 Priority: optional
 Description: data-parallel training for ranks that are not in step

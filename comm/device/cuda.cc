@@ -339,16 +339,16 @@ absl::StatusOr<CUfunction> CudaRuntime::FunctionOf(const DeviceKernel& kernel, D
   CUmodule& module = modules_[{device.index, kernel.image}];
   if (module == nullptr) {
     EK_RETURN_IF_ERROR(driver.Check(absl::StrCat(kernel.name, " on ", ToString(device)),
-                                    driver.module_load_data(&module, kernel.image->data)));
+                                    driver.cuModuleLoadData(&module, kernel.image->data)));
   }
   CUfunction function = nullptr;
   EK_RETURN_IF_ERROR(driver.Check(absl::StrCat("the kernel ", kernel.name),
-                                  driver.module_get_function(&function, module, kernel.name)));
+                                  driver.cuModuleGetFunction(&function, module, kernel.name)));
   // Now, and not with the first launch, which may come while a collective on the device waits for
   // another rank.
-  if (driver.function_load != nullptr) {
+  if (driver.cuFuncLoad != nullptr) {
     EK_RETURN_IF_ERROR(
-        driver.Check(absl::StrCat("the kernel ", kernel.name), driver.function_load(function)));
+        driver.Check(absl::StrCat("the kernel ", kernel.name), driver.cuFuncLoad(function)));
   }
   functions_[{device.index, &kernel}] = function;
   return function;
@@ -367,7 +367,7 @@ absl::Status CudaRuntime::LaunchRaw(const DeviceKernel& kernel, const LaunchShap
   EK_ASSIGN_OR_RETURN(CUfunction function, FunctionOf(kernel, stream.device));
   return TheDriver().Check(
       kernel.name,
-      TheDriver().launch_kernel(
+      TheDriver().cuLaunchKernel(
           function, static_cast<unsigned>(shape.blocks), static_cast<unsigned>(shape.rows), 1,
           static_cast<unsigned>(shape.threads), 1, 1, /*sharedMemBytes=*/0,
           static_cast<CUstream>(stream.handle), const_cast<void**>(args.data()), nullptr));

@@ -1,10 +1,7 @@
 #include "evenkeel/comm/device/cuda_context.h"
 
-#include <dlfcn.h>
-
 #include <map>
 #include <string>
-#include <type_traits>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
@@ -24,11 +21,11 @@ class Contexts {
     if (context != nullptr) return context;
     const CudaDriver& driver = TheDriver();
     EK_RETURN_IF_ERROR(driver.status);
-    EK_RETURN_IF_ERROR(driver.Check("cuInit", driver.init(0)));
+    EK_RETURN_IF_ERROR(driver.Check("cuInit", driver.cuInit(0)));
     CUdevice handle = 0;
-    EK_RETURN_IF_ERROR(driver.Check(ToString(device), driver.device_get(&handle, device.index)));
+    EK_RETURN_IF_ERROR(driver.Check(ToString(device), driver.cuDeviceGet(&handle, device.index)));
     EK_RETURN_IF_ERROR(
-        driver.Check(ToString(device), driver.primary_context_retain(&context, handle)));
+        driver.Check(ToString(device), driver.cuDevicePrimaryCtxRetain(&context, handle)));
     return context;
   }
   Device AnyInUse() const {
@@ -54,7 +51,7 @@ Contexts& AllContexts() {
 absl::Status CudaDriver::Check(absl::string_view what, CUresult result) const {
   if (result == CUDA_SUCCESS) return absl::OkStatus();
   const char* text = nullptr;
-  get_error_string(result, &text);
+  cuGetErrorString(result, &text);
   const std::string message =
       absl::StrCat(what, ": ", text == nullptr ? "unknown error" : text, " (", result, ")");
   if (result == CUDA_ERROR_OUT_OF_MEMORY) return absl::ResourceExhaustedError(message);
@@ -68,30 +65,15 @@ absl::Status CudaDriver::Check(absl::string_view what, CUresult result) const {
 const CudaDriver& TheDriver() {
   static const CudaDriver driver = [] {
     CudaDriver found;
-    void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);  // Stays.
-    if (library == nullptr) {
-      found.status =
-          absl::FailedPreconditionError(absl::StrCat("no CUDA device: no driver: ", dlerror()));
+    absl::StatusOr<SharedLibrary> library = SharedLibrary::Load("CUDA's driver", {"libcuda.so.1"});
+    if (!library.ok()) {
+      found.status = absl::FailedPreconditionError(
+          absl::StrCat("no CUDA device: ", library.status().message()));
       return found;
     }
-    const auto find = [&](const char* name, auto& function) {
-      function =
-          reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
-      if (function == nullptr)
-        found.status.Update(absl::InternalError(absl::StrCat("libcuda.so.1 has no ", name)));
-    };
-    find("cuInit", found.init);
-    find("cuDeviceGet", found.device_get);
-    find("cuDevicePrimaryCtxRetain", found.primary_context_retain);
-    find("cuCtxGetCurrent", found.context_get_current);
-    find("cuCtxPushCurrent_v2", found.context_push_current);  // As cuda.h calls them.
-    find("cuCtxPopCurrent_v2", found.context_pop_current);
-    find("cuModuleLoadData", found.module_load_data);
-    find("cuModuleGetFunction", found.module_get_function);
-    find("cuLaunchKernel", found.launch_kernel);
-    find("cuGetErrorString", found.get_error_string);
-    found.function_load =
-        reinterpret_cast<decltype(found.function_load)>(dlsym(library, "cuFuncLoad"));
+    EK_FIND_FUNCTIONS(EK_CUDA_DRIVER_FUNCTIONS, *library, found);
+    library->FindOptional("cuFuncLoad", found.cuFuncLoad);
+    found.status = library->Keep(library->Name());
     return found;
   }();
   return driver;
@@ -104,15 +86,15 @@ ScopedCudaDevice::ScopedCudaDevice(Device device) {
   status_ = context.status();
   if (!status_.ok()) return;
   CUcontext current = nullptr;
-  status_ = TheDriver().Check("cuCtxGetCurrent", TheDriver().context_get_current(&current));
+  status_ = TheDriver().Check("cuCtxGetCurrent", TheDriver().cuCtxGetCurrent(&current));
   if (!status_.ok() || current == *context) return;
-  status_ = TheDriver().Check("cuCtxPushCurrent", TheDriver().context_push_current(*context));
+  status_ = TheDriver().Check("cuCtxPushCurrent", TheDriver().cuCtxPushCurrent(*context));
   is_pushed_ = status_.ok();
 }
 
 ScopedCudaDevice::~ScopedCudaDevice() {
   CUcontext popped = nullptr;
-  if (is_pushed_) TheDriver().context_pop_current(&popped);
+  if (is_pushed_) TheDriver().cuCtxPopCurrent(&popped);
 }
 
 }  // namespace evenkeel::internal

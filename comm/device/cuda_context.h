@@ -16,23 +16,27 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "evenkeel/comm/device/shared_library.h"
 #include "evenkeel/comm/types.h"
 
 namespace evenkeel::internal {
 
+#define EK_CUDA_DRIVER_FUNCTIONS(X) \
+  X(cuCtxGetCurrent)                \
+  X(cuCtxPopCurrent)                \
+  X(cuCtxPushCurrent)               \
+  X(cuDeviceGet)                    \
+  X(cuDevicePrimaryCtxRetain)       \
+  X(cuGetErrorString)               \
+  X(cuInit)                         \
+  X(cuLaunchKernel)                 \
+  X(cuModuleGetFunction)            \
+  X(cuModuleLoadData)
+
 // The functions of libcuda that are used.
 struct CudaDriver {
-  decltype(&cuInit) init = nullptr;
-  decltype(&cuDeviceGet) device_get = nullptr;
-  decltype(&cuDevicePrimaryCtxRetain) primary_context_retain = nullptr;
-  decltype(&cuCtxGetCurrent) context_get_current = nullptr;
-  decltype(&cuCtxPushCurrent) context_push_current = nullptr;
-  decltype(&cuCtxPopCurrent) context_pop_current = nullptr;
-  decltype(&cuModuleLoadData) module_load_data = nullptr;
-  decltype(&cuModuleGetFunction) module_get_function = nullptr;
-  CUresult (*function_load)(CUfunction) = nullptr;  // Null before CUDA 12.4.
-  decltype(&cuLaunchKernel) launch_kernel = nullptr;
-  decltype(&cuGetErrorString) get_error_string = nullptr;
+  EK_CUDA_DRIVER_FUNCTIONS(EK_DECLARE_FUNCTION)
+  CUresult (*cuFuncLoad)(CUfunction) = nullptr;  // Null before CUDA 12.4.
   absl::Status status;
 
   absl::Status Check(absl::string_view what, CUresult result) const;

@@ -16,6 +16,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "evenkeel/comm/device/shared_library.h"
 
 #if NCCL_VERSION_CODE < NCCL_VERSION(2, 14, 3)
 #error "evenkeel needs the nccl.h of NCCL 2.14.3 or newer"
@@ -46,9 +47,7 @@ namespace evenkeel::internal {
   X(ncclSend)
 
 struct NcclFunctions {
-#define EK_DECLARE(name) decltype(&::name) name = nullptr;
-  EK_NCCL_FUNCTIONS(EK_DECLARE)
-#undef EK_DECLARE
+  EK_NCCL_FUNCTIONS(EK_DECLARE_FUNCTION)
 
   // Null in an older NCCL. The nccl.h of the build may be older as well, so the types are here.
   ncclResult_t (*ncclMemAlloc)(void** data, size_t bytes) = nullptr;  // These four: 2.19.

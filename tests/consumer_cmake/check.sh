@@ -1,7 +1,7 @@
 #!/bin/bash
 # Installs evenkeel into an empty folder and builds this project against it:
-# with CMake, with pkg-config, and once more in another folder, into which the
-# packed tarball is unpacked.
+# with CMake and with pkg-config. Then in another folder, into which the packed
+# tarball is unpacked, its own example as that says.
 #
 #   tests/consumer_cmake/check.sh                          uses bazelw
 #   BAZEL="bazel --batch" tests/consumer_cmake/check.sh    uses that
@@ -139,9 +139,9 @@ links_no() { # program, pattern
   ldd "$1" && ! ldd "$1" | grep -qE "$2"
 }
 
-# Nor do they name a folder for the loader.
+# Nor do they name a folder for the loader, or of this machine.
 names_no_nccl() { # prefix
-  ! grep -rnE 'lnccl|libnccl|rpath' "$1/lib/cmake" "$1/lib/pkgconfig"
+  ! grep -rnE 'lnccl|libnccl|rpath|-L/' "$1/lib/cmake" "$1/lib/pkgconfig"
 }
 
 # evenkeel_HAS_NCCL is true if the header is there.
@@ -155,9 +155,10 @@ pack_into() { "${bazel[@]}" run --noshow_progress //tools:package -- --to="$1"; 
 
 packs_the_same_again() { pack_into "$1.again" && diff -r "$1" "$1.again"; }
 
-# All files belong to root, and the package depends on the libraries of the programs.
+# All files belong to root, and the package depends on the libraries of the programs, none of them of CUDA.
 is_for_apt() { # package
   dpkg-deb -c "$1" | grep -v 'root/root' && return 1
+  dpkg-deb -f "$1" Depends | grep -iE 'cuda|cudnn|cublas|nccl|nvidia' && return 1
   dpkg-deb -c "$1" | grep ' \./usr/bin/evenkeel-launch$' && dpkg-deb -f "$1" Depends | grep 'libabsl-dev.*libssl-dev'
 }
 
@@ -166,6 +167,15 @@ unpack() { mkdir "$2" && tar -C "$2" --strip-components=1 -xzf "$1"; } # tarball
 launches() { # prefix, program
   "$1/bin/evenkeel-launch" --nproc=2 -- "$2" auto && [[ $(<"$work/out") == $'2 ranks: y = 2.00 x -1.00\n2 ranks: y = 2.00 x -1.00' ]]
 }
+
+# The commands of its README, in an empty folder.
+example_works() ( # prefix
+  mkdir "$work/user" && cd "$work/user" || return 1
+  lines=$(sed -n "/^cp -r/,/^\`\`\`/{/^\`\`\`/!p}" "$1/share/doc/evenkeel/examples/README.md")
+  [[ $lines == *$'\n'*evenkeel-launch* ]] || { echo "commands: $lines"; return 1; }
+  CMAKE_PREFIX_PATH=$1 PATH=$1/bin:$PATH bash -euxc "${lines//\/usr\/share/\"$1/share\"}" &&
+    grep -q '^rank=1 steps=.* loss=' "$work/out"
+)
 
 prefix=$work/first
 moved="$work/moved to another place"
@@ -201,8 +211,12 @@ promise 'CMake refuses a part that is not there' \
   cmake_refuses "$prefix" 'CONFIG REQUIRED COMPONENTS comm sails' 'evenkeel has no part sails'
 
 [[ -e $moved ]] || mv "$prefix" "$moved"
-promise 'the CMake project builds with the tarball, in any folder' cmake_builds "$moved" "$work/build_moved"
-promise 'and trains, started by the launcher there' launches "$moved" "$work/build_moved/train"
+if [[ -e $moved/share/doc ]]; then
+  promise "the tarball's example builds and trains as its README says, in any folder" example_works "$moved"
+else
+  promise 'the CMake project builds in any folder' cmake_builds "$moved" "$work/build_moved"
+  promise 'and trains, started by the launcher there' launches "$moved" "$work/build_moved/train"
+fi
 mv "$moved" "$work/moved"  # pkg-config's output is split at spaces
 promise 'pkg-config and one line of g++ build, too' pkg_config_builds "$work/moved" "$work/train"
 promise 'and what they built trains' trains "$work/train" tcp

@@ -7,13 +7,14 @@ but //comm/nccl is built without NCCL. For each there is a config_setting
 
   headers     of the toolkit
   cudart      the runtime, linked in: a program starts where there is no CUDA
-  cublas, cublasLt, cudnn    shared, found where they were found here
-  nccl        its headers: programs load the library (comm/nccl/functions.h)
+  nccl        its headers: programs load the library (comm/device/shared_library.h)
+  cublasLt, cudnn    likewise: has_cublasLt and has_cudnn say whether there are headers
   cupti       for tests that look at what was called
   has_nvcc    whether cuda_library() compiles (nvcc of CUDA 12 or newer)
 
-toolkit.bzl says what cuda_library() runs: for the architectures of EVENKEEL_CUDA_ARCHS,
-such as "sm_86,compute_86", else for _ARCHS.
+toolkit.bzl has the folders in which loaded libraries were found, and what
+cuda_library() runs: for the architectures of EVENKEEL_CUDA_ARCHS, such as
+"sm_86,compute_86", else for _ARCHS.
 """
 
 load("//third_party/debian:system_library.bzl", "library_folders")
@@ -38,9 +39,8 @@ cc_library(
 _CUDART = """
 cc_library(
     name = "cudart",
+    srcs = ["libcudart_static.a"],
     linkopts = [
-        "-L{folder}",
-        "-l:libcudart_static.a",
         "-ldl",
         "-lrt",
         "-pthread",
@@ -49,13 +49,13 @@ cc_library(
 )
 """
 
-_LIBRARY = """
+_CUPTI = """
 cc_library(
-    name = "{name}",
+    name = "cupti",
     linkopts = [
         "-L{folder}",
         "-Wl,-rpath,{folder}",
-        "-l{name}",
+        "-lcupti",
     ],
     deps = [":cudart"],
 )
@@ -88,8 +88,10 @@ _TOOLKIT = """\
 NVCC = {nvcc}
 NVCC_ARCHS = {archs}
 
-# The file, else its name.
-NCCL_LIBRARY = "{nccl}"
+# Where the libraries are; empty if only the header was found.
+CUBLASLT_FOLDER = "{cublasLt}"
+CUDNN_FOLDER = "{cudnn}"
+NCCL_FOLDER = "{nccl}"
 """
 
 # Where packages for Debian and Ubuntu, of NVIDIA's and of their own, put headers that are not the toolkit's.
@@ -156,25 +158,26 @@ def _cuda_impl(repository_ctx):
 
     folder = _folder_of(repository_ctx, "libcudart_static.a", "cuda_runtime.h", home, folders)
     text += _has("cudart", folder)
-    text += _CUDART.format(folder = folder) if folder else _INCOMPATIBLE.format("cudart")
+    text += _CUDART if folder else _INCOMPATIBLE.format("cudart")
+    if folder:
+        repository_ctx.symlink(folder + "/libcudart_static.a", "libcudart_static.a")
 
-    has_nccl = folder and _has_header(repository_ctx, "nccl.h", home)
-    text += _has("nccl", has_nccl)
-    text += _NCCL if has_nccl else _INCOMPATIBLE.format("nccl")
-    folder = _folder_of(repository_ctx, "libnccl.so.2", "nccl.h", home, folders)
-    nccl = (folder + "/" if folder else "") + "libnccl.so.2"
-
-    for name, header in [
-        ("cublas", "cublas_v2.h"),
-        ("cublasLt", "cublasLt.h"),
-        ("cudnn", "cudnn.h"),
-        ("cupti", "cupti.h"),
+    loaded = {}
+    for name, library, header in [
+        ("nccl", "libnccl.so.2", "nccl.h"),
+        ("cublasLt", "libcublasLt.so", "cublasLt.h"),
+        ("cudnn", "libcudnn.so", "cudnn.h"),
     ]:
-        folder = _folder_of(repository_ctx, "lib{}.so".format(name), header, home, folders)
-        text += _has(name, folder)
-        text += _LIBRARY.format(name = name, folder = folder) if folder else _INCOMPATIBLE.format(name)
+        loaded[name] = _folder_of(repository_ctx, library, header, home, folders) or ""
+        is_there = folder and _has_header(repository_ctx, header, home)
+        text += _has(name, is_there)
+        if name == "nccl":
+            text += _NCCL if is_there else _INCOMPATIBLE.format(name)
 
-    repository_ctx.file("toolkit.bzl", _TOOLKIT.format(nvcc = repr(nvcc), archs = repr(archs), nccl = nccl))
+    folder = _folder_of(repository_ctx, "libcupti.so", "cupti.h", home, folders)
+    text += _CUPTI.format(folder = folder) if folder else _INCOMPATIBLE.format("cupti")
+
+    repository_ctx.file("toolkit.bzl", _TOOLKIT.format(nvcc = repr(nvcc), archs = repr(archs), **loaded))
     repository_ctx.file("BUILD", text)
 
 cuda_repository = repository_rule(

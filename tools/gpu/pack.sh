@@ -91,24 +91,18 @@ needed() {
     grep -Ev '/(libc|libstdc[+][+]|libgcc_s|libm|libdl|librt|libpthread|libresolv|libutil|libcuda|libnvidia-[a-z]*|ld-linux[^/]*)[.]so'
 }
 
-# Those that are loaded by name: NCCL, cuDNN's parts, cuBLASLt (by the trainer, too), and the compiler that cuDNN may ask.
+# Those that are loaded by name: NCCL, cuDNN and its parts, cuBLASLt, and the compiler that cuDNN may ask.
 loaded_by_name() {
-  local library place cuda=${CUDA_HOME:-/usr/local/cuda}
-  {
-    printf '%s\n' "$cuda"/lib{64,}/libnccl.so.[2] /usr/lib{/*-linux-gnu,64,}/libnccl.so.[2]
-    for library; do
-      [[ $library == */libcudnn.so* ]] || continue
-      for place in "${library%/*}" /usr/local/cuda/lib64; do
-        printf '%s\n' "$place"/libcudnn_*.so.[0-9] "$place"/libcublasLt.so.{[0-9],[0-9][0-9]} \
-          "$place"/libnvrtc.so.{[0-9],[0-9][0-9]} "$place"/libnvrtc-builtins.so.[0-9]*
-      done
-    done
-  } | awk -F/ 'NF > 1 && !seen[$NF]++'
+  local place cuda=${CUDA_HOME:-/usr/local/cuda}
+  for place in "$cuda"/lib{64,} /usr/lib{/*-linux-gnu,64,}; do
+    printf '%s\n' "$place"/libnccl.so.[2] "$place"/libcudnn{,_*}.so.[0-9] "$place"/libcublasLt.so.{[0-9],[0-9][0-9]} \
+      "$place"/libnvrtc.so.{[0-9],[0-9][0-9]} "$place"/libnvrtc-builtins.so.[0-9]*
+  done | awk -F/ 'NF > 1 && !seen[$NF]++'
 }
 
 mapfile -t programs < <(find "$folder/runfiles" -type f -perm -u+x)
 mapfile -t found < <(needed "${programs[@]}")
-mapfile -t named < <(loaded_by_name "${found[@]}")
+mapfile -t named < <(loaded_by_name)
 mapfile -t found < <({
   printf '%s\n' "${found[@]}" "${named[@]}"
   needed "${named[@]}"

@@ -10,6 +10,8 @@ It puts the objects of these targets and of what they need into one archive per
 part (libevenkeel_comm.a), position-independent ones, and writes
 libraries.json: archives, headers, and what else a program has to be linked
 with. Abseil stays the system's: its archives are named there, not copied.
+CUDA's runtime, where the build has it, is the last part, "cudart": programs are
+linked with it also on machines without a toolkit.
 """
 
 load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain")
@@ -27,9 +29,10 @@ def _abseil_name(label, archive):
     return name[len("libabsl_"):-len(".a")]
 
 def _link_inputs(deps, parts):
-    """Objects by part, names of Abseil's archives, and flags."""
+    """Objects by part, names of Abseil's archives, flags, and archives by part that others have made."""
     objects = {part: [] for part in parts}
     abseil = []
+    foreign = {}
     flags = []
     inputs = depset(
         transitive = [dep[CcInfo].linking_context.linker_inputs for dep in deps],
@@ -39,6 +42,9 @@ def _link_inputs(deps, parts):
         for library in linker_input.libraries:
             if linker_input.owner.workspace_name:
                 archive = library.pic_static_library or library.static_library
+                if linker_input.owner.workspace_name == "cuda":
+                    foreign[linker_input.owner.name] = archive
+                    continue
                 abseil.append(_abseil_name(linker_input.owner, archive))
             elif _part(linker_input.owner) in objects:
                 objects[_part(linker_input.owner)] += library.pic_objects or library.objects
@@ -52,7 +58,7 @@ def _link_inputs(deps, parts):
                 fail("{} links with {}: programs choose their libraries themselves".format(linker_input.owner, flag))
             elif flag not in flags:
                 flags.append(flag)
-    return objects, abseil, flags
+    return objects, abseil, flags, foreign
 
 def _archive(ctx, part, objects):
     toolchain = find_cpp_toolchain(ctx)
@@ -89,8 +95,9 @@ def _public(deps):
     return {_include(header): True for header in own if _include(header)}
 
 def _installed_libraries_impl(ctx):
-    objects, abseil, flags = _link_inputs(ctx.attr.deps, ctx.attr.parts)
+    objects, abseil, flags, foreign = _link_inputs(ctx.attr.deps, ctx.attr.parts)
     archives = {part: _archive(ctx, part, files) for part, files in objects.items()}
+    archives.update(foreign)
     headers = _headers(ctx.attr.deps)
     description = struct(
         archives = [struct(part = part, file = file.short_path) for part, file in archives.items()],

@@ -68,6 +68,8 @@ absl::StatusOr<std::string> ChooseDevice(const absl::StatusOr<int>& devices,
   if (!matters || (!is_asked && there < ranks)) {
     options.device = DeviceKind::kCpu;
     EK_RETURN_IF_ERROR(CheckComputesOnCpu(options));
+    if (matters && absl::IsNotFound(devices.status()))
+      return absl::StrCat(devices.status().message(), "; the run uses the CPU");
     if (there == 0 || !matters || local_ranks.has_value())
       return "";  // The launcher has chosen the number of ranks.
     const std::string line = absl::StrCat(Count(ranks, "rank"), " and ", Count(there, "GPU"),

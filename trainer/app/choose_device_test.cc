@@ -37,6 +37,13 @@ struct Case {
 TEST(ChooseDeviceTest, ChoosesWhatThereIs) {
   const Case cases[] = {
       {"no device", Options(DeviceKind::kAuto), kNone, {}, DeviceKind::kCpu, 2, ""},
+      {"devices without libraries",
+       Options(DeviceKind::kAuto),
+       absl::NotFoundError("the GPU cannot be used: cannot load cuDNN"),
+       {},
+       DeviceKind::kCpu,
+       2,
+       "the GPU cannot be used: cannot load cuDNN; the run uses the CPU"},
       {"one device",
        Options(DeviceKind::kAuto),
        1,

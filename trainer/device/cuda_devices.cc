@@ -8,10 +8,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/device/cuda_parts.h"
@@ -19,11 +21,14 @@
 namespace evenkeel {
 namespace {
 
-// In the child: a number, or why there is none.
+// In the child: a number, or why there is none. A second line says why the devices cannot be used.
 std::string Answer() {
   const absl::StatusOr<DeviceRuntime*> cuda = internal::CudaIfBuilt();
   const absl::StatusOr<int> count = cuda.ok() ? (*cuda)->DeviceCount() : cuda.status();
-  return count.ok() ? absl::StrCat(*count) : std::string(count.status().message());
+  if (!count.ok()) return std::string(count.status().message());
+  absl::Status libraries = internal::LoadCublas();
+  libraries.Update(internal::LoadCudnn());
+  return absl::StrCat(*count, libraries.ok() ? "" : "\n", libraries.message());
 }
 
 // All that the child writes, until it ends.
@@ -53,8 +58,6 @@ absl::StatusOr<DeviceFacts> FactsOfCudaDevice(int index) {
 
 absl::StatusOr<int> CountCudaDevices(absl::Duration timeout) {
   EK_RETURN_IF_ERROR(internal::CudaIfBuilt().status());
-  EK_RETURN_IF_ERROR(internal::CublasIsBuilt());
-  EK_RETURN_IF_ERROR(internal::CudnnIsBuilt());
   int pipes[2];
   if (pipe(pipes) != 0) return absl::ErrnoToStatus(errno, "pipe");
   const pid_t child = fork();
@@ -77,8 +80,13 @@ absl::StatusOr<int> CountCudaDevices(absl::Duration timeout) {
   while (waitpid(child, nullptr, 0) < 0 && errno == EINTR) {
   }
   EK_RETURN_IF_ERROR(answer.status());
+  const std::pair<std::string, std::string> lines =
+      absl::StrSplit(*answer, absl::MaxSplits('\n', 1));
   int count = 0;
-  if (absl::SimpleAtoi(*answer, &count)) return count;
+  if (absl::SimpleAtoi(lines.first, &count)) {
+    if (lines.second.empty()) return count;
+    return absl::NotFoundError(absl::StrCat("the GPU cannot be used: ", lines.second));
+  }
   return absl::FailedPreconditionError(
       answer->empty() ? "no CUDA device: the driver ended the process that asked" : *answer);
 }

@@ -5,8 +5,10 @@
 //
 // A separate process counts them: CUDA may not be used in a process that forks later.
 //
-// Errors: FailedPrecondition without a device; Unimplemented, with what was missing, in a build
-//         without CUDA; DeadlineExceeded where a driver does not answer.
+// Errors: FailedPrecondition without a device; NotFound where there are devices, but cuBLAS or
+// cuDNN
+//         cannot be loaded; Unimplemented in a build without CUDA; DeadlineExceeded where a driver
+//         does not answer.
 
 #ifndef EVENKEEL_TRAINER_DEVICE_CUDA_DEVICES_H_
 #define EVENKEEL_TRAINER_DEVICE_CUDA_DEVICES_H_

@@ -17,11 +17,12 @@ namespace evenkeel::internal {
 // Unimplemented in a build without CUDA's runtime.
 absl::StatusOr<DeviceRuntime*> CudaIfBuilt();
 
-// Unimplemented in a build without cuBLAS, or cuDNN.
-absl::Status CublasIsBuilt();
+// Load the library at the first call. Unimplemented in a build without cuBLAS, or cuDNN;
+// FailedPrecondition if the library cannot be loaded.
+absl::Status LoadCublas();
 absl::StatusOr<std::unique_ptr<ProductLibrary>> MakeCudaProducts(DeviceRuntime& runtime,
                                                                  Device device);
-absl::Status CudnnIsBuilt();
+absl::Status LoadCudnn();
 absl::StatusOr<std::unique_ptr<ConvolutionLibrary>> MakeCudaConvolutions(DeviceRuntime& runtime,
                                                                          Device device);
 

@@ -3,11 +3,11 @@
 
 namespace evenkeel::internal {
 
-absl::Status CublasIsBuilt() { return absl::UnimplementedError("this build is without cuBLAS"); }
+absl::Status LoadCublas() { return absl::UnimplementedError("this build is without cuBLAS"); }
 
 absl::StatusOr<std::unique_ptr<ProductLibrary>> MakeCudaProducts(DeviceRuntime& /*runtime*/,
                                                                  Device /*device*/) {
-  return CublasIsBuilt();
+  return LoadCublas();
 }
 
 }  // namespace evenkeel::internal

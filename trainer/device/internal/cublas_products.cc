@@ -3,7 +3,6 @@
 
 #include <cublasLt.h>
 #include <cuda_runtime.h>
-#include <dlfcn.h>
 
 #include <algorithm>
 #include <array>
@@ -13,10 +12,12 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/device/cuda_context.h"
 #include "evenkeel/comm/device/kernel.h"
+#include "evenkeel/comm/device/shared_library.h"
 #include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/device/cuda_parts.h"
@@ -30,65 +31,61 @@ const auto kAddBias = MakeKernel<&ek_add_bias>("ek_add_bias", math_kernels_image
 
 constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;  // As NVIDIA advises for Hopper.
 
-// The library is loaded when it is first used, not with the program: that takes 0.4 s and 200 MB,
-// which runs on the CPU should not pay for.
-#define EK_CUBLASLT_CALLS(X)      \
-  X(Create)                       \
-  X(Destroy)                      \
-  X(GetStatusString)              \
-  X(Matmul)                       \
-  X(MatmulAlgoGetHeuristic)       \
-  X(MatmulDescCreate)             \
-  X(MatmulDescDestroy)            \
-  X(MatmulDescSetAttribute)       \
-  X(MatmulPreferenceCreate)       \
-  X(MatmulPreferenceDestroy)      \
-  X(MatmulPreferenceSetAttribute) \
-  X(MatrixLayoutCreate)           \
-  X(MatrixLayoutDestroy)          \
-  X(MatrixLayoutSetAttribute)
+// The library is loaded when it is first used: that takes 0.4 s and 200 MB, which runs on the CPU
+// should not pay for.
+#define EK_CUBLASLT_FUNCTIONS(X)          \
+  X(cublasLtCreate)                       \
+  X(cublasLtDestroy)                      \
+  X(cublasLtGetStatusString)              \
+  X(cublasLtMatmul)                       \
+  X(cublasLtMatmulAlgoGetHeuristic)       \
+  X(cublasLtMatmulDescCreate)             \
+  X(cublasLtMatmulDescDestroy)            \
+  X(cublasLtMatmulDescSetAttribute)       \
+  X(cublasLtMatmulPreferenceCreate)       \
+  X(cublasLtMatmulPreferenceDestroy)      \
+  X(cublasLtMatmulPreferenceSetAttribute) \
+  X(cublasLtMatrixLayoutCreate)           \
+  X(cublasLtMatrixLayoutDestroy)          \
+  X(cublasLtMatrixLayoutSetAttribute)
 
-struct Library {
-#define EK_DECLARE(name) decltype(&cublasLt##name) name = nullptr;
-  EK_CUBLASLT_CALLS(EK_DECLARE)
-#undef EK_DECLARE
-  absl::Status status;
-
-  Library() {
-    const std::string file = absl::StrCat("libcublasLt.so.", CUBLAS_VER_MAJOR);
-    void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr)
-      library = dlopen(absl::StrCat("/usr/local/cuda/lib64/", file).c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) {
-      const char* const why = dlerror();
-      status = absl::FailedPreconditionError(
-          absl::StrCat("cannot load ", file, ": ", why == nullptr ? "" : why));
-      return;
-    }
-#define EK_FIND(name)                                                        \
-  name = reinterpret_cast<decltype(name)>(dlsym(library, "cublasLt" #name)); \
-  if (name == nullptr) status = absl::FailedPreconditionError(file + " has no cublasLt" #name);
-    EK_CUBLASLT_CALLS(EK_FIND)
-#undef EK_FIND
-  }
+struct CublasLt {
+  EK_CUBLASLT_FUNCTIONS(EK_DECLARE_FUNCTION)
 };
 
-// Never unloaded.
-const Library& Lt() {
-  static const Library* const library = new Library();
-  return *library;
+#define EK_CUBLASLT_FILE "libcublasLt.so." EK_EXPANDED_TEXT(CUBLAS_VER_MAJOR)
+// tools/package.sh finds the file's number here.
+constexpr char kAdvice[] =
+    "install cuBLAS, or set LD_LIBRARY_PATH to the folder of " EK_CUBLASLT_FILE;
+
+absl::StatusOr<CublasLt> Load() {
+  EK_ASSIGN_OR_RETURN(
+      SharedLibrary library,
+      SharedLibrary::Load(
+          "cuBLAS", {EK_CUBLASLT_FILE, EVENKEEL_CUBLASLT_FOLDER "/" EK_CUBLASLT_FILE}, kAdvice));
+  CublasLt lt;
+  EK_FIND_FUNCTIONS(EK_CUBLASLT_FUNCTIONS, library, lt);
+  EK_RETURN_IF_ERROR(library.Keep(library.Name()));
+  return lt;
 }
+
+const absl::StatusOr<CublasLt>& Loaded() {
+  static const auto* const lt = new absl::StatusOr<CublasLt>(Load());
+  return *lt;
+}
+// For code that runs only once Loaded() was OK.
+const CublasLt& Lt() { return *Loaded(); }
 
 absl::Status FromLt(absl::string_view call, cublasStatus_t status) {
   if (status == CUBLAS_STATUS_SUCCESS) return absl::OkStatus();
-  const std::string text = absl::StrCat(call, ": ", Lt().GetStatusString(status));
+  const std::string text = absl::StrCat(call, ": ", Lt().cublasLtGetStatusString(status));
   if (status == CUBLAS_STATUS_ALLOC_FAILED) return absl::ResourceExhaustedError(text);
   if (status == CUBLAS_STATUS_NOT_SUPPORTED) return absl::UnimplementedError(text);
   return absl::InternalError(text);
 }
 
 // Calls a function of cuBLASLt.
-#define EK_LT(call, ...) FromLt("cublasLt" #call, Lt().call(__VA_ARGS__))
+#define EK_LT(call, ...) FromLt("cublasLt" #call, Lt().cublasLt##call(__VA_ARGS__))
 
 cudaDataType_t TypeOf(DType dtype) {
   switch (dtype) {
@@ -156,10 +153,10 @@ struct Plan {
   Plan(const Plan&) = delete;
   Plan& operator=(const Plan&) = delete;
   ~Plan() {
-    if (a != nullptr) Lt().MatrixLayoutDestroy(a);
-    if (b != nullptr) Lt().MatrixLayoutDestroy(b);
-    if (d != nullptr) Lt().MatrixLayoutDestroy(d);
-    if (product != nullptr) Lt().MatmulDescDestroy(product);
+    if (a != nullptr) Lt().cublasLtMatrixLayoutDestroy(a);
+    if (b != nullptr) Lt().cublasLtMatrixLayoutDestroy(b);
+    if (d != nullptr) Lt().cublasLtMatrixLayoutDestroy(d);
+    if (product != nullptr) Lt().cublasLtMatmulDescDestroy(product);
   }
 };
 
@@ -195,7 +192,7 @@ class CublasProducts : public ProductLibrary {
   ~CublasProducts() override {
     const ScopedCudaDevice scope(device_);
     plans_.clear();
-    Lt().Destroy(handle_);
+    Lt().cublasLtDestroy(handle_);
   }
 
   absl::Status Product(const StridedShape& shape, TypedPointer left, const void* right,
@@ -291,7 +288,7 @@ class CublasProducts : public ProductLibrary {
       return EK_LT(MatmulAlgoGetHeuristic, handle_, plan.product, plan.a, plan.b, plan.d, plan.d,
                    preference, /*requestedAlgoCount=*/1, &best, &count);
     }();
-    Lt().MatmulPreferenceDestroy(preference);
+    Lt().cublasLtMatmulPreferenceDestroy(preference);
     EK_RETURN_IF_ERROR(status);
     if (count == 0) return absl::UnimplementedError("cuBLASLt has no algorithm");
     plan.algorithm = best.algo;
@@ -320,11 +317,11 @@ class CublasProducts : public ProductLibrary {
 
 }  // namespace
 
-absl::Status CublasIsBuilt() { return absl::OkStatus(); }
+absl::Status LoadCublas() { return Loaded().status(); }
 
 absl::StatusOr<std::unique_ptr<ProductLibrary>> MakeCudaProducts(DeviceRuntime& runtime,
                                                                  Device device) {
-  EK_RETURN_IF_ERROR(Lt().status);
+  EK_RETURN_IF_ERROR(LoadCublas());
   EK_ASSIGN_OR_RETURN(Memory workspace, runtime.Allocate(device, kWorkspaceBytes));
   const ScopedCudaDevice scope(device);
   EK_RETURN_IF_ERROR(scope.status());

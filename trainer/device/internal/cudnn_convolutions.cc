@@ -6,16 +6,19 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/device/cuda_context.h"
 #include "evenkeel/comm/device/kernel.h"
+#include "evenkeel/comm/device/shared_library.h"
 #include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/device/convolution_kernels_image.h"
@@ -38,14 +41,65 @@ constexpr absl::Duration kTimeout = absl::Minutes(2);
 
 const auto kWiden = MakeKernel<&ek_widen>("ek_widen", convolution_kernels_image);
 
+#define EK_CUDNN_FUNCTIONS(X)                       \
+  X(cudnnConvolutionBackwardData)                   \
+  X(cudnnConvolutionBackwardFilter)                 \
+  X(cudnnConvolutionForward)                        \
+  X(cudnnCreate)                                    \
+  X(cudnnCreateConvolutionDescriptor)               \
+  X(cudnnCreateFilterDescriptor)                    \
+  X(cudnnCreateTensorDescriptor)                    \
+  X(cudnnDestroy)                                   \
+  X(cudnnDestroyConvolutionDescriptor)              \
+  X(cudnnDestroyFilterDescriptor)                   \
+  X(cudnnDestroyTensorDescriptor)                   \
+  X(cudnnGetConvolutionBackwardDataAlgorithm_v7)    \
+  X(cudnnGetConvolutionBackwardDataWorkspaceSize)   \
+  X(cudnnGetConvolutionBackwardFilterAlgorithm_v7)  \
+  X(cudnnGetConvolutionBackwardFilterWorkspaceSize) \
+  X(cudnnGetConvolutionForwardAlgorithm_v7)         \
+  X(cudnnGetConvolutionForwardWorkspaceSize)        \
+  X(cudnnGetErrorString)                            \
+  X(cudnnSetConvolution2dDescriptor)                \
+  X(cudnnSetConvolutionMathType)                    \
+  X(cudnnSetFilter4dDescriptor)                     \
+  X(cudnnSetStream)                                 \
+  X(cudnnSetTensor4dDescriptor)
+
+struct Cudnn {
+  EK_CUDNN_FUNCTIONS(EK_DECLARE_FUNCTION)
+  void (*cudnnGetLastErrorString)(char* text, size_t size) = nullptr;  // Null before cuDNN 9.
+};
+
+#define EK_CUDNN_FILE "libcudnn.so." EK_EXPANDED_TEXT(CUDNN_MAJOR)
+// tools/package.sh finds the file's number here.
+constexpr char kAdvice[] = "install cuDNN, or set LD_LIBRARY_PATH to the folder of " EK_CUDNN_FILE;
+
+absl::StatusOr<Cudnn> Load() {
+  EK_ASSIGN_OR_RETURN(
+      SharedLibrary library,
+      SharedLibrary::Load("cuDNN", {EK_CUDNN_FILE, EVENKEEL_CUDNN_FOLDER "/" EK_CUDNN_FILE},
+                          kAdvice));
+  Cudnn cudnn;
+  EK_FIND_FUNCTIONS(EK_CUDNN_FUNCTIONS, library, cudnn);
+  library.FindOptional("cudnnGetLastErrorString", cudnn.cudnnGetLastErrorString);
+  EK_RETURN_IF_ERROR(library.Keep(library.Name()));
+  return cudnn;
+}
+
+const absl::StatusOr<Cudnn>& Loaded() {
+  static const auto* const cudnn = new absl::StatusOr<Cudnn>(Load());
+  return *cudnn;
+}
+// For code that runs only once Loaded() was OK.
+const Cudnn& Dnn() { return *Loaded(); }
+
 absl::Status FromCudnn(absl::string_view call, cudnnStatus_t status) {
   if (status == CUDNN_STATUS_SUCCESS) return absl::OkStatus();
-  std::string text = absl::StrCat(call, ": ", cudnnGetErrorString(status));
-#if CUDNN_MAJOR >= 9
+  std::string text = absl::StrCat(call, ": ", Dnn().cudnnGetErrorString(status));
   char why[512] = "";
-  cudnnGetLastErrorString(why, sizeof(why));
+  if (Dnn().cudnnGetLastErrorString != nullptr) Dnn().cudnnGetLastErrorString(why, sizeof(why));
   if (why[0] != 0) absl::StrAppend(&text, ": ", why);
-#endif
 #ifdef CUDNN_STATUS_CATEGORY  // Since cuDNN 9 there are several of a kind.
   status = static_cast<cudnnStatus_t>(CUDNN_STATUS_CATEGORY(status));
 #endif
@@ -54,7 +108,7 @@ absl::Status FromCudnn(absl::string_view call, cudnnStatus_t status) {
 }
 
 // Calls a function of cuDNN.
-#define EK_CUDNN(call, ...) FromCudnn(#call, call(__VA_ARGS__))
+#define EK_CUDNN(call, ...) FromCudnn(#call, Dnn().call(__VA_ARGS__))
 
 cudnnDataType_t TypeOf(DType dtype) {
   switch (dtype) {
@@ -81,10 +135,10 @@ struct Plan {
   Plan(const Plan&) = delete;
   Plan& operator=(const Plan&) = delete;
   ~Plan() {
-    if (images != nullptr) cudnnDestroyTensorDescriptor(images);
-    if (output != nullptr) cudnnDestroyTensorDescriptor(output);
-    if (weight != nullptr) cudnnDestroyFilterDescriptor(weight);
-    if (convolution != nullptr) cudnnDestroyConvolutionDescriptor(convolution);
+    if (images != nullptr) Dnn().cudnnDestroyTensorDescriptor(images);
+    if (output != nullptr) Dnn().cudnnDestroyTensorDescriptor(output);
+    if (weight != nullptr) Dnn().cudnnDestroyFilterDescriptor(weight);
+    if (convolution != nullptr) Dnn().cudnnDestroyConvolutionDescriptor(convolution);
   }
 
   absl::Status Describe() {
@@ -118,7 +172,7 @@ class CudnnConvolutions : public ConvolutionLibrary {
   ~CudnnConvolutions() override {
     const ScopedCudaDevice scope(device_);
     plans_.clear();
-    cudnnDestroy(handle_);
+    Dnn().cudnnDestroy(handle_);
   }
 
   absl::Status Convolve(ConvolutionPass pass, const DeviceConvolution& shape,
@@ -181,17 +235,17 @@ class CudnnConvolutions : public ConvolutionLibrary {
     EK_RETURN_IF_ERROR(plan->Describe());
     const Plan& p = *plan;
     EK_RETURN_IF_ERROR(Choose("cudnnGetConvolutionForwardAlgorithm_v7",
-                              cudnnGetConvolutionForwardAlgorithm_v7,
-                              cudnnGetConvolutionForwardWorkspaceSize, p.images, p.weight,
+                              Dnn().cudnnGetConvolutionForwardAlgorithm_v7,
+                              Dnn().cudnnGetConvolutionForwardWorkspaceSize, p.images, p.weight,
                               p.convolution, p.output, plan->forward));
     EK_RETURN_IF_ERROR(Choose("cudnnGetConvolutionBackwardDataAlgorithm_v7",
-                              cudnnGetConvolutionBackwardDataAlgorithm_v7,
-                              cudnnGetConvolutionBackwardDataWorkspaceSize, p.weight, p.output,
-                              p.convolution, p.images, plan->backward_images));
+                              Dnn().cudnnGetConvolutionBackwardDataAlgorithm_v7,
+                              Dnn().cudnnGetConvolutionBackwardDataWorkspaceSize, p.weight,
+                              p.output, p.convolution, p.images, plan->backward_images));
     EK_RETURN_IF_ERROR(Choose("cudnnGetConvolutionBackwardFilterAlgorithm_v7",
-                              cudnnGetConvolutionBackwardFilterAlgorithm_v7,
-                              cudnnGetConvolutionBackwardFilterWorkspaceSize, p.images, p.output,
-                              p.convolution, p.weight, plan->backward_weight));
+                              Dnn().cudnnGetConvolutionBackwardFilterAlgorithm_v7,
+                              Dnn().cudnnGetConvolutionBackwardFilterWorkspaceSize, p.images,
+                              p.output, p.convolution, p.weight, plan->backward_weight));
     return plans_.emplace_back(std::move(plan)).get();
   }
 
@@ -241,10 +295,11 @@ class CudnnConvolutions : public ConvolutionLibrary {
 
 }  // namespace
 
-absl::Status CudnnIsBuilt() { return absl::OkStatus(); }
+absl::Status LoadCudnn() { return Loaded().status(); }
 
 absl::StatusOr<std::unique_ptr<ConvolutionLibrary>> MakeCudaConvolutions(DeviceRuntime& runtime,
                                                                          Device device) {
+  EK_RETURN_IF_ERROR(LoadCudnn());
   const ScopedCudaDevice scope(device);
   EK_RETURN_IF_ERROR(scope.status());
   cudnnHandle_t handle = nullptr;

@@ -3,11 +3,11 @@
 
 namespace evenkeel::internal {
 
-absl::Status CudnnIsBuilt() { return absl::UnimplementedError("this build is without cuDNN"); }
+absl::Status LoadCudnn() { return absl::UnimplementedError("this build is without cuDNN"); }
 
 absl::StatusOr<std::unique_ptr<ConvolutionLibrary>> MakeCudaConvolutions(DeviceRuntime& /*runtime*/,
                                                                          Device /*device*/) {
-  return CudnnIsBuilt();
+  return LoadCudnn();
 }
 
 }  // namespace evenkeel::internal

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <future>
 #include <limits>
 #include <utility>
 
@@ -204,12 +205,13 @@ void Backend::LeaveAll(const std::string& why, std::chrono::milliseconds timeout
       }
     }
   }
-  // Each may wait for its timeout, or for its ranks if this one hosts the hub.
-  std::vector<std::thread> threads;
+  // Each may wait for its timeout, or for its ranks if this one hosts the hub. Without a thread for
+  // that, they leave one after the other.
+  std::vector<std::future<void>> leaving;
   for (const auto& backend : backends) {
-    threads.emplace_back([&] { backend->Leave(why, timeout); });
+    leaving.push_back(std::async([&] { backend->Leave(why, timeout); }));
   }
-  for (std::thread& thread : threads) thread.join();
+  for (std::future<void>& one : leaving) one.wait();
 }
 
 void Backend::Leave(const std::string& why, std::chrono::milliseconds timeout) {

@@ -316,6 +316,15 @@ os.write(1, b"sum %d;" % int(tensor[0]))  # At once: the ranks share the output.
 {end}
 """
 
+# From here on no thread starts in the process: no machine has a stack of a petabyte.
+NO_THREADS = """
+import ctypes
+libc, attributes = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+assert libc.pthread_attr_init(attributes) == 0
+assert libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(1 << 50)) == 0
+assert libc.pthread_setattr_default_np(attributes) == 0
+"""
+
 
 def torchrun(world, backend="evenkeel", end=""):
     """Runs PROGRAM by torchrun; returns its exit status and its output."""
@@ -396,6 +405,11 @@ class LifeTest(unittest.TestCase):
     def test_torchrun_needs_no_import(self):
         status, output = torchrun(2)
         self.assertEqual((status, output.count("sum 2")), (0, 2), output)
+
+    def test_ends_where_no_thread_can_start(self):
+        status, output = torchrun(2, end="group = dist.new_group(); dist.barrier(group)" + NO_THREADS)
+        self.assertEqual((status, output.count("sum 2")), (0, 2), output)
+        self.assertNotIn("Resource temporarily unavailable", output)
 
     def test_an_exception_reaches_the_other_ranks(self):
         end = 'if dist.get_rank() == 1: raise ValueError("no such file")\ndist.barrier()'

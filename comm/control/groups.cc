@@ -14,9 +14,6 @@
 namespace evenkeel::internal {
 namespace {
 
-// A turn of the loop counts for kListening at most. Any longer time was time in which the loop did
-// not run, and it may have to read first what has arrived meanwhile.
-constexpr absl::Duration kListening = ControlSeats::kListening;
 // If the hub is at fault, all ranks report within this time that they receive nothing.
 constexpr absl::Duration kOthersReport = absl::Seconds(2);
 
@@ -134,6 +131,8 @@ void ControlGroups::SetMaxSilence(Seat& seat, absl::Duration max_silence) {
 }
 
 std::vector<ControlGroups::PeerId> ControlGroups::PassTime(absl::Duration time) {
+  // Any longer time was time in which the loop did not run, and it may have to read first what has
+  // arrived meanwhile.
   clock_ += std::clamp(time, absl::ZeroDuration(), kListening);
   turned_at_ = SteadyNow();
   if (time > 2 * kListening) runs_since_ = clock_;

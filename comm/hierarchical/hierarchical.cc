@@ -56,7 +56,7 @@ struct Addresses {
 class Transports {
  public:
   Transports(int rank, const HostMap& map, const HierarchicalOptions& options)
-      : rank_(rank), host_(map.host_of(rank)), map_(map), options_(options) {
+      : host_(map.host_of(rank)), map_(map), options_(options) {
     const bool leads = map.leader_of(host_) == rank;
     const internal::WarnFunction& warn = options.communicator.watch.warn;
     if (peers().size() > 1 || map.hosts() == 1) {
@@ -125,7 +125,6 @@ class Transports {
     return made;
   }
 
-  const int rank_;
   const int host_;
   const HostMap& map_;
   const HierarchicalOptions& options_;

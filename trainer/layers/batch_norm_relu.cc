@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <span>
+#include <unordered_map>
 
 namespace evenkeel {
 namespace {
@@ -145,16 +146,16 @@ dnnl::memory BatchNormRelu::Backward(const dnnl::memory& diff_output, GradTarget
     Deliver(diff_bias_, channels_, bias);
     return diff_source;
   }
-  backward_.execute(dnn_.stream, {{DNNL_ARG_SRC, source_},
-                                  {DNNL_ARG_MEAN, mean_},
-                                  {DNNL_ARG_VARIANCE, variance_},
-                                  {DNNL_ARG_SCALE, dnn_.Wrap(channel_desc_, state_.weight)},
-                                  {DNNL_ARG_SHIFT, dnn_.Wrap(channel_desc_, state_.bias)},
-                                  {DNNL_ARG_WORKSPACE, workspace_},
-                                  {DNNL_ARG_DIFF_DST, diff_output},
-                                  {DNNL_ARG_DIFF_SRC, diff_source_},
-                                  {DNNL_ARG_DIFF_SCALE, diff_weight_},
-                                  {DNNL_ARG_DIFF_SHIFT, diff_bias_}});
+  std::unordered_map<int, dnnl::memory> arguments = {
+      {DNNL_ARG_SRC, source_},           {DNNL_ARG_MEAN, mean_},
+      {DNNL_ARG_VARIANCE, variance_},    {DNNL_ARG_SCALE, dnn_.Wrap(channel_desc_, state_.weight)},
+      {DNNL_ARG_WORKSPACE, workspace_},  {DNNL_ARG_DIFF_DST, diff_output},
+      {DNNL_ARG_DIFF_SRC, diff_source_}, {DNNL_ARG_DIFF_SCALE, diff_weight_},
+      {DNNL_ARG_DIFF_SHIFT, diff_bias_}};
+  // Version 2 refuses to run without this one, which no derivative depends on, and version 3 with
+  // it.
+  if (kIsOneDnn2) arguments[DNNL_ARG_SHIFT] = dnn_.Wrap(channel_desc_, state_.bias);
+  backward_.execute(dnn_.stream, arguments);
   Deliver(diff_weight_, channels_, weight);
   Deliver(diff_bias_, channels_, bias);
   return diff_source_;

@@ -3,7 +3,8 @@
 //
 // This file defines every function of Abseil's object files for them that a program of ours refers
 // to, so that the linker leaves those files out; if one is missing here, linking fails with
-// duplicate definitions. Outside a world there is one thread, and a lock only records its state.
+// duplicate definitions. Since 20230802 Abseil has fewer of them: all waits are inline calls of a
+// common one. Outside a world there is one thread, and a lock only records its state.
 //
 // The first word of a Mutex is 0, the address of the thread that holds it plus kWriter, or the
 // number of readers times kReader. Waiting threads are in a separate queue, found by the address of
@@ -18,6 +19,7 @@
 #include <deque>
 #include <vector>
 
+#include "absl/base/config.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
@@ -183,6 +185,14 @@ bool WaitFor(const void* variable, const void* lock, const Deadline& deadline) {
   return is_late;
 }
 
+#if ABSL_LTS_RELEASE_VERSION >= 20230802
+Deadline DeadlineOf(const absl::synchronization_internal::KernelTimeout& timeout) {
+  if (!timeout.has_timeout()) return {};
+  if (timeout.is_absolute_timeout()) return {absl::FromUnixNanos(timeout.MakeAbsNanos())};
+  return {.time = SteadyNow() + absl::FromChrono(timeout.ToChronoDuration()), .is_steady = true};
+}
+#endif
+
 }  // namespace
 }  // namespace evenkeel::simulation
 
@@ -209,14 +219,59 @@ namespace absl {
 ABSL_NAMESPACE_BEGIN
 
 namespace sim = evenkeel::simulation;
+using synchronization_internal::KernelTimeout;
 
-Mutex::~Mutex() {}
 void Mutex::Lock() { sim::Lock(this, false, "takes a lock"); }
 void Mutex::Unlock() { sim::Unlock(this); }
 bool Mutex::TryLock() { return sim::TryLock(this, false); }
 void Mutex::ReaderLock() { sim::Lock(this, true, "takes a lock for reading"); }
 void Mutex::ReaderUnlock() { sim::Unlock(this); }
 bool Mutex::ReaderTryLock() { return sim::TryLock(this, true); }
+void Mutex::AssertHeld() const {
+  if ((sim::WordOf(this) & sim::kWriter) != 0) return;
+  std::fprintf(stderr, "simulation: AssertHeld() on a lock that is not held\n");
+  std::abort();
+}
+void Mutex::AssertReaderHeld() const {
+  if (sim::WordOf(this) == 0) AssertHeld();
+}
+void Mutex::AssertNotHeld() const {}
+void Mutex::ForgetDeadlockInfo() {}
+void Mutex::EnableInvariantDebugging(void (*)(void*), void*) {}
+void Mutex::EnableDebugLog(const char*) {}
+
+void CondVar::EnableDebugLog(const char*) {}
+void CondVar::SignalAll() {
+  const sim::Inside inside;
+  if (sim::World::Current() == nullptr) return;
+  sim::WakeAll(this);
+  sim::World::Get()->Point("has signalled");
+}
+void CondVar::Signal() {
+  const sim::Inside inside;
+  if (sim::World::Current() == nullptr) return;
+  if (const auto found = sim::Queues().find(this); found != sim::Queues().end()) {
+    const int count = static_cast<int>(found->second.size());
+    sim::Thread* const thread = found->second[sim::World::Get()->draws().Below(count)].thread;
+    sim::Forget(this, thread);
+    sim::World::Get()->Wake(thread);
+  }
+  sim::World::Get()->Point("has signalled");
+}
+
+const Condition Condition::kTrue;
+#if ABSL_LTS_RELEASE_VERSION < 20230802
+Condition::Condition() : eval_(nullptr), function_(nullptr), method_(nullptr), arg_(nullptr) {}
+Condition::Condition(bool (*function)(void*), void* argument)
+    : eval_(&CallVoidPtrFunction), function_(function), method_(nullptr), arg_(argument) {}
+Condition::Condition(const bool* condition)
+    : eval_([](const Condition* self) { return *static_cast<const bool*>(self->arg_); }),
+      function_(nullptr),
+      method_(nullptr),
+      arg_(const_cast<bool*>(condition)) {}
+bool Condition::CallVoidPtrFunction(const Condition* self) { return self->function_(self->arg_); }
+
+Mutex::~Mutex() {}
 void Mutex::Await(const Condition& condition) { sim::Await(this, condition, sim::Deadline()); }
 void Mutex::LockWhen(const Condition& condition) {
   sim::LockWhen(this, false, condition, sim::Deadline());
@@ -242,21 +297,8 @@ bool Mutex::ReaderLockWhenWithTimeout(const Condition& condition, Duration timeo
 bool Mutex::ReaderLockWhenWithDeadline(const Condition& condition, Time deadline) {
   return sim::LockWhen(this, true, condition, {deadline});
 }
-void Mutex::AssertHeld() const {
-  if ((sim::WordOf(this) & sim::kWriter) != 0) return;
-  std::fprintf(stderr, "simulation: AssertHeld() on a lock that is not held\n");
-  std::abort();
-}
-void Mutex::AssertReaderHeld() const {
-  if (sim::WordOf(this) == 0) AssertHeld();
-}
-void Mutex::AssertNotHeld() const {}
-void Mutex::ForgetDeadlockInfo() {}
-void Mutex::EnableInvariantDebugging(void (*)(void*), void*) {}
-void Mutex::EnableDebugLog(const char*) {}
 
 CondVar::~CondVar() {}
-void CondVar::EnableDebugLog(const char*) {}
 void CondVar::Wait(Mutex* mutex) { sim::WaitFor(this, mutex, sim::Deadline()); }
 bool CondVar::WaitWithTimeout(Mutex* mutex, Duration timeout) {
   return sim::WaitFor(this, mutex, {Now() + timeout});
@@ -264,34 +306,42 @@ bool CondVar::WaitWithTimeout(Mutex* mutex, Duration timeout) {
 bool CondVar::WaitWithDeadline(Mutex* mutex, Time deadline) {
   return sim::WaitFor(this, mutex, {deadline});
 }
-void CondVar::SignalAll() {
-  const sim::Inside inside;
-  if (sim::World::Current() == nullptr) return;
-  sim::WakeAll(this);
-  sim::World::Get()->Point("has signalled");
-}
-void CondVar::Signal() {
-  const sim::Inside inside;
-  if (sim::World::Current() == nullptr) return;
-  if (const auto found = sim::Queues().find(this); found != sim::Queues().end()) {
-    const int count = static_cast<int>(found->second.size());
-    sim::Thread* const thread = found->second[sim::World::Get()->draws().Below(count)].thread;
-    sim::Forget(this, thread);
-    sim::World::Get()->Wake(thread);
-  }
-  sim::World::Get()->Point("has signalled");
-}
-
-const Condition Condition::kTrue;
-Condition::Condition() : eval_(nullptr), function_(nullptr), method_(nullptr), arg_(nullptr) {}
+#else
 Condition::Condition(bool (*function)(void*), void* argument)
-    : eval_(&CallVoidPtrFunction), function_(function), method_(nullptr), arg_(argument) {}
+    : eval_(&CallVoidPtrFunction), arg_(argument) {
+  StoreCallback(function);
+}
 Condition::Condition(const bool* condition)
     : eval_([](const Condition* self) { return *static_cast<const bool*>(self->arg_); }),
-      function_(nullptr),
-      method_(nullptr),
       arg_(const_cast<bool*>(condition)) {}
-bool Condition::CallVoidPtrFunction(const Condition* self) { return self->function_(self->arg_); }
+bool Condition::CallVoidPtrFunction(const Condition* self) {
+  bool (*function)(void*);
+  self->ReadCallback(&function);
+  return function(self->arg_);
+}
+
+#ifdef NDEBUG
+// Inline here, but Abseil's archives call it. Its address makes this file define it for them.
+template <void (Mutex::*function)()>
+struct Emitted {
+  [[gnu::used]] static inline void (Mutex::*const address)() = function;
+};
+template struct Emitted<&Mutex::Dtor>;
+#else
+void Mutex::Dtor() {}
+#endif
+bool Mutex::AwaitCommon(const Condition& condition, KernelTimeout timeout) {
+  return sim::Await(this, condition, sim::DeadlineOf(timeout));
+}
+bool Mutex::LockWhenCommon(const Condition& condition, KernelTimeout timeout, bool for_writing) {
+  return sim::LockWhen(this, !for_writing, condition, sim::DeadlineOf(timeout));
+}
+
+bool CondVar::WaitCommon(Mutex* mutex, KernelTimeout timeout) {
+  return sim::WaitFor(this, mutex, sim::DeadlineOf(timeout));
+}
+#endif
+
 bool Condition::Eval() const { return eval_ == nullptr || eval_(this); }
 
 void ReleasableMutexLock::Release() {

@@ -73,7 +73,7 @@ TEST(AgreementTest, TwoInOneStepOfWhichOneSynchronisesOnOneRankOnly) {
           EK_RETURN_IF_ERROR(second->BeginStep(differs_first ? StepMode::kSync : mode));
           for (auto [model, ddp] : {std::pair(&a, first.get()), std::pair(&b, second.get())}) {
             EK_RETURN_IF_ERROR(model->Backward(
-                comm.rank(), step, [&](int param) { return ddp->GradientReady(param); }));
+                comm.rank(), step, [ddp = ddp](int param) { return ddp->GradientReady(param); }));
           }
           EK_RETURN_IF_ERROR(first->FinishStep());
           EK_RETURN_IF_ERROR(second->FinishStep());

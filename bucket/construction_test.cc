@@ -215,7 +215,7 @@ TEST_P(ConstructionTest, AGradientThatNoLongerFitsItsValueIsRefusedWhenItIsAnnou
   for (const auto& [grad, message] : cases) {
     SCOPED_TRACE(message);
     std::vector<absl::Status> results(GetParam());
-    (void)RunTestRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
+    const auto run = [&, &grad = grad, &message = message](Communicator& comm) -> absl::Status {
       ToyModel model({3, 2});
       EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}));
       const auto announce = [&](int param) { return ddp->GradientReady(param); };
@@ -232,7 +232,8 @@ TEST_P(ConstructionTest, AGradientThatNoLongerFitsItsValueIsRefusedWhenItIsAnnou
         return ddp->FinishStep();
       }();
       return results[comm.rank()];
-    });
+    };
+    (void)RunTestRanks(GetParam(), run);
     for (const absl::Status& result : results)
       EXPECT_THAT(std::string(result.message()), HasSubstr(message));
   }
@@ -259,7 +260,7 @@ TEST(ConstructionsTest, BuffersThatOverlapParametersOrGradientsAreRefused) {
     params.Add("p0", at(value, 0, 6), at(grad, 0, 6));
     params.Add("running", at(ignored, 0, 2), TensorView(nullptr, 2, DType::kFloat32));
     ASSERT_TRUE(params.Ignore("running").ok());
-    const absl::Status status = RunTestRanks(1, [&](Communicator& comm) {
+    const absl::Status status = RunTestRanks(1, [&, &buffers = buffers](Communicator& comm) {
       return DataParallel::Create(&comm, &params, buffers).status();
     });
     EXPECT_THAT(std::string(status.message()), HasSubstr(message));

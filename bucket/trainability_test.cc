@@ -228,7 +228,7 @@ TEST_P(TrainabilityTest, AChangeOfTheSetThatThePolicyMustNotSeeIsAnErrorBeforeTh
     RunAndExpect(
         absl::StrCat("has changed (1 frozen: \"p0\" (0); 1 unfrozen: \"p3\" (3)), and the policy ",
                      name, " does not check it before step 2: call RefreshTrainable()"),
-        [&](Communicator& comm) -> absl::Status {
+        [&, policy = policy](Communicator& comm) -> absl::Status {
           ToyModel model(kSizes);
           model.params().SetTrainable(3, false);
           DataParallelOptions options{.trainability = {.policy = policy, .every = 5}};

@@ -578,7 +578,7 @@ TEST(StepsTest, ActiveRanksThatDifferAreNamedWithWhatTheyDifferIn) {
   for (const auto& [other, text] : kCases) {
     SCOPED_TRACE(text);
     std::vector<absl::Status> results(3);
-    const absl::Status status = RunTestRanks(3, [&](Communicator& comm) -> absl::Status {
+    const absl::Status status = RunTestRanks(3, [&, &other = other](Communicator& comm) {
       FixedParticipant participant(comm.rank() == 1 ? other : ParticipantState());
       StepControl::Of(comm).Register(&participant);
       const auto ticket = StepControl::Of(comm).Enter(&participant, "part", 0);

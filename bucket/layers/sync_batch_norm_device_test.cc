@@ -127,7 +127,7 @@ using Outcome = std::vector<std::vector<T>>;
 template <typename T>
 absl::StatusOr<Outcome<T>> RunCase(Communicator& comm, const Case& test) {
   EK_ASSIGN_OR_RETURN(const auto tensors, Tensors<T>::Create(comm));
-  const auto [channels, spatial, factor] = test.layer;
+  const int64_t channels = test.layer.channels, spatial = test.layer.spatial;
   SyncBatchNorm norm({.channels = channels, .stream = tensors->stream()});
   const auto per_channel = [&](int what) {
     return tensors->Make(channels,
@@ -142,7 +142,7 @@ absl::StatusOr<Outcome<T>> RunCase(Communicator& comm, const Case& test) {
   Ticker ticker(&comm);
   EK_RETURN_IF_ERROR(RunJoined({&ticker}, test.options, [&](JoinScope& scope) -> absl::Status {
     for (int step = 0; step < StepsOf(comm.rank(), comm.world_size()); ++step) {
-      const int64_t samples = factor * SamplesOf(comm.rank(), step),
+      const int64_t samples = test.layer.samples * SamplesOf(comm.rank(), step),
                     count = samples * channels * spatial;
       const auto values = [&](int what) {
         return tensors->Make(count,

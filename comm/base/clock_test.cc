@@ -132,13 +132,13 @@ TEST_F(ClockTest, AClockThatIsSetForwardEndsNoWait) {
 }
 
 TEST_F(ClockTest, AClockThatIsSetBackProlongsNoWait) {
-  ExpectNotProlonged([&](absl::Time deadline) {
+  ExpectNotProlonged([&](absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     EXPECT_FALSE(AwaitUntil(mutex_, absl::Condition(&is_done_), deadline));
   });
 }
 
 TEST_F(ClockTest, AClockThatIsSetBackProlongsNoWaitForASignal) {
-  ExpectNotProlonged([&](absl::Time deadline) {
+  ExpectNotProlonged([&](absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     while (!WaitUntil(signal_, mutex_, deadline)) {
     }
   });
@@ -158,7 +158,7 @@ TEST_F(ClockTest, AChildOfForkWaitsToo) {
   const pid_t child = fork();
   if (child == 0) {
     EXPECT_EQ(pipe(settings), 0);  // The parent reads the other one.
-    ExpectNotProlonged([&](absl::Time deadline) {
+    ExpectNotProlonged([&](absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       EXPECT_FALSE(AwaitUntil(mutex_, absl::Condition(&is_done_), deadline));
     });
     _exit(HasFailure() ? 1 : 0);

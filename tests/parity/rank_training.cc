@@ -199,7 +199,7 @@ class RankTraining {
     trained_.first = trained_.second = ZeroWeights<T>();
     for (const auto& [p, of_param] : state.params) {
       trained_.updates[p] = of_param.step;
-      const auto take = [&](const std::string& name, std::vector<T>& into) {
+      const auto take = [&of_param = of_param](const std::string& name, std::vector<T>& into) {
         const auto found = of_param.tensors.find(name);
         if (found != of_param.tensors.end())
           std::ranges::copy(found->second.template as<T>(), into.begin());

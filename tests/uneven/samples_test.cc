@@ -262,7 +262,8 @@ TEST_P(CarriedSamplesTest, CountIfTheirGradientsDo) {
       SCOPED_TRACE(absl::StrCat(world, " ranks, placement ", placement.index(), " ", has_reducer));
       const bool updates_early = placement == Placement(Replicated{.update_in_backward = true});
       bool clears = false;
-      const absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
+      const auto run = [&, &placement = placement,
+                        has_reducer = has_reducer](Communicator& comm) -> absl::Status {
         OneWeight model;
         EK_RETURN_IF_ERROR(model.Create(comm, placement, has_reducer));
         int samples = comm.rank();
@@ -287,7 +288,8 @@ TEST_P(CarriedSamplesTest, CountIfTheirGradientsDo) {
         }
         EXPECT_NEAR(model.weight, -what.updates, 1e-12) << "rank " << comm.rank();
         return absl::OkStatus();
-      });
+      };
+      const absl::Status status = RunTestRanks(world, run);
       if (clears && !has_reducer) {  // No record has the dropped samples.
         EXPECT_THAT(std::string(status.message()), HasSubstr("were cleared in the loop"));
       } else {

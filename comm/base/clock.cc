@@ -15,13 +15,25 @@
 #include <set>
 #include <vector>
 
+#include "absl/base/config.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "evenkeel/comm/base/librarys_thread.h"
 #include "evenkeel/comm/base/warn.h"
 
 namespace evenkeel {
 namespace {
+
+#if defined(NDEBUG) && ABSL_LTS_RELEASE_VERSION >= 20230802
+// Debian 13's Abseil is compiled without NDEBUG, so it ends a process whose mutexes were ever taken
+// in a cycle. It does not learn of the end of mutexes in code with NDEBUG, and takes those that
+// have one address after the other for one. Abseil with NDEBUG does not look for cycles.
+[[maybe_unused]] const bool looks_for_no_cycles = [] {
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+  return true;
+}();
+#endif
 
 constexpr absl::Duration kShortestPause = absl::Microseconds(100),
                          kLongestPause = absl::Milliseconds(10);

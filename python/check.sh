@@ -42,14 +42,6 @@ if [[ -z $python ]]; then
 fi
 
 promise 'libevenkeel.so builds' "${bazel[@]}" build --noshow_progress //join/abi:evenkeel
-library=bazel-bin/join/abi/libevenkeel.so
-
-exports_only_its_functions() {
-  local names
-  names=$(nm -D --defined-only --demangle "$library") && [[ -n $names ]] &&
-    ! grep -vE ' (evenkeel::abi::|[VWu] std::)' <<<"$names"
-}
-promise 'it exports the functions of evenkeel::abi alone' exports_only_its_functions
 
 promise 'the wheel builds' "${bazel[@]}" build --noshow_progress \
   --repo_env=EVENKEEL_TORCH_PYTHON="$python" //python/evenkeel_c10d:wheel

@@ -11,6 +11,7 @@ import argparse
 import concurrent.futures
 import ctypes
 import pathlib
+import re
 import shlex
 import shutil
 import subprocess
@@ -33,6 +34,12 @@ def library_version(library):
     version = ctypes.CDLL(str(library))._ZN8evenkeel3abi7VersionEv
     version.restype = ctypes.c_char_p
     return version().decode()
+
+
+def soname(library):
+    """Returns the name by which programs look for the library."""
+    dynamic = subprocess.run(["readelf", "-d", str(library)], check=True, stdout=subprocess.PIPE, text=True)
+    return re.search(r"SONAME.*\[(.*)\]", dynamic.stdout)[1]
 
 
 def include_root(include, scratch):
@@ -113,8 +120,8 @@ def main():
         HERE / "evenkeel_c10d", package, dirs_exist_ok=True,
         ignore=shutil.ignore_patterns("__pycache__"),
     )
-    # By its soname, and not over a file that a process may have mapped.
-    copy = package / "libevenkeel.so"
+    # Not over a file that a process may have mapped.
+    copy = package / soname(library)
     copy.unlink(missing_ok=True)
     shutil.copy2(library, copy)
     target = package / ("_bridge" + sysconfig.get_config_var("EXT_SUFFIX"))

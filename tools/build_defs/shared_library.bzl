@@ -54,7 +54,8 @@ def _shared_library_impl(ctx):
             output_file = out.path,
             user_link_flags = [
                 "-Wl,--version-script=" + ctx.file.version_script.path,
-                "-Wl,-soname," + out.basename,
+                "-Wl,-soname,%s.%s" % (out.basename, ctx.attr.abi),
+                "-fuse-ld=bfd",  # gold exports parts of std::string, too, against the script.
                 "-Wl,--no-undefined",
                 "-Wl,--gc-sections",
                 "-Wl,--as-needed",
@@ -79,6 +80,10 @@ shared_library = rule(
     implementation = _shared_library_impl,
     doc = "lib<name>.so, with what `deps` need inside.",
     attrs = {
+        "abi": attr.string(
+            mandatory = True,
+            doc = "Programs look for lib<name>.so.<abi>, so that libraries of two ABIs may be on one system.",
+        ),
         "deps": attr.label_list(providers = [CcInfo]),
         "version_script": attr.label(allow_single_file = True, mandatory = True),
         "_toolchain": attr.label(default = "@bazel_tools//tools/cpp:current_cc_toolchain"),

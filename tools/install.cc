@@ -139,10 +139,6 @@ Package PackageOf(const LibrariesFile& libraries) {
   return package;
 }
 
-// Their names do not collide with others of a system, such as top: bin/evenkeel-top.
-constexpr const char* kPrograms[] = {"tools/flight", "tools/launch", "tools/top",
-                                     "trainer/generate", "trainer/train"};
-
 // Compiled in the project that uses it, by its libtorch: {file, name below kLibtorchPath}.
 constexpr std::pair<const char*, const char*> kLibtorchFiles[] = {
     {"libtorch/libtorch.h", "include/evenkeel/libtorch.h"},
@@ -172,7 +168,8 @@ absl::StatusOr<std::vector<FileToInstall>> FilesToInstall() {
   for (auto& [include, content] : headers)
     files.push_back({absl::StrCat("include/", include), std::move(content)});
 
-  for (const fs::path file : kPrograms) {
+  // Their names do not collide with others of a system, such as top: bin/evenkeel-top.
+  for (const fs::path file : libraries.programs) {
     EK_ASSIGN_OR_RETURN(std::string content, Read(file));
     files.push_back({absl::StrCat(kProgramPath, file.filename().string()), std::move(content)});
   }

@@ -3,6 +3,7 @@
     installed_libraries(
         name = "libraries",
         parts = ["join", "comm"],  # folders; each needs only those after it
+        programs = ["//tools:launch"],
         deps = ["//join", "//comm:factory"],
     )
 
@@ -103,6 +104,7 @@ def _installed_libraries_impl(ctx):
         archives = [struct(part = part, file = file.short_path) for part, file in archives.items()],
         headers = [struct(include = include, file = file.short_path) for include, file in headers.items()],
         public_headers = _public(ctx.attr.deps).keys(),
+        programs = [program.short_path for program in ctx.files.programs],
         abseil = abseil,
         link_flags = flags,
     )
@@ -111,7 +113,7 @@ def _installed_libraries_impl(ctx):
     files = depset([json] + archives.values())
     return [DefaultInfo(
         files = files,
-        runfiles = ctx.runfiles(files = headers.values(), transitive_files = files),
+        runfiles = ctx.runfiles(files = headers.values() + ctx.files.programs, transitive_files = files),
     )]
 
 installed_libraries = rule(
@@ -126,6 +128,7 @@ installed_libraries = rule(
             providers = [CcInfo],
             doc = "The targets whose headers users include.",
         ),
+        "programs": attr.label_list(doc = "The programs to install, each a single file."),
         "_cc_toolchain": attr.label(default = "@bazel_tools//tools/cpp:current_cc_toolchain"),
     },
     toolchains = ["@bazel_tools//tools/cpp:toolchain_type"],

@@ -20,6 +20,7 @@ absl::StatusOr<LibrariesFile> ReadLibrariesFile(absl::string_view text) {
       libraries.headers[header.at("include").get<std::string>()] = header.at("file");
     }
     json.at("public_headers").get_to(libraries.public_headers);
+    json.at("programs").get_to(libraries.programs);
     json.at("abseil").get_to(libraries.abseil);
     json.at("link_flags").get_to(libraries.link_flags);
     return libraries;

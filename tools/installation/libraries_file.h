@@ -29,6 +29,7 @@ struct LibrariesFile {
   std::map<std::string, std::string>
       headers;  // "evenkeel/comm/types.h" to its file: all that could be included.
   std::vector<std::string> public_headers;  // Those for users.
+  std::vector<std::string> programs;        // Their files.
   std::vector<std::string> abseil;          // Abseil's libraries: "status" is libabsl_status.
   std::vector<std::string> link_flags;  // For the compiler: "-l:libssl.so", "-L/folder", "-Wl,...".
 };

@@ -17,6 +17,7 @@ constexpr char kText[] = R"({
   "archives": [{"part": "join", "file": "b/libevenkeel_join.a"}, {"part": "comm", "file": "b/libevenkeel_comm.a"}],
   "headers": [{"include": "evenkeel/join/join.h", "file": "join/v/join.h"}],
   "public_headers": ["evenkeel/join/join.h"],
+  "programs": ["tools/launch"],
   "abseil": ["status", "strings"],
   "link_flags": ["-lrt"]
 })";
@@ -29,6 +30,7 @@ TEST(LibrariesFileTest, SaysWhatTheRuleHasCollected) {
   EXPECT_EQ(libraries->archives[1].file, "b/libevenkeel_comm.a");
   EXPECT_THAT(libraries->headers, ElementsAre(Pair("evenkeel/join/join.h", "join/v/join.h")));
   EXPECT_THAT(libraries->public_headers, ElementsAre("evenkeel/join/join.h"));
+  EXPECT_THAT(libraries->programs, ElementsAre("tools/launch"));
   EXPECT_THAT(libraries->abseil, ElementsAre("status", "strings"));
   EXPECT_THAT(libraries->link_flags, ElementsAre("-lrt"));
 }

@@ -264,6 +264,10 @@ c10d::ErrorType Backend::getError() {
 c10::intrusive_ptr<c10d::Backend> Backend::split(const c10::intrusive_ptr<c10d::Store>& store,
                                                  const std::vector<int>& ranks,
                                                  const c10::intrusive_ptr<Options>& options) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      options == nullptr || options->backend != "gloo",
+      "evenkeel: the group is to be split with Gloo's pg_options, which evenkeel cannot follow: ",
+      "leave pg_options out, and set timeout= instead of their timeout.");
   const auto found = std::find(ranks.begin(), ranks.end(), rank_);
   if (found == ranks.end()) return nullptr;
   std::vector<uint64_t> global_ranks;

@@ -101,6 +101,7 @@ def write_metadata(out, version):
     )
     (folder / "entry_points.txt").write_text(
         "[torch.distributed.backends]\nevenkeel = evenkeel_c10d:register\n"
+        "[torch.backends]\nevenkeel = evenkeel_c10d_autoload:autoload\n"
     )
 
 
@@ -120,6 +121,7 @@ def main():
         HERE / "evenkeel_c10d", package, dirs_exist_ok=True,
         ignore=shutil.ignore_patterns("__pycache__"),
     )
+    shutil.copy2(HERE / "evenkeel_c10d_autoload.py", package.parent)
     # Not over a file that a process may have mapped.
     copy = package / soname(library)
     copy.unlink(missing_ok=True)

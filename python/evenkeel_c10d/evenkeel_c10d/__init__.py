@@ -17,10 +17,21 @@ import traceback
 import torch
 import torch.distributed as dist
 
+import evenkeel_c10d_autoload
+
 from . import _bridge, _futures  # noqa: F401  _futures replaces get_future() of works.
 
 __version__ = _bridge.version
-__all__ = ["Error", "Join", "flight_json", "register", "transport", "watch"]
+__all__ = [
+    "Error",
+    "Join",
+    "flight_json",
+    "make_default",
+    "register",
+    "replace_gloo",
+    "transport",
+    "watch",
+]
 
 # How long the end of a process waits for the operations that it has issued.
 _EXIT_TIMEOUT = datetime.timedelta(seconds=10)
@@ -66,7 +77,17 @@ Error.__module__ = __name__
 _bridge.set_error_type(Error)
 
 
-def _create(options, _backend_options):
+def _create(options, backend_options):
+    if dist.is_gloo_available() and isinstance(backend_options, dist.ProcessGroupGloo._Options):
+        raise NotImplementedError(
+            "evenkeel: the group is to be made with Gloo's pg_options, which evenkeel cannot follow: "
+            "leave pg_options out, and set timeout= instead of their timeout."
+        )
+    if getattr(options, "enable_reconfigure", False):
+        raise NotImplementedError(
+            "evenkeel: enable_reconfigure=True is not supported: after a failure call "
+            "destroy_process_group() and init_process_group()."
+        )
     return _bridge.create(
         store=options.store,
         rank=options.group_rank,
@@ -84,6 +105,24 @@ def register():
         dist.Backend.register_backend("evenkeel", _create, extended_api=True, devices=["cpu"])
 
 
+def make_default():
+    """Makes evenkeel the backend of the CPU for groups that are made without a name of one.
+
+    So `init_process_group()` does, and DeviceMesh, FSDP and frameworks that ask torch for the name.
+    """
+    register()
+    dist.Backend.default_device_backend_map["cpu"] = "evenkeel"  # register_backend() never does.
+
+
+def replace_gloo():
+    """Makes groups that ask for gloo use evenkeel on the CPU, here and in processes started later.
+
+    get_backend() returns "gloo" for such a group; groups that exist stay as they are.
+    """
+    evenkeel_c10d_autoload.replace()
+    os.environ[evenkeel_c10d_autoload.VARIABLE] = "1"
+
+
 def __getattr__(name):
     # Imported when it is needed: this module is imported while torch.distributed is.
     if name == "Join":
@@ -99,7 +138,8 @@ def __getattr__(name):
 
 def _backend_of(group):
     group = dist.group.WORLD if group is None else group
-    return group._get_backend(torch.device("cpu"))
+    backend = group._get_backend(torch.device("cpu"))
+    return getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps it.
 
 
 def transport(group=None):
@@ -149,7 +189,11 @@ def _described(error):
 
 def _innermost_of_program(frames):
     """Returns the innermost frame outside of torch and of this package, or None."""
-    inside = (os.path.dirname(torch.__file__), os.path.dirname(__file__))
+    inside = (
+        os.path.dirname(torch.__file__),
+        os.path.dirname(__file__),
+        evenkeel_c10d_autoload.__file__,
+    )
     return next((f for f in reversed(frames) if not f.filename.startswith(inside)), None)
 
 

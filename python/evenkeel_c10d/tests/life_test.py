@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 import unittest
+import unittest.mock
 
 import torch
 import torch.distributed as dist
@@ -325,6 +326,15 @@ assert libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(1 << 50)) == 0
 assert libc.pthread_setattr_default_np(attributes) == 0
 """
 
+UNDER_THE_NAME_GLOO = """
+dist.destroy_process_group()
+dist.init_process_group("gloo")
+dist.all_reduce(tensor.fill_(1))
+import evenkeel_c10d
+
+os.write(1, f"{dist.get_backend()} {evenkeel_c10d.transport()} {int(tensor[0])};".encode())
+"""
+
 
 def torchrun(world, backend="evenkeel", end=""):
     """Runs PROGRAM by torchrun; returns its exit status and its output."""
@@ -403,8 +413,11 @@ class LifeTest(unittest.TestCase):
         self.run_without_init(2, dropped)
 
     def test_torchrun_needs_no_import(self):
-        status, output = torchrun(2)
+        with unittest.mock.patch.dict(os.environ, EVENKEEL_REPLACE_GLOO="1"):
+            status, output = torchrun(2, end=UNDER_THE_NAME_GLOO)
         self.assertEqual((status, output.count("sum 2")), (0, 2), output)
+        self.assertEqual((status, output.count("gloo shm 2;")), (0, 2), output)
+        self.assertEqual(output.count("(shm) answers to gloo"), 1, output)
 
     def test_ends_where_no_thread_can_start(self):
         status, output = torchrun(2, end="group = dist.new_group(); dist.barrier(group)" + NO_THREADS)

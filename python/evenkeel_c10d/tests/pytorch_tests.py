@@ -5,9 +5,8 @@
     python pytorch_tests.py --only=test_all_gather --logs=/tmp/logs
 
 The tests are those of torch/testing/_internal/distributed/distributed_test.py from the wheel, in
-the form that PyTorch runs for Gloo. Where a test creates a group of Gloo by name, the group is one
-of evenkeel, and the tests' lists of backends with profiler ranges contain evenkeel. Nothing else
-is changed.
+the form that PyTorch runs for Gloo, with evenkeel_c10d.replace_gloo(). Profiler ranges have the name
+evenkeel. Nothing else is changed.
 
 pytorch_tests_skipped.txt lists the exceptions, one line each: `name: reason`. An exception runs
 too and counts as skipped; if it passes, the run fails, so that the list stays true. The exit code
@@ -15,8 +14,6 @@ is 0 if each test passes that PyTorch does not skip and that is no exception.
 """
 
 import argparse
-import functools
-import inspect
 import multiprocessing
 import os
 import pathlib
@@ -48,35 +45,25 @@ def load_tests(backend, world):
     # The module reads these when it is imported, and its decorators skip by them.
     os.environ.update(BACKEND=GLOO, WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1")
     os.environ["INIT_METHOD"] = "file://"
-    import torch.distributed as dist
+    import evenkeel_c10d
     from torch.testing._internal import common_distributed as common
     from torch.testing._internal.distributed import distributed_test as tests
 
     if backend == EVENKEEL:
-        tests.PROFILING_SUPPORTED_BACKENDS.append(EVENKEEL)
-        tests.SEND_RECV_PROFILING_SUPPORTED_BACKENDS.append(EVENKEEL)
-        for name in ("init_process_group", "new_group"):
-            replace_gloo(dist, name)
+        evenkeel_c10d.replace_gloo()
+        find = tests.get_profiling_event
+
+        def find_ours(name, *args, **kwargs):
+            events = find(name.replace("gloo:", "evenkeel:"), *args, **kwargs)
+            for event in events:
+                event.name = event.name.replace("evenkeel:", "gloo:")
+            return events
+
+        tests.get_profiling_event = find_ours
     case = type("Case", (tests.TestDistBackend, tests.DistributedTest._DistTestBase), {})
     return tests, case, {
         skip.exit_code: skip.message for skip in common.TEST_SKIPS.values()
     }
-
-
-def replace_gloo(dist, name):
-    """Makes torch.distributed's function of this name create evenkeel's groups for Gloo's."""
-    original = getattr(dist, name)
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def replacement(*args, **kwargs):
-        bound = signature.bind(*args, **kwargs).arguments
-        if bound.get("backend") == GLOO:
-            bound["backend"] = EVENKEEL
-        return original(**bound)
-
-    setattr(dist, name, replacement)
-    setattr(dist.distributed_c10d, name, replacement)
 
 
 def run_rank(tests, case, rank, name, folder, pipe):

@@ -414,25 +414,36 @@ WorkPtr Backend::allreduce_sparse(TensorList& tensors, const c10d::AllreduceOpti
   const at::Tensor my_indices = mine._indices(), my_values = mine._values();
   const TensorList facts = GatherSparseFacts(mine, options.timeout);
   CheckSameFacts(facts);
-  abi::Call indices{.kind = Kind::kAllGather, .in = {operation.Read(my_indices)}};
-  abi::Call values{.kind = Kind::kAllGather, .in = {operation.Read(my_values)}};
   TensorList all_indices, all_values;
-  for (const at::Tensor& one : facts) {
-    const int64_t rows = RowsOf(one);
-    std::vector<int64_t> shape = my_values.sizes().vec();
-    shape[0] = rows;
-    all_indices.push_back(at::empty({mine.sparse_dim(), rows}, my_indices.options()));
-    all_values.push_back(at::empty(shape, my_values.options()));
-    indices.out.push_back(operation.Write(all_indices.back()));
-    values.out.push_back(operation.Write(all_values.back()));
+  try {
+    abi::Call indices{.kind = Kind::kAllGather, .in = {operation.Read(my_indices)}};
+    abi::Call values{.kind = Kind::kAllGather, .in = {operation.Read(my_values)}};
+    for (const at::Tensor& one : facts) {
+      const int64_t rows = RowsOf(one);
+      std::vector<int64_t> shape = my_values.sizes().vec();
+      shape[0] = rows;
+      all_indices.push_back(at::empty({mine.sparse_dim(), rows}, my_indices.options()));
+      all_values.push_back(at::empty(shape, my_values.options()));
+      indices.out.push_back(operation.Write(all_indices.back()));
+      values.out.push_back(operation.Write(all_values.back()));
+    }
+    operation.Add(std::move(indices));
+    operation.Add(std::move(values));
+  } catch (const std::exception& error) {  // There may be no memory; the others wait for the rows.
+    group_->Abort(c10::str("rank ", rank_, " cannot add sparse tensors: ", error.what()));
+    throw;
   }
-  operation.Add(std::move(indices));
-  operation.Add(std::move(values));
   operation.Then(
       [tensor, all_indices = std::move(all_indices), all_values = std::move(all_values)] {
-        tensor.copy_(at::_sparse_coo_tensor_unsafe(at::cat(all_indices, 1), at::cat(all_values),
-                                                   tensor.sizes(), tensor.options())
-                         .coalesce());
+        const auto of_rank = [&](size_t rank) {
+          return at::_sparse_coo_tensor_unsafe(all_indices[rank], all_values[rank], tensor.sizes(),
+                                               tensor.options(), /*is_coalesced=*/true);
+        };
+        // In the order of the ranks: coalesce() of all rows adds them in an order of its own, which
+        // may depend on the processor.
+        at::Tensor sum = of_rank(0);
+        for (size_t rank = 1; rank < all_values.size(); ++rank) sum = sum.add(of_rank(rank));
+        tensor.copy_(sum.coalesce());
         tensor._coalesced_(true);  // Also without rows.
       });
   return Run(std::move(operation), options.timeout, tensors, {tensors});

@@ -458,6 +458,10 @@ def sparse(rank, world):
         check_equal(f"sparse all_reduce of {dtype}", [t.to_dense() for t in mine], expected)
         result = works[1].get_future().value()[0]
         check_equal("its future", [result.to_dense()], expected[1:2])
+    # Rank by rank: float32 has no 1e8 + 1.
+    ordered = sparse_of(torch.zeros(1, 1), torch.tensor([(1e8, 1, -1e8, 0)[rank]]), (2,))
+    dist.all_reduce(ordered)
+    assert ordered.to_dense()[0] == (1e8, 1e8, 0, 0)[world - 1], ordered
 
 
 def refuses_a_collective_without_order(rank, world):

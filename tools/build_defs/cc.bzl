@@ -21,11 +21,10 @@ _FLAGS = [
     "-Wno-missing-field-initializers",  # {.cap = x} means: the rest by default
 ] + select({
     "//tools/build_defs:clang": [],
-    # GCC derives these from inlined code of the standard library and of Abseil, and is wrong about std::string (PR105651,
+    # GCC 12 derives these from inlined code of the standard library and of Abseil, and is wrong about std::string (PR105651,
     # PR105329) and absl::InlinedVector. asan and ubsan look for the same defects in code that runs.
     "//conditions:default": [
         "-Wno-array-bounds",
-        "-Wno-maybe-uninitialized",  # GCC 14, of vectors that are moved while they are empty
         "-Wno-restrict",
         "-Wno-stringop-overflow",
         "-Wno-stringop-overread",

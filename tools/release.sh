@@ -24,33 +24,34 @@ stop() {
 }
 
 [[ $# == 2 || ($# == 3 && $3 == --no-tag) ]] || stop 'usage: tools/release.sh COMMIT FOLDER [--no-tag]'
+umask 022  # The modes of what is packed and written.
+to=$(realpath -m "$2")
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 repository=$PWD
 commit=$(git rev-parse --verify --quiet "$1^{commit}") || stop "$1 is no commit"
-to=$(realpath -m "$2")
+version=$(git show "$commit:comm/version.h" | sed -n 's/^#define EVENKEEL_BUILD "\(.*\)"$/\1/p')
+tag=v$version
+tagged=$(git rev-parse --verify --quiet "refs/tags/$tag^{commit}" || true)
+[[ -z $tagged || $tagged == "$commit" ]] ||
+  stop "the tag $tag is on ${tagged:0:10}; a release of another commit needs another version in comm/version.h"
+notes=$(git show "$commit:CHANGELOG.md" |
+  awk -v entry="## $version " 'index($0, "## ") == 1 { inside = index($0, entry) == 1; next } inside')
+[[ $notes ]] || stop "CHANGELOG.md has no entry \"## $version (...)\""
 mkdir -p "$to"
 [[ -z $(ls -A "$to") ]] || stop "$to is not empty"
+printf '# evenkeel %s (%s)\n%s\n' "$version" "${commit:0:8}" "$notes" >"$to/release_notes.md"
 
 work=$(mktemp -d)
 tree=$work/evenkeel
+has_bazel=''
 clean_up() {
-  (cd "$tree" && ./bazelw clean --expunge) >"$work/log" 2>&1 || true
   cd "$repository"
-  git worktree remove --force "$tree" || true
+  [[ -z $has_bazel ]] || (cd "$tree" && ./bazelw clean --expunge) >"$work/log" 2>&1 || true
+  [[ ! -e $tree ]] || git worktree remove --force "$tree" || true
   rm -rf "$work"
 }
-git worktree add --quiet --detach "$tree" "$commit"
 trap clean_up EXIT
-
-version=$(sed -n 's/^#define EVENKEEL_BUILD "\(.*\)"$/\1/p' "$tree/comm/version.h")
-tag=v$version
-tagged=$(git rev-parse --verify --quiet "$tag^{commit}" || true)
-[[ -z $tagged || $tagged == "$commit" ]] ||
-  stop "the tag $tag is on ${tagged:0:10}; a release of another commit needs another version in comm/version.h"
-printf '# evenkeel %s (%s)\n' "$version" "${commit:0:8}" >"$to/release_notes.md"
-awk -v entry="## $version " 'index($0, "## ") == 1 { inside = index($0, entry) == 1; next } inside' \
-  "$tree/CHANGELOG.md" >>"$to/release_notes.md"
-[[ $(wc -l <"$to/release_notes.md") -gt 1 ]] || stop "CHANGELOG.md has no entry \"## $version (...)\""
+git worktree add --quiet --detach "$tree" "$commit"
 
 export CUDA_HOME=/nonexistent
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct "$commit")
@@ -59,9 +60,11 @@ sources=evenkeel-$version-source
 mkdir "$work/$sources"
 git archive "$commit" | tar -C "$work/$sources" -x
 cd "$tree"
+export BAZEL=./bazelw  # Not a Bazel of another tree.
+has_bazel=1
 tools/cmake/write_sources.py --to="$work/$sources"
 tar -C "$work" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" \
-  -c "$sources" | gzip -n >"$to/$sources.tar.gz"
+  --mode=u=rwX,go=rX -c "$sources" | gzip -n >"$to/$sources.tar.gz"
 ./bazelw run --noshow_progress //tools:package -- --to="$to"
 if [[ -n ${EVENKEEL_TORCH_PYTHON:-} ]]; then
   ./bazelw build --noshow_progress --repo_env=EVENKEEL_TORCH_PYTHON="$EVENKEEL_TORCH_PYTHON" //python/evenkeel_c10d:wheel

@@ -16,7 +16,7 @@ failed=0
 source tests/promise.sh
 
 prints_no_warning() { ! grep -E '[Ww]arning' "$work/log"; }
-builds() { cmake -S . -B "$work/build" && cmake --build "$work/build" -j "$(nproc)" 2>&1 | tee "$work/log"; }
+builds() { { cmake -S . -B "$work/build" && cmake --build "$work/build" -j "$(nproc)"; } 2>&1 | tee "$work/log"; }
 trains() { tests/consumer_cmake/check.sh "$1" | tee "$work/consumer" && ! grep -q '^FAILED' "$work/consumer"; }
 
 promise 'CMake alone builds the sources' builds

@@ -148,6 +148,7 @@
     const shift = xLog2 ? Math.log2 : (x) => x;
     const rows = rowsOf(curves).map(([x, ...ys]) => [shift(x), ...ys]);
     const end = Math.max(1, spec.xEnd ?? 0, rows[rows.length - 1][0]);
+    const whole = [-0.015 * end, 1.015 * end];  // The margins have place for dots.
     const labels = curves.map((_, i) => String(i));  // dygraphs would read names as HTML.
     const look = () => ({
       colors: curves.map((curve) => colour(curve.style) + (curve.faint ? '40' : '')),
@@ -161,7 +162,7 @@
         ...look(),
         labels: ['x', ...labels],
         legend: 'never',
-        dateWindow: [-0.015 * end, 1.015 * end],  // The margins have place for dots.
+        dateWindow: whole,
         connectSeparatedPoints: true,
         interactionModel: interaction(),
         highlightCircleSize: 3,
@@ -188,6 +189,8 @@
         },
         unhighlightCallback: hide,
       });
+      // For a double click or tap. That of dygraphs would drop these limits.
+      graph.resetZoom = () => graph.updateOptions({ ...look(), dateWindow: whole });
       const redraw = () => graph.updateOptions(look());
       log.addEventListener('change', redraw);
       matchMedia('(prefers-color-scheme: dark)').addEventListener('change', redraw);

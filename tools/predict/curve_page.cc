@@ -70,8 +70,9 @@ std::string RenderCurves(Curves curves) {
       ChartOf("Efficiency: the step of one rank, as a part of the step", "%",
               Interval(curves, [&](double seconds) { return curves.alone / seconds; }));
   Json exposed = ChartOf("Exposed communication, part of a step", "%",
-                         {CurveOf("predicted", "exposed", curves,
-                                  [](const auto& at) { return at.exposed / at.step; })});
+                         Json::array({CurveOf("predicted", "exposed", curves, [](const auto& at) {
+                           return at.exposed / at.step;
+                         })}));
   efficiency["highest"] = exposed["highest"] = 1;
   return RenderPage({{"title", absl::StrCat("Predicted steps: ", curves.title)},
                      {"charts", {step, efficiency, exposed}},

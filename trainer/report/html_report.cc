@@ -20,7 +20,6 @@ namespace evenkeel {
 extern const char kReportTemplate[];
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PlannedBucket, bytes, parameters)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RunEvent, step, seconds, kind, text)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RunSetting, name, value)
 
 namespace {
@@ -64,6 +63,12 @@ double ShownLoss(const RunRecord& record, double loss) {
   return std::isfinite(bytes) ? loss / std::log(2.0) / bytes : loss;
 }
 
+// A result of a run that diverged is a string, "inf" or "nan".
+Json ResultJson(double value) {
+  if (std::isfinite(value)) return value;
+  return std::isnan(value) ? "nan" : absl::StrFormat("%g", value);
+}
+
 // Curves over the steps; a point of several steps is at their middle.
 Json Curves(const RunRecord& record) {
   const auto of = [&](auto value) {
@@ -73,7 +78,7 @@ Json Curves(const RunRecord& record) {
   return {{"step", Column(record.steps,
                           [](Point p) {
                             return static_cast<double>(p.step) +
-                                   0.5 * static_cast<double>(p.count - 1);
+                                   0.5 * static_cast<double>(p.count + 1);
                           })},
           {"loss", of([&](Point p) { return ShownLoss(record, p.loss); })},
           {"accuracy", of([](Point p) { return p.accuracy; })},
@@ -85,7 +90,7 @@ Json Curves(const RunRecord& record) {
 }
 
 Json Tests(const RunRecord& record) {
-  return {{"step", Column(record.tests, [](const TestPoint& test) { return test.step; })},
+  return {{"step", Column(record.tests, [](const TestPoint& test) { return test.step + 1; })},
           {"loss", Column(record.tests,
                           [&](const TestPoint& test) { return ShownLoss(record, test.loss); })},
           {"accuracy", Column(record.tests, [](const TestPoint& test) { return test.accuracy; })}};
@@ -114,10 +119,10 @@ Json Result(const RunRecord& record) {
   if (record.epochs.empty()) return nullptr;
   const EpochPoint& last = record.epochs.back();
   return {{"epochs", record.epochs.size()},
-          {"test_loss", last.test_loss},
-          {"train_loss", last.train_loss},
+          {"test_loss", ResultJson(last.test_loss)},
+          {"train_loss", ResultJson(last.train_loss)},
           {"test_accuracy", last.test_accuracy},
-          {"bits_per_byte", ShownLoss(record, last.test_loss)}};
+          {"bits_per_byte", ResultJson(ShownLoss(record, last.test_loss))}};
 }
 
 // An epoch, or the part of one until a rank was lost, of one rank: its batches, and the steps that
@@ -142,7 +147,7 @@ Json BatchesOfRank(int rank, const std::vector<Segment>& segments, size_t most,
           {"batches", batches},
           {"shadowed", shadowed},
           {"exhausted", exhausted},
-          {"until", &own_last == &last ? Json() : Json(own_last.step)},
+          {"until", &own_last == &last ? Json() : Json(own_last.step + 1)},
           {"epochs", Column(segments | std::views::take(most), [](const Segment& one) {
              return Json{{"epoch", one.epoch->epoch},
                          {"first_step", one.epoch->first_step},
@@ -222,7 +227,7 @@ Json SampledStep(const RunRecord& record, int64_t step) {
   Json sampled = Limited(lanes, kMaxLanes, [&](const Lane& lane) {
     return LaneJson(lane, origins.at(lane.rank->host));
   });
-  sampled["step"] = step;
+  sampled["step"] = step + 1;
   sampled["length"] = length;
   return sampled;
 }
@@ -267,8 +272,8 @@ Json Costs(const RunRecord& record) {
     const auto& points = curve.second.points;
     const bool is_lost = !record.costs.back().costs.contains(curve.first);
     return Json{{"rank", curve.first},
-                {"until", is_lost ? Json(points.back().first) : Json()},
-                {"step", Column(points, [](const auto& point) { return point.first; })},
+                {"until", is_lost ? Json(points.back().first + 1) : Json()},
+                {"step", Column(points, [](const auto& point) { return point.first + 1; })},
                 {"cost", Column(points, [](const auto& point) { return Rounded(point.second); })}};
   });
 }
@@ -328,7 +333,13 @@ Json ReportData(const RunRecord& record) {
           {"costs", Costs(record)},
           {"plans", Plans(record)},
           {"memory", Memory(record)},
-          {"events", Limited(record.events, kMaxEvents)},
+          {"events", Limited(record.events, kMaxEvents,
+                             [](const RunEvent& event) {
+                               return Json{{"step", event.step + 1},
+                                           {"seconds", event.seconds},
+                                           {"kind", event.kind},
+                                           {"text", event.text}};
+                             })},
           {"settings", record.settings}};
 }
 

@@ -23,7 +23,8 @@ namespace evenkeel {
 
 std::string RenderReport(const RunRecord& record);
 
-// Returns the data of a run's page: numbers in the units of the record, null if unknown. Its size
+// Returns the data of a run's page: numbers in the units of the record, null if unknown; "inf" or
+// "nan" for results of a run that diverged. Its steps are counted from 1, as in messages. Its size
 // is bounded, however long the run was; `more` beside a list counts the elements left out.
 nlohmann::json ReportData(const RunRecord& record);
 

@@ -19,7 +19,8 @@
 
   const count = (n) => Math.round(n).toLocaleString('en');
   const plural = (n, noun) => `${count(n)} ${noun}${n === 1 ? '' : 's'}`;
-  const percent = (share, digits = 1) => (known(share) ? `${(100 * share).toFixed(digits)} %` : '-');
+  const digits = (value, n) => (known(value) ? value.toFixed(n) : value);  // Or "inf".
+  const percent = (share, n = 1) => (known(share) ? `${(100 * share).toFixed(n)} %` : '-');
   function number(value) {
     if (!known(value)) return '-';
     const amount = Math.abs(value);
@@ -36,10 +37,12 @@
   function time(seconds) {
     if (!known(seconds)) return '-';
     if (seconds < 1e-3) return `${Math.round(seconds * 1e6)} µs`;
-    if (seconds < 1) return `${(seconds * 1e3).toFixed(seconds < 0.01 ? 2 : seconds < 0.1 ? 1 : 0)} ms`;
+    const places = seconds < 0.01 ? 2 : seconds < 0.1 ? 1 : 0;
+    if (seconds < 1) return `${(seconds * 1e3).toFixed(places)} ms`;
     if (seconds < 99.95) return `${seconds.toFixed(1)} s`;
     const whole = Math.round(seconds), minutes = Math.floor(whole / 60);
-    return whole < 3600 ? `${minutes} min ${whole % 60} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+    return whole < 3600 ? `${minutes} min ${whole % 60} s`
+      : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
   }
   const nanos = (ns) => time(ns / 1e9);
 
@@ -88,7 +91,8 @@
       return own.slice(Math.max(cut, Math.floor(cutLow * own.length)), own.length - cut);
     });
     if (values.length === 0) return isLog ? [1, 10] : [0, 1];
-    const low = values.reduce((a, b) => Math.min(a, b)), high = values.reduce((a, b) => Math.max(a, b));
+    const low = values.reduce((a, b) => Math.min(a, b));
+    const high = values.reduce((a, b) => Math.max(a, b));
     if (isLog) {
       const margin = Math.max(1.01, (high / low) ** 0.05);
       return [low / margin, high * margin];
@@ -98,7 +102,8 @@
     return [fromZero ? bottom : bottom - margin, Math.max(high, Math.min(high + margin, highest))];
   }
 
-  // Returns the rows of dygraphs: x and a value per curve. null is no point of the curve, NaN a gap.
+  // Returns the rows of dygraphs: x and a value per curve; null is no point of the curve, NaN a
+  // gap.
   function rowsOf(curves) {
     const rows = new Map();
     curves.forEach((curve, i) => curve.x.forEach((x, k) => {
@@ -110,8 +115,9 @@
 
   function nearest(curve, x) {
     let best = -1;
-    curve.x.forEach((at, i) => {
-      if (known(curve.y[i]) && (best < 0 || Math.abs(at - x) < Math.abs(curve.x[best] - x))) best = i;
+    const distance = (i) => Math.abs(curve.x[i] - x);
+    curve.y.forEach((y, i) => {
+      if (known(y) && (best < 0 || distance(i) < distance(best))) best = i;
     });
     return best;
   }
@@ -121,7 +127,9 @@
     const model = { ...Dygraph.defaultInteractionModel };
     for (const name of ['touchstart', 'touchmove']) {
       const handle = model[name];
-      model[name] = (event, graph, context) => { if (event.touches.length > 1) handle(event, graph, context); };
+      model[name] = (event, ...others) => {
+        if (event.touches.length > 1) handle(event, ...others);
+      };
     }
     return model;
   }
@@ -132,16 +140,19 @@
     const { curves, xName = 'step', xLog2 = false, unit = '', empty = 'No step was run.' } = spec;
     const named = curves.filter((curve) => !curve.faint);
     const place = (x) => `${xName} ${count(x)}`;
-    const value = (y) => (unit === '%' ? percent(y) : Math.abs(y) >= 1000 ? count(y) : String(+y.toPrecision(4)));
-    const tick = (y) => (unit === '%' ? `${+(100 * y).toPrecision(4)} %` : y >= 1e6 ? `${+(y / 1e6).toPrecision(4)}M`
-      : y >= 1e4 ? `${+(y / 1e3).toPrecision(4)}k` : String(+y.toPrecision(4)));
-    const plot = h('div.plot', {});
+    const four = (y) => String(+y.toPrecision(4));
+    const value = (y) => (unit === '%' ? percent(y) : Math.abs(y) >= 1000 ? count(y) : four(y));
+    const tick = (y) => (unit === '%' ? `${four(100 * y)} %` : y >= 1e6 ? `${four(y / 1e6)}M`
+      : y >= 1e4 ? `${four(y / 1e3)}k` : four(y));
+    const plot = h('div.plot', {
+      role: 'img', ariaLabel: `${spec.title}: ${named.map((curve) => curve.name).join(', ')}` });
     const log = h('input', { type: 'checkbox' });
     const keys = named.map((curve) => h(`span.key.${curve.style}`, {}, curve.name));
     const hasPoints = curves.some((curve) => curve.y.some(known));
     if (hasPoints && spec.log) keys.push(h('label.scale', {}, log, ' log'));
     const figure = h('figure.chart', {},
-      h('figcaption', {}, h('b', {}, spec.title), unit === '%' ? '' : h('span.unit', {}, unit), h('span.keys', {}, keys)),
+      h('figcaption', {}, h('b', {}, spec.title),
+        unit === '%' ? '' : h('span.unit', {}, unit), h('span.keys', {}, keys)),
       hasPoints ? plot : h('p.none', {}, empty));
     if (!hasPoints) return figure;
 
@@ -176,7 +187,8 @@
           x: {
             drawGrid: false,
             pixelsPerLabel: 45,
-            axisLabelFormatter: (x) => (x === 0 ? place(xLog2 ? 1 : 0) : !Number.isInteger(x) ? '' : count(xLog2 ? 2 ** x : x)),
+            axisLabelFormatter: (x) => (x === 0 ? place(xLog2 ? 1 : 0)
+              : !Number.isInteger(x) ? '' : count(xLog2 ? 2 ** x : x)),
           },
           y: { axisLabelWidth: 46, axisLabelFormatter: tick },
         },
@@ -184,7 +196,8 @@
           const x = xLog2 ? 2 ** at : at;
           show([place(x), ...named.filter((curve) => curve.y.some(known)).map((curve) => {
             const i = nearest(curve, x);
-            return `${curve.name}: ${value(curve.y[i])}${curve.x.length < 60 ? ` (${place(curve.x[i])})` : ''}`;
+            const where = curve.x.length < 60 ? ` (${place(curve.x[i])})` : '';
+            return `${curve.name}: ${value(curve.y[i])}${where}`;
           })], event);
         },
         unhighlightCallback: hide,
@@ -202,8 +215,9 @@
   // Bars. A position or length is a part of the row; a label is shown where it fits.
   const rowWidth = innerWidth <= 640 ? innerWidth - 54 : Math.min(innerWidth, 1200) - 326;
   function box(begin, length, style, lines, label = '') {
-    const text = lines.join(', ');
-    const element = h(`i.box.${style}`, { style: `left:${100 * begin}%;width:${100 * length}%`, ariaLabel: text },
+    const width = 100 * Math.max(0, length);
+    const element = h(`i.box.${style}`,
+      { style: `left:${100 * begin}%;width:${width}%`, ariaLabel: lines.join(', ') },
       7 * label.length < length * rowWidth ? label : '');
     element.addEventListener('pointermove', (event) => show(lines, event));
     element.addEventListener('pointerleave', hide);
@@ -216,28 +230,36 @@
     return values.map((value, i) => {
       const length = value / Math.max(1, most);
       begin += length;
-      return value === 0 ? null : box(begin - length, length, styles[i], [`${names[i]}: ${format(value)}`]);
+      const text = `${names[i]}: ${format(value)}`;
+      return value === 0 ? null : box(begin - length, length, styles[i], [text]);
     });
   }
 
   const lane = (rank, text, bars, ...below) => h('div.lane', {},
     h('div.who', {}, h('b', {}, `rank ${rank}`), ' ', h('span', {}, text)),
     h('div.rows', {}, h('div.row', {}, bars), below));
-  const legend = (entries) => h('p.keys', {}, entries.map(([style, name]) => h(`span.key.${style}`, {}, name)));
-  const more = (list, what) => (list.more > 0 ? h('p.note', {}, `and ${count(list.more)} more ${what}`) : null);
-  const largest = (list, value) => list.reduce((most, element) => Math.max(most, value(element)), 0);
+  const legend = (entries) => h('p.keys', {},
+    entries.map(([style, name]) => h(`span.key.${style}`, {}, name)));
+  const more = (list, what) => (
+    list.more > 0 ? h('p.note', {}, `and ${count(list.more)} more ${what}`) : null);
+  const largest = (list, value) => list.reduce((most, one) => Math.max(most, value(one)), 0);
 
   // Returns a section of the page; null if it has no content.
   function section(heading, lead, ...content) {
     const shown = content.flat().filter(Boolean);
-    return shown.length === 0 ? null : h('section', {}, h('h2', {}, heading), lead ? h('p.lead', {}, lead) : null, shown);
+    return shown.length === 0 ? null : h('section', {},
+      h('h2', {}, heading), lead ? h('p.lead', {}, lead) : null, shown);
   }
 
   const header = (run, figures) => h('header', {},
-    h('p.mark', {}, h('span', {}, 'evenkeel'), h('time', {}, run.date ?? '')), h('h1', {}, run.title),
+    h('p.mark', {}, h('span', {}, 'evenkeel'), h('time', {}, run.date ?? '')),
+    h('h1', {}, run.title),
     h('p.summary', {}, run.summary ?? ''),
-    run.goes_on ? h('p.ending', {}, 'The run is still in progress; this page is updated every minute.') : null,
-    run.ending && !run.goes_on ? h('p.ending', {}, h('b', {}, 'The run did not come to its end. '), run.ending) : null,
+    run.goes_on
+      ? h('p.ending', {}, 'The run is still in progress; this page is updated every minute.')
+      : null,
+    run.ending && !run.goes_on
+      ? h('p.ending', {}, h('b', {}, 'The run did not come to its end. '), run.ending) : null,
     figures);
 
   function figures(run) {
@@ -247,12 +269,14 @@
     if (result) {
       const after = `after ${plural(result.epochs, 'epoch')}`;
       all.push(run.is_in_bits_per_byte
-        ? figure('Test bits per byte', result.bits_per_byte?.toFixed(3) ?? '-', after)
+        ? figure('Test bits per byte', digits(result.bits_per_byte, 3), after)
         : figure('Test accuracy', percent(result.test_accuracy, 2), after));
-      all.push(figure('Test loss', result.test_loss?.toFixed(4) ?? '-', `training ${result.train_loss?.toFixed(4) ?? '-'}`));
+      all.push(figure('Test loss', digits(result.test_loss, 4),
+        `training ${digits(result.train_loss, 4)}`));
     }
     if (known(means.step_seconds)) {
-      all.push(figure(`${run.unit} per second`, number(means.rate), `${time(means.step_seconds)} per step`));
+      all.push(figure(`${run.unit} per second`, number(means.rate),
+        `${time(means.step_seconds)} per step`));
       all.push(figure('Exposed communication', percent(means.exposed), "of a step's time"));
     }
     const hasLost = run.ranks_left > 0 && run.ranks_left < run.world_size;
@@ -264,30 +288,34 @@
 
   function curves(run) {
     const { steps, tests, reporter } = run;
-    const xEnd = run.total_steps - 1;
+    const xEnd = run.total_steps;
+    const training = `training, rank ${reporter}`;
     const own = (y, name, style) => smoothed({ name, style, x: steps.step, y });
     const tested = (y) => ({ name: 'test', style: 'test', x: tests.step, y, dots: true });
     const rates = steps.learning_rate.filter(known);
-    const hasSchedule = rates.some((rate) => rate !== rates[0]);  // The settings show a constant rate.
+    // The settings show a constant rate.
+    const hasSchedule = rates.some((rate) => rate !== rates[0]);
     const learning = [
-      chart({ title: run.is_in_bits_per_byte ? 'Bits per byte' : 'Loss', log: true, fromZero: true, xEnd,
-        curves: [...own(steps.loss, `training, rank ${reporter}`, 'train'), tested(tests.loss)] }),
+      chart({ title: run.is_in_bits_per_byte ? 'Bits per byte' : 'Loss', log: true, fromZero: true,
+        xEnd, curves: [...own(steps.loss, training, 'train'), tested(tests.loss)] }),
       chart({ title: 'Accuracy', unit: '%', highest: 1, cutLow: 0.04, xEnd,
-        curves: [...own(steps.accuracy, `training, rank ${reporter}`, 'train'), tested(tests.accuracy)] }),
+        curves: [...own(steps.accuracy, training, 'train'), tested(tests.accuracy)] }),
       hasSchedule ? chart({ title: 'Learning rate', fromZero: true, xEnd,
-        curves: [{ name: 'learning rate', style: 'plain', x: steps.step, y: steps.learning_rate }] }) : null,
-      steps.gradient_norm.some(known) ? chart({ title: 'Gradient norm before clipping', log: true, fromZero: true, xEnd,
-        curves: own(steps.gradient_norm, 'gradients', 'plain') }) : null,
+        curves: [{ name: 'learning rate', style: 'plain', x: steps.step,
+          y: steps.learning_rate }] }) : null,
+      steps.gradient_norm.some(known) ? chart({ title: 'Gradient norm before clipping', log: true,
+        fromZero: true, xEnd, curves: own(steps.gradient_norm, 'gradients', 'plain') }) : null,
     ];
     const speed = [
       chart({ title: 'Throughput', unit: `${run.unit} per second`, fromZero: true, xEnd,
         curves: own(steps.rate, 'all ranks', 'rate') }),
       chart({ title: 'Duration of a step', unit: 'ms', fromZero: true, xEnd,
         curves: own(steps.ms, `rank ${reporter}`, 'plain') }),
-      chart({ title: 'Exposed communication, part of a step', unit: '%', fromZero: true, highest: 1, xEnd,
-        curves: own(steps.exposed, `rank ${reporter}`, 'exposed') }),
+      chart({ title: 'Exposed communication, part of a step', unit: '%', fromZero: true, highest: 1,
+        xEnd, curves: own(steps.exposed, `rank ${reporter}`, 'exposed') }),
     ];
-    return [section('Learning', '', h('div.charts', {}, learning)), section('Speed', '', h('div.charts', {}, speed))];
+    return [section('Learning', '', h('div.charts', {}, learning)),
+      section('Speed', '', h('div.charts', {}, speed))];
   }
 
   // The computation of each rank in a sampled step, and below it the reduction of its buckets, in
@@ -298,20 +326,25 @@
     const bucket = ({ bytes, ready, start, reduced }, i) => {
       const last = one.last_gradient ?? 0;
       const middle = Math.min(Math.max(last, start), Math.max(start, reduced));
-      const lines = [`bucket ${i}, ${size(bytes)}`, `reduced for ${nanos(Math.max(0, reduced - start))}`,
+      const lines = [`bucket ${i}, ${size(bytes)}`,
+        `reduced for ${nanos(Math.max(0, reduced - start))}`,
         `of that ${nanos(Math.max(0, reduced - middle))} exposed`,
         `ready ${nanos(Math.max(0, start - ready))} before it could start`];
-      const part = (from, to, style) => (to > from ? box(from / length, (to - from) / length, style, lines, `bucket ${i}`) : null);
+      const part = (from, to, style) => (to > from
+        ? box(from / length, (to - from) / length, style, lines, `bucket ${i}`) : null);
       return [part(start, middle, 'hidden'), part(middle, reduced, 'exposed')];
     };
     const { spans } = one;
     const took = nanos(spans[spans.length - 1].end - spans[0].begin);
     const isShadow = run.span_kinds[spans[0].kind].startsWith('shadows');
-    const waited = spans.filter(({ kind }) => run.span_kinds[kind] === 'wait').reduce((sum, { begin, end }) => sum + end - begin, 0);
+    const waited = spans.filter(({ kind }) => run.span_kinds[kind] === 'wait')
+      .reduce((sum, { begin, end }) => sum + end - begin, 0);
+    const enqueued = one.enqueued === null ? '' : `; enqueued in ${nanos(one.enqueued)}`;
     const text = isShadow ? `no more input; shadowed a step for ${took}`
-      : `${took}, ${nanos(waited)} exposed${one.enqueued === null ? '' : `; enqueued in ${nanos(one.enqueued)}`}`;
+      : `${took}, ${nanos(waited)} exposed${enqueued}`;
     return lane(one.rank, text, spans.map(span), h('div.row.thin', {}, one.buckets.map(bucket)),
-      one.last_gradient === null ? null : h('i.edge', { style: `left:${100 * one.last_gradient / length}%` }));
+      one.last_gradient === null ? null
+        : h('i.edge', { style: `left:${100 * one.last_gradient / length}%` }));
   }
 
   // An axis with a round number of milliseconds between its labels.
@@ -320,7 +353,8 @@
     const step = power * [1, 2, 5, 10].find((factor) => factor * power >= rough);
     const labels = [];
     for (let i = 0; i * step <= length / 1e6; ++i) {
-      labels.push(h('span.x', { style: `left:${100 * i * step * 1e6 / length}%` }, `${+(i * step).toPrecision(6)}${i === 0 ? ' ms' : ''}`));
+      labels.push(h('span.x', { style: `left:${100 * i * step * 1e6 / length}%` },
+        `${+(i * step).toPrecision(6)}${i === 0 ? ' ms' : ''}`));
     }
     return h('div.axis', {}, h('div.who', {}), h('div.rows', {}, labels));
   }
@@ -329,22 +363,27 @@
     if (run.sampled.length === 0) return null;
     const isOnDevices = run.sampled.some((step) => step.shown.some((one) => one.enqueued !== null));
     const lead = isOnDevices
-      ? "The work of each rank's device in a few sampled steps, timed by marks on its stream: data and begin are times in "
-        + 'which it waited for them, wait is the time for gradients that backward did not hide. Shadowed steps are timed by '
-        + "the host's clock. Buckets are reduced on other streams and are not shown."
-      : 'The work of each rank in a few sampled steps, and below it the reduction of its gradient buckets. The line marks its '
-        + 'last gradient: the part of the reduction after it was not hidden.';
+      ? "The work of each rank's device in a few sampled steps, timed by marks on its stream: data "
+        + 'and begin are times in which it waited for them, wait is the time for gradients that '
+        + "backward did not hide. Shadowed steps are timed by the host's clock. Buckets are "
+        + 'reduced on other streams and are not shown.'
+      : 'The work of each rank in a few sampled steps, and below it the reduction of its gradient '
+        + 'buckets. The line marks its last gradient: the part of the reduction after it was not '
+        + 'hidden.';
     const pane = h('div.pane', {});
-    const choose = (step) => pane.replaceChildren(...[step.shown.map((one) => sampledLane(run, one, step.length)),
+    const choose = (step) => pane.replaceChildren(...[
+      step.shown.map((one) => sampledLane(run, one, step.length)),
       axis(step.length), more(step, 'ranks; they are in the trace')].flat().filter(Boolean));
-    const middle = run.sampled[Math.floor(run.sampled.length / 2)];  // One from the middle of the run.
+    const middle = run.sampled[Math.floor(run.sampled.length / 2)];
     choose(middle);
     const picker = h('div.picker', {}, run.sampled.map((step) => h('label', {},
-      h('input', { type: 'radio', name: 'step', checked: step === middle, onchange: () => choose(step) }),
+      h('input',
+        { type: 'radio', name: 'step', checked: step === middle, onchange: () => choose(step) }),
       h('span', {}, `step ${count(step.step)}`))));
     const kinds = run.span_kinds.slice(0, -1).map((name, kind) => [`k${kind}`, name]);
     return section('Steps, rank by rank', lead, picker,
-      legend([...kinds, ['hidden', 'reduction of a bucket, hidden by backward'], ['exposed', 'exposed']]), pane);
+      legend([...kinds, ['hidden', 'reduction of a bucket, hidden by backward'],
+        ['exposed', 'exposed']]), pane);
   }
 
   function batches(run) {
@@ -353,17 +392,21 @@
     const epoch = (one) => {
       const name = `epoch ${one.epoch + 1}`;
       const end = one.first_step + one.batches;
-      return [box(one.first_step / steps, one.batches / steps, 'had', [`${name}: ${count(one.batches)} batches`]),
-        one.shadowed > 0 ? box(end / steps, one.shadowed / steps, 'exhausted', [`${name}: exhausted after step ${count(end)}`,
+      return [box(one.first_step / steps, one.batches / steps, 'had',
+        [`${name}: ${count(one.batches)} batches`]),
+        one.shadowed > 0 ? box(end / steps, one.shadowed / steps, 'exhausted', [
+          `${name}: exhausted after step ${count(end)}`,
           `shadowed ${plural(one.shadowed, 'step')} of active ranks`]) : null];
     };
     const text = (one) => [`${count(one.batches)} batches`,
-      ...(one.exhausted === null ? [] : [`first exhausted after step ${count(one.exhausted)}`, `shadowed ${plural(one.shadowed, 'step')}`]),
-      ...(one.until === null ? [] : [`until step ${count(one.until + 1)}`])].join(', ');
+      ...(one.exhausted === null ? [] : [`first exhausted after step ${count(one.exhausted)}`,
+        `shadowed ${plural(one.shadowed, 'step')}`]),
+      ...(one.until === null ? [] : [`until step ${count(one.until)}`])].join(', ');
     const isUneven = shown.some((one) => one.exhausted !== null);
     const lead = run.samples_of_tail === 0 ? 'All ranks had a batch in every step.'
-      : `Exhausted ranks shadow the active ranks' steps. This way ${count(run.samples_of_tail)} more samples were used for `
-        + 'training than if the group had stopped with the first exhausted rank.';
+      : `Exhausted ranks shadow the active ranks' steps. This way ${count(run.samples_of_tail)} `
+        + 'more samples were used for training than if the group had stopped with the first '
+        + 'exhausted rank.';
     return section(run.samples_of_tail > 0 ? 'Uneven ranks' : 'Batches of each rank', lead,
       shown.map((one) => lane(one.rank, text(one), one.epochs.map(epoch))),
       legend([['had', 'steps with a batch of its own'],
@@ -381,7 +424,8 @@
       if (one.without_input > 0) text += `, no input for ${percent(one.without_input)}`;
       if (one.ready) {
         const [first, last] = one.ready;
-        text += `, buckets ready after ${first < last ? `${ms(first)} to ` : ''}${ms(last)} ms of backward`;
+        const from = first < last ? `${ms(first)} to ` : '';
+        text += `, buckets ready after ${from}${ms(last)} ms of backward`;
       }
       return lane(one.rank, text, stacked(one.us, longest, styles, names, (us) => `${ms(us)} ms`));
     };
@@ -389,11 +433,14 @@
     const curve = (one, i) => ({ style: colours[i], x: one.step, y: one.cost,
       name: `rank ${one.rank}${one.until === null ? '' : `, until step ${count(one.until)}`}` });
     const isShown = longest > 0 && run.waits.shown.length > 1;
-    return section('Waits by rank', 'The mean step of each rank. All ranks leave a reduction together, so the one with the '
-      + 'shortest wait is the last to arrive. The cost of a rank is its share of the time that delays cost the group.',
-      isShown ? [...run.waits.shown.map(row), legend(names.map((name, i) => [styles[i], name])), more(run.waits, 'ranks')] : null,
-      run.costs.length > 0 ? h('div.charts', {}, chart({ title: 'Cost of a rank, part of the time', unit: '%', fromZero: true,
-        xEnd: run.total_steps - 1, curves: run.costs.map(curve) })) : null);
+    return section('Waits by rank', 'The mean step of each rank. All ranks leave a reduction '
+      + 'together, so the one with the shortest wait is the last to arrive. The cost of a rank is '
+      + 'its share of the time that delays cost the group.',
+    isShown ? [...run.waits.shown.map(row), legend(names.map((name, i) => [styles[i], name])),
+      more(run.waits, 'ranks')] : null,
+    run.costs.length > 0 ? h('div.charts', {},
+      chart({ title: 'Cost of a rank, part of the time', unit: '%', fromZero: true,
+        xEnd: run.total_steps, curves: run.costs.map(curve) })) : null);
   }
 
   function plans(run) {
@@ -401,14 +448,17 @@
     if (most === 0) return null;
     const names = (all) => [all.slice(0, 8).join(', '), all.length > 8 ? h('details', {},
       h('summary', {}, `and ${all.length - 8} more`), all.slice(8).join(', ')) : null];
-    const bucket = ({ bytes, parameters }, i) => h('div.bucket', {}, h('span.number', {}, String(i)), h('div', {},
-      h('div.row', {}, box(0, bytes / most, 'bytes', [`bucket ${i}: ${size(bytes)}`])),
-      h('p', {}, h('b', {}, size(bytes)), ' ', names(parameters))));
-    const one = (plan, i) => h('div.plan', {}, h('h3', {}, i === 0 ? 'First plan, by type' : `After step ${count(plan.step)}`),
+    const bucket = ({ bytes, parameters }, i) => h('div.bucket', {},
+      h('span.number', {}, String(i)), h('div', {},
+        h('div.row', {}, box(0, bytes / most, 'bytes', [`bucket ${i}: ${size(bytes)}`])),
+        h('p', {}, h('b', {}, size(bytes)), ' ', names(parameters))));
+    const one = (plan, i) => h('div.plan', {},
+      h('h3', {}, i === 0 ? 'First plan, by type' : `After step ${count(plan.step)}`),
       h('p.note', {}, `${plural(plan.shown.length + plan.more, 'bucket')}, ${size(plan.bytes)}`),
       plan.shown.map(bucket), more(plan, 'buckets'));
-    return section('Gradient buckets', 'The first step shows in which order gradients arrive; the plan made from it sends the '
-      + 'gradients that are ready first.', h('div.plans', {}, run.plans.shown.map(one)), more(run.plans, 'plans'));
+    return section('Gradient buckets', 'The first step shows in which order gradients arrive; the '
+      + 'plan made from it sends the gradients that are ready first.',
+    h('div.plans', {}, run.plans.shown.map(one)), more(run.plans, 'plans'));
   }
 
   function memory(run) {
@@ -418,25 +468,31 @@
     const styles = parts.map((_, i) => `m${i}`);
     const text = (one) => size(one.total) + (one.host ? ` on ${one.host}` : '')
       + (one.peak > 0 ? `, process at most ${size(one.peak)}` : '');
-    return section('Memory per rank', 'Memory of the model, the library, the optimizer and the data. A process also holds code.',
-      shown.map((one) => lane(one.rank, text(one), stacked(one.bytes, most, styles, parts, size))),
+    return section('Memory per rank', 'Memory of the model, the library, the optimizer and the '
+      + 'data. A process also holds code.',
+    shown.map((one) => lane(one.rank, text(one), stacked(one.bytes, most, styles, parts, size))),
       legend(parts.map((name, i) => [styles[i], name])), more(run.memory, 'ranks'));
   }
 
   function events(run) {
     const row = ({ step, seconds, kind, text }) => h('tr', {},
-      h('td.when', {}, `step ${count(step)}`, h('span', {}, time(seconds))), h('td', {}, h('b.tag', {}, kind), ' ', text));
+      h('td.when', {}, `step ${count(step)}`, h('span', {}, time(seconds))),
+      h('td', {}, h('b.tag', {}, kind), ' ', text));
     const { shown } = run.events;
-    return section('Events', '', shown.length > 0 ? h('table.events', {}, h('tbody', {}, shown.map(row))) : null,
+    return section('Events', '',
+      shown.length > 0 ? h('table.events', {}, h('tbody', {}, shown.map(row))) : null,
       more(run.events, 'events'));
   }
 
-  const settings = (run) => section('Settings', '', run.settings.length > 0 ? h('dl.settings', {},
-    run.settings.map(({ name, value }) => h('div', {}, h('dt', {}, name), h('dd', {}, value)))) : null);
+  const setting = ({ name, value }) => h('div', {}, h('dt', {}, name), h('dd', {}, value));
+  const settings = (run) => section('Settings', '',
+    run.settings.length > 0 ? h('dl.settings', {}, run.settings.map(setting)) : null);
 
-  const report = (run) => [header(run, figures(run)), h('main', {}, [...curves(run), sampled(run), batches(run), waits(run),
-    plans(run), memory(run), events(run), settings(run)]),
-    h('footer', {}, 'Written by evenkeel. Steps are counted from 0. In a curve: drag to zoom, double-click to see all of it.')];
+  const report = (run) => [header(run, figures(run)),
+    h('main', {}, [...curves(run), sampled(run), batches(run), waits(run), plans(run), memory(run),
+      events(run), settings(run)]),
+    h('footer', {}, 'Written by evenkeel. Steps are counted from 1. In a curve: drag to zoom, '
+      + 'double-click to see all of it.')];
 
   const forecast = (page) => [header(page, null), h('main', {}, [
     section('By the number of ranks', '', h('div.charts', {}, page.charts.map(chart))),

@@ -108,4 +108,22 @@ RunRecord ExampleRecord(int ranks, int64_t steps) {
   return record;
 }
 
+RunRecord RecordOfLostRank() {
+  RunRecord record = ExampleRecord(3);
+  for (int i = 0; i < 5; ++i) {
+    record.costs.push_back({.step = 49 + 50 * i, .costs = {{0, 0}, {1, 0.01}}});
+    if (i < 3) record.costs.back().costs[2] = 0.05;
+  }
+  EpochPoint& last = record.epochs.back();
+  record.parts = {last};
+  record.parts[0].step = 159;
+  record.parts[0].batches = {60, 60, 60};
+  last.first_step = 160;
+  last.ranks = {0, 1};
+  last.batches = {40, 33};
+  record.ranks.pop_back();
+  record.events.push_back({.step = 160, .kind = "lost", .text = "rank 2"});
+  return record;
+}
+
 }  // namespace evenkeel

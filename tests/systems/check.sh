@@ -1,5 +1,5 @@
 #!/bin/bash
-# Builds and tests evenkeel on a fresh Debian 12 or 13, as somebody who has just cloned it:
+# Builds and tests evenkeel on a fresh Debian 12 or 13, as in a fresh clone:
 #
 #   tests/systems/check.sh bookworm                   # Debian 12
 #   tests/systems/check.sh trixie --clang             # Debian 13, and the libraries and their tests with its clang, too
@@ -9,15 +9,17 @@
 # Makes a root with debootstrap, clones HEAD into it (not what is uncommitted), and runs there both commands of the README,
 # the checks of the consumers, and the programs of the Debian package. Only bazelw installs packages for the README's
 # commands, and no build of another system is used. Ends with a table of the minutes, and with the lines of what failed.
-# Exits with 0 if nothing failed and no compiler printed a warning.
+# Exits with 0 if nothing failed and no compiler, linker or CMake printed a warning.
 #
-# Needs root, debootstrap, 12 GB below /var/tmp (or TMPDIR), and a network; without them it prints the reason and
-# exits with 77. Mounts and processes are in namespaces of their own, so they end with it, however it ends.
+# Needs 12 GB below /var/tmp (or TMPDIR) and a network, or the proxies that http_proxy and https_proxy name. Exits with 77
+# if it is not run by root, or debootstrap or namespaces are missing. FOLDER is new, empty, or a root that this script has
+# made. Mounts and processes are in namespaces of their own, so they end with it, however it ends.
 #
 # shellcheck disable=SC2317  # stage() calls its arguments
 set -uo pipefail
-usage() { sed -n '2,16s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+usage() { sed -n '2,17s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 skip() { echo "skipped: $*"; exit 77; }
+refuse() { echo "--root=$root: $*" >&2; exit 2; }
 
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd -P)
 suite='' root='' clang='' jobs=''
@@ -31,6 +33,7 @@ for argument in "$@"; do
   esac
 done
 [[ $suite ]] || usage
+marker=$root/etc/made_by_evenkeel_systems_check  # What runs in a root deletes files of it.
 
 [[ $(id -u) == 0 ]] || skip 'only root can make a root for another system'
 command -v debootstrap >/dev/null || skip 'debootstrap is missing; apt-get install debootstrap'
@@ -45,10 +48,19 @@ if [[ -z ${EVENKEEL_SYSTEMS_INSIDE:-} ]]; then
   }
   trap clean_up EXIT
   trap 'exit 130' INT TERM
-  [[ $root ]] || root=$(mktemp -d -p "${TMPDIR:-/var/tmp}") made=$root
+  if [[ $root ]]; then
+    mkdir -p "$root" || refuse 'no folder can be made there'
+  else
+    root=$(mktemp -d -p "${TMPDIR:-/var/tmp}") && made=$root || exit 1
+    marker=$root/${marker#/}
+  fi
+  exec {lock}<"$root" || exit 1
+  flock -n "$lock" || refuse 'another check uses it'
+  [[ $root != / ]] || refuse 'this is the system itself'
+  [[ -e $marker || -z $(ls -A "$root") ]] || refuse 'it is neither empty nor a root that this script has made'
   # shellcheck disable=SC2086  # no argument if empty
   EVENKEEL_SYSTEMS_INSIDE=$work unshare --mount --pid --fork --kill-child --propagation private \
-    "$0" "$suite" --root="$root" ${clang:+--clang} $jobs &
+    "$repository/tests/systems/check.sh" "$suite" --root="$root" ${clang:+--clang} $jobs &
   inside=$!
   wait "$inside"
   status=$?
@@ -59,11 +71,17 @@ fi
 work=$EVENKEEL_SYSTEMS_INSIDE
 failed=0
 
-# inside MINUTES COMMAND: runs it in the root's clone, with nothing of this system's environment.
+proxies=()
+for name in http_proxy https_proxy no_proxy; do [[ -z ${!name:-} ]] || proxies+=("$name=${!name}"); done
+
+# inside MINUTES COMMAND: runs it in the root's clone, with nothing of this system's environment but its proxies.
 inside() {
   timeout -k 30 "$(($1 * 60))" chroot "$root" env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin \
-    DEBIAN_FRONTEND=noninteractive bash -c "cd /home/evenkeel && $2" </dev/null
+    DEBIAN_FRONTEND=noninteractive "${proxies[@]}" bash -c "cd /home/evenkeel && $2" </dev/null
 }
+
+tools='cc1|cc1plus|lto1|gcc|g\+\+|cc|c\+\+|clang|clang\+\+|ld(\.[a-z]+)?'
+warning="^([^ ]+:[0-9]+|([^ ]*[/-])?($tools)(-[0-9]+)?): (.*: )?warning: |: warning: .*deprecated|^CMake .*Warning"
 
 # stage TEXT COUNT COMMAND...: one row of the table. COUNT prints "passed failed skipped" of the output $work/out; with
 # status $1 the command ended.
@@ -75,9 +93,10 @@ stage() {
   status=${PIPESTATUS[0]}
   seconds=$((SECONDS - began))
   read -r passed broken skipped < <("$count" "$status")
-  warnings=$(grep -cE '^[^ ]+:[0-9]+(:[0-9]+)?: warning: |: warning: .*deprecated' "$work/out")
+  warnings=$(grep -cE "$warning" "$work/out")
   [[ $status == 124 || $status == 137 ]] && echo "$text: ended by its deadline after $((seconds / 60)) minutes" >>"$work/failures"
-  grep -hE '^(FAILED |ERROR: |//.* (FAILED|TIMEOUT|NO STATUS))|: (warning|error): ' "$work/out" | cut -c 1-200 >>"$work/failures"
+  grep -hE "$warning" "$work/out" | cut -c 1-200 >>"$work/failures"
+  grep -hE '^(FAILED |ERROR: |//.* (FAILED|TIMEOUT|NO STATUS))|: error: ' "$work/out" | cut -c 1-200 >>"$work/failures"
   ((broken == 0 && warnings == 0)) || failed=1
   printf '%4d:%02d %7d %7d %8d %9d  %s\n' $((seconds / 60)) $((seconds % 60)) "$passed" "$broken" "$skipped" "$warnings" \
     "$text" >>"$work/table"
@@ -109,11 +128,13 @@ by_tests() {
 }
 
 make_root() {
-  if [[ -e $root/etc/os-release ]]; then
+  if [[ -e $marker ]]; then
     grep -q "^VERSION_CODENAME=$suite$" "$root/etc/os-release" || { echo "$root has another system"; return 1; }
     echo "$root is taken as it is"
   else
-    timeout -k 30 1800 debootstrap --variant=minbase --include=ca-certificates,git "$suite" "$root" || return 1
+    timeout -k 30 1800 debootstrap --variant=minbase --include=ca-certificates,git "$suite" "$root" ||
+      { echo "debootstrap failed: $root is no root. Can this machine reach Debian's archive?"; return 1; }
+    touch "$marker"
   fi
   # A machine has these; debootstrap makes the first alone.
   cp /etc/resolv.conf /etc/hosts "$root/etc/"

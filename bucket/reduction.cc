@@ -2,6 +2,10 @@
 
 #include "absl/strings/str_cat.h"
 
+#if __GNUC__ >= 14  // It takes empty lists in RoundBuffers for uninitialized.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
 namespace evenkeel {
 
 absl::StatusOr<RoundBuffers> BucketReduction::BeginRound(const BucketInfo& bucket, int round,

@@ -9,6 +9,10 @@
 #include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/status.h"
 
+#if __GNUC__ >= 14  // It takes empty lists in RoundBuffers for uninitialized.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
 // While a bucket is under way its `data` holds, for each matrix, in round 0 M (gradient plus
 // error), then M less what this rank sent of it, which OnReduced() makes the error before the
 // group's gradient takes its place. So no third copy of the gradients exists, and a step that fails

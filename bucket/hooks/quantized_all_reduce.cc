@@ -12,6 +12,10 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
 
+#if __GNUC__ >= 14  // It takes empty lists in RoundBuffers for uninitialized.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
 // Between the rounds a bucket's `data` holds what this rank has not sent of its gradients, which
 // becomes their error once all has gone well: a step that fails leaves errors as they were.
 

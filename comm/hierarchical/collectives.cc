@@ -11,6 +11,10 @@
 #include "evenkeel/comm/base/rank_names.h"
 #include "evenkeel/comm/status.h"
 
+#if __GNUC__ >= 14  // It takes empty lists in a Step for uninitialized.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
 namespace evenkeel::internal {
 namespace {
 

@@ -28,7 +28,8 @@ namespace {
 #if defined(NDEBUG) && ABSL_LTS_RELEASE_VERSION >= 20230802
 // Debian 13's Abseil is compiled without NDEBUG, so it ends a process whose mutexes were ever taken
 // in a cycle. It does not learn of the end of mutexes in code with NDEBUG, and takes those that
-// have one address after the other for one. Abseil with NDEBUG does not look for cycles.
+// have one address after the other for one. Abseil with NDEBUG does not look for cycles. Debian
+// 12's finds only true ones, so programs and tests there keep the search.
 [[maybe_unused]] const bool looks_for_no_cycles = [] {
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   return true;

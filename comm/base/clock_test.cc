@@ -13,6 +13,7 @@
 #include <new>
 #include <thread>
 
+#include "absl/base/config.h"
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
@@ -160,6 +161,10 @@ void Nest(void* first, void* second) {
 }
 
 TEST(MutexTest, LocksAtTheAddressesOfEndedOnesHaveAnyOrder) {
+#if !defined(NDEBUG) || ABSL_LTS_RELEASE_VERSION < 20230802
+  GTEST_SKIP() << "only Abseil since 20230802, as in Debian 13, does not learn of mutexes that end "
+                  "in code with NDEBUG";
+#endif
   alignas(absl::Mutex) char memory[2][sizeof(absl::Mutex)];
   EXPECT_GT(SteadyNow(), absl::InfinitePast());  // As all users of the library.
   Nest(memory[0], memory[1]);

@@ -7,7 +7,7 @@
 #   tests/systems/check.sh trixie --jobs=2            # leaves processors to others
 #
 # Makes a root with debootstrap, clones HEAD into it (not what is uncommitted), and runs there both commands of the README,
-# the checks of the consumers, and the programs of the Debian package. Only bazelw installs packages for the README's
+# the checks of consumers, a release's sources with CMake, and the package. Only bazelw installs packages for the README's
 # commands, and no build of another system is used. Ends with a table of the minutes, and with the lines of what failed.
 # Exits with 0 if nothing failed and no compiler, linker or CMake printed a warning.
 #
@@ -171,6 +171,9 @@ if [[ $failed == 0 ]]; then
   stage 'packages for the rest' by_status inside 15 'apt-get -q -y install --no-install-recommends cmake dpkg-dev pkg-config'
   stage 'evenkeel in a workspace of its own' by_lines inside 60 tests/consumer/check.sh
   stage 'evenkeel in a CMake project' by_lines inside 60 tests/consumer_cmake/check.sh
+  stage 'the sources of a release with CMake alone' by_lines inside 120 "rm -rf /home/source && mkdir /home/source &&
+    git archive HEAD | tar -x -C /home/source && tools/cmake/write_sources.py --to=/home/source &&
+    CMAKE_BUILD_PARALLEL_LEVEL=${jobs#--jobs=} tools/cmake/check.sh /home/source"
   stage 'the Debian package' by_lines package_runs
   if [[ $clang ]]; then
     stage 'clang' by_status inside 15 'apt-get -q -y install --no-install-recommends clang'

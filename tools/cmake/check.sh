@@ -4,8 +4,8 @@
 #   tools/cmake/check.sh FOLDER          FOLDER is an unpacked evenkeel-VERSION-source.tar.gz
 #
 # Needs cmake, g++, pkg-config and the packages of docs/install.md. Prints one line per promise, "ok"
-# or "FAILED" first, and exits with 1 if one is broken. Part of tools/release.sh; not of .ci/run, since
-# it compiles 255 sources.
+# or "FAILED" first, and exits with 1 if one is broken. Part of tools/release.sh and
+# tests/systems/check.sh; not of .ci/run, since it compiles 255 sources.
 set -uo pipefail
 [[ $# == 1 ]] || { echo 'usage: tools/cmake/check.sh FOLDER' >&2; exit 1; }
 cd "$1" || exit 1
@@ -16,7 +16,10 @@ failed=0
 source tests/promise.sh
 
 prints_no_warning() { ! grep -E '[Ww]arning' "$work/log"; }
-builds() { { cmake -S . -B "$work/build" && cmake --build "$work/build" -j "$(nproc)"; } 2>&1 | tee "$work/log"; }
+builds() {
+  { cmake -S . -B "$work/build" && cmake --build "$work/build" -j "${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}"; } 2>&1 |
+    tee "$work/log"
+}
 trains() { tests/consumer_cmake/check.sh "$1" | tee "$work/consumer" && ! grep -q '^FAILED' "$work/consumer"; }
 
 promise 'CMake alone builds the sources' builds

@@ -385,7 +385,7 @@ TEST(SamplesErrorTest, WhoDoesNotSayHowManyIsNamedOnAllRanks) {
   EXPECT_FALSE(status.ok());
   for (const absl::Status& result : results) {
     EXPECT_THAT(std::string(result.message()), HasSubstr("rank 1 passed no number"));
-    EXPECT_EQ(FailureInfoOf(result), (FailureInfo{.ranks = {1}, .step = 0}));
+    EXPECT_EQ(FailureInfoOf(result), (FailureInfo{.ranks = {1}, .step = 1}));
   }
 }
 

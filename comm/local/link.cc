@@ -203,7 +203,8 @@ class LocalLink : public ControlLink {
     const absl::Status started = reader_.Start(
         [receive = std::move(receive)](Letter letter) { receive(std::move(letter.message)); });
     if (started.ok()) return;
-    Send({.type = ControlMessage::Type::kFailed, .status = started});  // To the other ranks.
+    // The hub reports it to the other ranks.
+    Send({.type = ControlMessage::Type::kFailed, .status = started});
     lost(started);
   }
   void Send(ControlMessage message) override {

@@ -36,7 +36,9 @@ extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attribute
   static const auto original =
       reinterpret_cast<decltype(&::pthread_create)>(dlsym(RTLD_NEXT, "pthread_create"));
   std::atomic<int>& left = evenkeel::threads_left;
-  if (left == 0) return EAGAIN;
-  if (left > 0) --left;
+  int seen = left;
+  while (seen > 0 && !left.compare_exchange_weak(seen, seen - 1)) {
+  }
+  if (seen == 0) return EAGAIN;
   return original(thread, attributes, body, argument);
 }

@@ -21,7 +21,6 @@ mkdir "$work/ours" "$work/built"
 ln -s "$PWD" "$work/ours/evenkeel"
 ln -s "$PWD/bazel-bin" "$work/built/evenkeel"  # Images of kernels.
 flags=(-std=c++20 -Wthread-safety -Werror "-I$work/ours" "-I$work/built")
-flags+=('-DEVENKEEL_NCCL_OF_BUILD="libnccl.so.2"')  # The build defines it.
 cuda=${CUDA_HOME:-/usr/local/cuda}/include
 [[ -e $cuda/cuda_runtime.h ]] && flags+=(-isystem "$cuda")
 

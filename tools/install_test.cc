@@ -86,6 +86,11 @@ TEST(InstallTest, NothingNeedsALibraryOfCudaOrAFolderOfTheBuild) {
         << path;
   }
   EXPECT_EQ(programs, 5);
+  // Programs may name the folder where NVIDIA's packages put CUDA, but no other.
+  const std::string toolkit = std::getenv("TOOLKIT_FOLDER");
+  if (!toolkit.empty() && toolkit != "/usr/local/cuda") {
+    EXPECT_EQ(RunCommand(absl::StrCat("grep -rlF '", toolkit, "/' '", prefix, "'")).output, "");
+  }
   for (const char* file :
        {"lib/pkgconfig/evenkeel.pc", "lib/cmake/evenkeel/evenkeelConfig.cmake"}) {
     const std::string text = RunCommand(absl::StrCat("cat ", prefix, "/", file)).output;

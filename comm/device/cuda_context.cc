@@ -46,6 +46,14 @@ Contexts& AllContexts() {
   return *contexts;
 }
 
+absl::Status LoadDriver(CudaDriver& driver) {
+  EK_ASSIGN_OR_RETURN(SharedLibrary library,
+                      SharedLibrary::Load("CUDA's driver", {"libcuda.so.1"}));
+  EK_FIND_FUNCTIONS(EK_CUDA_DRIVER_FUNCTIONS, library, driver);
+  library.FindOptional("cuFuncLoad", driver.cuFuncLoad);
+  return library.Keep(library.Name());
+}
+
 }  // namespace
 
 absl::Status CudaDriver::Check(absl::string_view what, CUresult result) const {
@@ -65,15 +73,11 @@ absl::Status CudaDriver::Check(absl::string_view what, CUresult result) const {
 const CudaDriver& TheDriver() {
   static const CudaDriver driver = [] {
     CudaDriver found;
-    absl::StatusOr<SharedLibrary> library = SharedLibrary::Load("CUDA's driver", {"libcuda.so.1"});
-    if (!library.ok()) {
-      found.status = absl::FailedPreconditionError(
-          absl::StrCat("no CUDA device: ", library.status().message()));
-      return found;
+    found.status = LoadDriver(found);
+    if (!found.status.ok()) {
+      found.status =
+          absl::FailedPreconditionError(absl::StrCat("no CUDA device: ", found.status.message()));
     }
-    EK_FIND_FUNCTIONS(EK_CUDA_DRIVER_FUNCTIONS, *library, found);
-    library->FindOptional("cuFuncLoad", found.cuFuncLoad);
-    found.status = library->Keep(library->Name());
     return found;
   }();
   return driver;

@@ -7,7 +7,8 @@
 // The driver is taken when a device is first used, so programs start without one.
 //
 // Threads: thread-safe; a scope ends on its thread.
-// Errors:  FailedPrecondition "no CUDA device: ..." without a driver.
+// Errors:  FailedPrecondition "no CUDA device: ..." without a driver, or with one that lacks
+//          functions.
 
 #ifndef EVENKEEL_COMM_DEVICE_CUDA_CONTEXT_H_
 #define EVENKEEL_COMM_DEVICE_CUDA_CONTEXT_H_

@@ -3,27 +3,37 @@
 #include <dlfcn.h>
 #include <link.h>
 
+#include <set>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 
 namespace evenkeel::internal {
 
 static_assert(RTLD_DEFAULT == nullptr);
+
+std::vector<std::string> FilesOfCuda(absl::string_view soname) {
+  return {std::string(soname), absl::StrCat("/usr/local/cuda/lib64/", soname)};
+}
 
 void SharedLibrary::Closer::operator()(void* handle) const { dlclose(handle); }
 
 absl::StatusOr<SharedLibrary> SharedLibrary::Load(absl::string_view what,
                                                   const std::vector<std::string>& files,
                                                   absl::string_view advice) {
-  std::string reason;
+  std::vector<std::string> errors;
+  std::set<std::string> reasons;
   for (const std::string& file : files) {
     if (void* const handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL); handle != nullptr)
       return SharedLibrary(handle);
     const char* const error = dlerror();
-    if (reason.empty() && error != nullptr) reason = error;
+    const std::string text = error == nullptr ? "unknown error" : error;
+    const absl::string_view reason = absl::StripPrefix(text, file);
+    if (reasons.insert(std::string(reason)).second) errors.push_back(text);
   }
-  return absl::FailedPreconditionError(
-      absl::StrCat("cannot load ", what, ": ", reason, advice.empty() ? "" : "; ", advice));
+  return absl::FailedPreconditionError(absl::StrCat(
+      "cannot load ", what, ": ", absl::StrJoin(errors, "; "), advice.empty() ? "" : "; ", advice));
 }
 
 absl::StatusOr<SharedLibrary> SharedLibrary::Loaded(const std::string& soname,

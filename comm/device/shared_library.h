@@ -12,8 +12,8 @@
 //   EK_RETURN_IF_ERROR(library.Keep(library.Name()));
 //   z.compress(...)
 //
-//
-// Errors: FailedPrecondition if the library cannot be loaded, or lacks functions.
+// Threads: thread-compatible; the functions that are found are as thread-safe as the library.
+// Errors:  FailedPrecondition if the library cannot be loaded, or lacks functions.
 
 #ifndef EVENKEEL_COMM_DEVICE_SHARED_LIBRARY_H_
 #define EVENKEEL_COMM_DEVICE_SHARED_LIBRARY_H_
@@ -28,11 +28,17 @@
 
 namespace evenkeel::internal {
 
+// Returns the files in which a library of CUDA is searched, for Load(): the name itself, which the
+// system's loader finds, and the one in the folder where NVIDIA's packages put CUDA. The folder of
+// the build's toolkit is none of them: on another machine, anyone may own it.
+std::vector<std::string> FilesOfCuda(absl::string_view soname);
+
 class SharedLibrary {
  public:
   // Loads the first of `files` that can be loaded. A name without a folder is searched as the
   // system finds libraries (LD_LIBRARY_PATH, for one), after those that the process has loaded.
-  // `what` and `advice` are for the error: "cannot load zlib: ...; install zlib".
+  // `what` and `advice` are for the error: "cannot load zlib: ...; install zlib". It has the
+  // reason for each file, but no reason twice.
   static absl::StatusOr<SharedLibrary> Load(absl::string_view what,
                                             const std::vector<std::string>& files,
                                             absl::string_view advice = "");

@@ -9,7 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-// What a header does whose function has a newer version.
+// A header does this where a function has a newer version.
 double old_log2(double);
 #define old_log2 log2
 
@@ -49,6 +49,14 @@ TEST(SharedLibraryTest, NamesTheFunctionsThatItLacks) {
   const absl::Status kept = library->Keep(library->Name());
   EXPECT_EQ(kept.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(kept.message()), HasSubstr("/libm.so.6 lacks ek_first, ek_second"));
+}
+
+TEST(SharedLibraryTest, ReportsEachReasonOnce) {
+  const absl::Status status =
+      SharedLibrary::Load("mathematics", {kNowhere, "libno.so", "/etc/passwd"}).status();
+  EXPECT_EQ(std::string(status.message()),
+            "cannot load mathematics: /nowhere/libm.so.6: cannot open shared object file: No such "
+            "file or directory; /etc/passwd: invalid ELF header");
 }
 
 TEST(SharedLibraryTest, SaysWhyItCannotBeLoadedAndWhatToDo) {

@@ -17,10 +17,8 @@ constexpr int kOldestVersion = 21800;
 absl::StatusOr<SharedLibrary> FindLibrary(const std::string& path) {
   absl::StatusOr<SharedLibrary> loaded = SharedLibrary::Loaded(kSoname, "ncclGetVersion");
   if (loaded.ok()) return loaded;
-  std::vector<std::string> files = {path};
-  if (path.empty()) files = {kSoname, absl::StrCat(EVENKEEL_NCCL_FOLDER, "/", kSoname)};
   return SharedLibrary::Load(
-      "NCCL", files,
+      "NCCL", path.empty() ? FilesOfCuda(kSoname) : std::vector<std::string>{path},
       absl::StrCat("install NCCL, or set EVENKEEL_NCCL to the path of its ", kSoname));
 }
 

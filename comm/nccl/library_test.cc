@@ -70,7 +70,7 @@ TEST(LoadNcclTest, TakesThePathFromTheEnvironmentAndThenTheSystemsLibrary) {
   EXPECT_THAT(TextOf(NcclLibrary().status()), HasSubstr("libold_nccl.so has NCCL 2.4.8"));
   unsetenv("EVENKEEL_NCCL");
   if (absl::string_view(EVENKEEL_NCCL_FOLDER).empty())
-    GTEST_SKIP() << "the build found nccl.h without libnccl.so.2";
+    GTEST_SKIP() << "libnccl.so.2 is nowhere or where programs do not search it";
 
   const absl::StatusOr<NcclApi*> library = NcclLibrary();
   ASSERT_TRUE(library.ok()) << library.status();

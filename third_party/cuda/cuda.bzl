@@ -12,9 +12,9 @@ but //comm/nccl is built without NCCL. For each there is a config_setting
   cupti       for tests that look at what was called
   has_nvcc    whether cuda_library() compiles (nvcc of CUDA 12 or newer)
 
-toolkit.bzl has the folders in which loaded libraries were found, and what
-cuda_library() runs: for the architectures of EVENKEEL_CUDA_ARCHS, such as
-"sm_86,compute_86", else for _ARCHS.
+toolkit.bzl has, for tests, the toolkit's folder and those of the loaded
+libraries; and what cuda_library() runs: for the architectures of
+EVENKEEL_CUDA_ARCHS, such as "sm_86,compute_86", else for _ARCHS.
 """
 
 load("//third_party/debian:system_library.bzl", "library_folders")
@@ -87,8 +87,9 @@ _TOOLKIT = """\
 # Of the toolkit that was found; None and nothing without one.
 NVCC = {nvcc}
 NVCC_ARCHS = {archs}
+TOOLKIT_FOLDER = "{home}"
 
-# Where the libraries are; empty if only the header was found.
+# Where the libraries are; empty if only the header was found, or if programs do not search there.
 CUBLASLT_FOLDER = "{cublasLt}"
 CUDNN_FOLDER = "{cudnn}"
 NCCL_FOLDER = "{nccl}"
@@ -139,6 +140,11 @@ def _folder_of(repository_ctx, library, header, home, folders):
             return folder
     return None
 
+def _is_searched(repository_ctx, folder, home):
+    """Whether programs find libraries in this folder (FilesOfCuda() of comm/device/shared_library.h)."""
+    searched = repository_ctx.path("/usr/local/cuda/lib64")
+    return not folder.startswith(home + "/") or repository_ctx.path(folder).realpath == searched.realpath
+
 def _has(name, is_there):
     return _HAS.format(name, "@platforms//os:linux" if is_there else "@platforms//:incompatible")
 
@@ -168,7 +174,8 @@ def _cuda_impl(repository_ctx):
         ("cublasLt", "libcublasLt.so", "cublasLt.h"),
         ("cudnn", "libcudnn.so", "cudnn.h"),
     ]:
-        loaded[name] = _folder_of(repository_ctx, library, header, home, folders) or ""
+        found = _folder_of(repository_ctx, library, header, home, folders)
+        loaded[name] = found if found and _is_searched(repository_ctx, found, home) else ""
         is_there = folder and _has_header(repository_ctx, header, home)
         text += _has(name, is_there)
         if name == "nccl":
@@ -177,7 +184,7 @@ def _cuda_impl(repository_ctx):
     folder = _folder_of(repository_ctx, "libcupti.so", "cupti.h", home, folders)
     text += _CUPTI.format(folder = folder) if folder else _INCOMPATIBLE.format("cupti")
 
-    repository_ctx.file("toolkit.bzl", _TOOLKIT.format(nvcc = repr(nvcc), archs = repr(archs), **loaded))
+    repository_ctx.file("toolkit.bzl", _TOOLKIT.format(nvcc = repr(nvcc), archs = repr(archs), home = home or "", **loaded))
     repository_ctx.file("BUILD", text)
 
 cuda_repository = repository_rule(

@@ -18,7 +18,8 @@ namespace evenkeel::internal {
 absl::StatusOr<DeviceRuntime*> CudaIfBuilt();
 
 // Load the library at the first call. Unimplemented in a build without cuBLAS, or cuDNN;
-// FailedPrecondition if the library cannot be loaded.
+// FailedPrecondition if the library cannot be loaded. cuDNN loads cuBLAS by its name alone, so
+// LoadCublas() comes first: it finds cuBLAS in more folders.
 absl::Status LoadCublas();
 absl::StatusOr<std::unique_ptr<ProductLibrary>> MakeCudaProducts(DeviceRuntime& runtime,
                                                                  Device device);

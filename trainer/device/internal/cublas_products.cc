@@ -31,8 +31,8 @@ const auto kAddBias = MakeKernel<&ek_add_bias>("ek_add_bias", math_kernels_image
 
 constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;  // As NVIDIA advises for Hopper.
 
-// The library is loaded when it is first used: that takes 0.4 s and 200 MB, which runs on the CPU
-// should not pay for.
+// The library is loaded when it is first used: that takes 0.4 s and 200 MB, which processes that
+// compute on the CPU should not pay for.
 #define EK_CUBLASLT_FUNCTIONS(X)          \
   X(cublasLtCreate)                       \
   X(cublasLtDestroy)                      \
@@ -59,10 +59,8 @@ constexpr char kAdvice[] =
     "install cuBLAS, or set LD_LIBRARY_PATH to the folder of " EK_CUBLASLT_FILE;
 
 absl::StatusOr<CublasLt> Load() {
-  EK_ASSIGN_OR_RETURN(
-      SharedLibrary library,
-      SharedLibrary::Load(
-          "cuBLAS", {EK_CUBLASLT_FILE, EVENKEEL_CUBLASLT_FOLDER "/" EK_CUBLASLT_FILE}, kAdvice));
+  EK_ASSIGN_OR_RETURN(SharedLibrary library,
+                      SharedLibrary::Load("cuBLAS", FilesOfCuda(EK_CUBLASLT_FILE), kAdvice));
   CublasLt lt;
   EK_FIND_FUNCTIONS(EK_CUBLASLT_FUNCTIONS, library, lt);
   EK_RETURN_IF_ERROR(library.Keep(library.Name()));

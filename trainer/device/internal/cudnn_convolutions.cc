@@ -76,10 +76,8 @@ struct Cudnn {
 constexpr char kAdvice[] = "install cuDNN, or set LD_LIBRARY_PATH to the folder of " EK_CUDNN_FILE;
 
 absl::StatusOr<Cudnn> Load() {
-  EK_ASSIGN_OR_RETURN(
-      SharedLibrary library,
-      SharedLibrary::Load("cuDNN", {EK_CUDNN_FILE, EVENKEEL_CUDNN_FOLDER "/" EK_CUDNN_FILE},
-                          kAdvice));
+  EK_ASSIGN_OR_RETURN(SharedLibrary library,
+                      SharedLibrary::Load("cuDNN", FilesOfCuda(EK_CUDNN_FILE), kAdvice));
   Cudnn cudnn;
   EK_FIND_FUNCTIONS(EK_CUDNN_FUNCTIONS, library, cudnn);
   library.FindOptional("cudnnGetLastErrorString", cudnn.cudnnGetLastErrorString);

@@ -252,7 +252,9 @@ absl::Status Choose(const Environment& environment, TrainOptions& options) {
     }
     local_ranks = environment.local_rank + 1;
   }
-  const absl::StatusOr<int> devices = AsksForDevices(options) ? CountCudaDevices() : 0;
+  const CudaUse use =
+      options.model == ModelKind::kCnn ? CudaUse::kProductsAndConvolutions : CudaUse::kProducts;
+  const absl::StatusOr<int> devices = AsksForDevices(options) ? CountCudaDevices(use) : 0;
   EK_ASSIGN_OR_RETURN(const std::string line, ChooseDevice(devices, local_ranks, options));
   if (!line.empty() && environment.rank == 0) {
     absl::FPrintF(kStreams.log, "%s: %s\n", program_invocation_short_name, line);

@@ -2,8 +2,9 @@
 // GPUs of the machine.
 //
 //   TrainOptions options = ...;  // .device = DeviceKind::kAuto
+//   const absl::StatusOr<int> devices = CountCudaDevices(CudaUse::kProducts);
 //   EK_ASSIGN_OR_RETURN(const std::string line,
-//                       ChooseDevice(CountCudaDevices(), /*local_ranks=*/{}, options));
+//                       ChooseDevice(devices, /*local_ranks=*/{}, options));
 //   // options.device is kCpu or kCuda now; with kCuda options.backend is kNccl. `line`: for
 //   // the log; may be empty.
 //

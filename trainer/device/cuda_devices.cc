@@ -21,13 +21,14 @@
 namespace evenkeel {
 namespace {
 
-// In the child: a number, or why there is none. A second line says why the devices cannot be used.
-std::string Answer() {
+// Returns the child's answer: the number of devices, or the reason that there is none. A second
+// line is the reason that the devices cannot be used.
+std::string Answer(CudaUse use) {
   const absl::StatusOr<DeviceRuntime*> cuda = internal::CudaIfBuilt();
   const absl::StatusOr<int> count = cuda.ok() ? (*cuda)->DeviceCount() : cuda.status();
   if (!count.ok()) return std::string(count.status().message());
   absl::Status libraries = internal::LoadCublas();
-  libraries.Update(internal::LoadCudnn());
+  if (use == CudaUse::kProductsAndConvolutions) libraries.Update(internal::LoadCudnn());
   return absl::StrCat(*count, libraries.ok() ? "" : "\n", libraries.message());
 }
 
@@ -56,7 +57,7 @@ absl::StatusOr<DeviceFacts> FactsOfCudaDevice(int index) {
   return cuda->Facts(Device::Cuda(index));
 }
 
-absl::StatusOr<int> CountCudaDevices(absl::Duration timeout) {
+absl::StatusOr<int> CountCudaDevices(CudaUse use, absl::Duration timeout) {
   EK_RETURN_IF_ERROR(internal::CudaIfBuilt().status());
   int pipes[2];
   if (pipe(pipes) != 0) return absl::ErrnoToStatus(errno, "pipe");
@@ -68,7 +69,7 @@ absl::StatusOr<int> CountCudaDevices(absl::Duration timeout) {
   }
   if (child == 0) {
     close(pipes[0]);
-    const std::string answer = Answer();
+    const std::string answer = Answer(use);
     const bool is_written =
         write(pipes[1], answer.data(), answer.size()) == static_cast<ssize_t>(answer.size());
     _exit(is_written ? 0 : 1);

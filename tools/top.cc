@@ -96,9 +96,9 @@ class Job {
       server.timeout = kPatience;
       absl::StatusOr<std::unique_ptr<TcpObserver>> observer = TcpObserver::Connect(server);
       last = observer.status();
-      if (observer.ok()) job->observers_.push_back(*std::move(observer));
+      if (observer.ok()) job->servers_.push_back({.observer = *std::move(observer)});
     }
-    if (job->observers_.empty()) return last;
+    if (job->servers_.empty()) return last;
     return job;
   }
 
@@ -106,24 +106,30 @@ class Job {
   absl::StatusOr<std::string> Status() {
     absl::MutexLock lock(&mutex_);
     std::vector<std::string> groups;
-    for (auto it = observers_.begin(); it != observers_.end();) {
-      const absl::StatusOr<std::string> json = (*it)->Status(kPatience);
+    for (auto it = servers_.begin(); it != servers_.end();) {
+      const absl::StatusOr<std::string> json = it->observer->Status(kPatience);
       if (absl::IsDeadlineExceeded(json.status())) return json.status();
-      if (!json.ok() && observers_.size() == 1) return Ended(json.status());
-      it = json.ok() ? it + 1 : observers_.erase(it);
+      if (!json.ok() && servers_.size() == 1) return Ended(*it, json.status());
+      if (json.ok()) it->last = *json;
+      it = json.ok() ? it + 1 : servers_.erase(it);
       if (json.ok() && json->size() > 2) groups.push_back(json->substr(1, json->size() - 2));
     }
-    return last_ = absl::StrCat("[", absl::StrJoin(groups, ","), "]");
+    return absl::StrCat("[", absl::StrJoin(groups, ","), "]");
   }
   std::string ServerName() {
     absl::MutexLock lock(&mutex_);
-    return observers_.front()->ServerName();
+    return servers_.front().observer->ServerName();
   }
 
  private:
-  // Returns `gone` with the error that the last state has.
-  absl::Status Ended(const absl::Status& gone) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    const absl::StatusOr<nlohmann::json> last = ParseReply(last_);
+  struct Server {
+    std::unique_ptr<TcpObserver> observer;
+    std::string last = "[]";  // Its newest state.
+  };
+  // Returns `gone`; if that server has sent its last state, with the error in this.
+  static absl::Status Ended(const Server& server, const absl::Status& gone) {
+    if (!absl::IsOutOfRange(gone)) return gone;
+    const absl::StatusOr<nlohmann::json> last = ParseReply(server.last);
     std::string why;
     for (const nlohmann::json& group : last.ok() ? *last : nlohmann::json::array()) {
       for (absl::string_view finding : Findings(group)) {
@@ -134,8 +140,7 @@ class Job {
   }
 
   absl::Mutex mutex_;
-  std::string last_ ABSL_GUARDED_BY(mutex_) = "[]";
-  std::vector<std::unique_ptr<TcpObserver>> observers_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Server> servers_ ABSL_GUARDED_BY(mutex_);
 };
 
 absl::Status Show(Job& job, bool renews) {

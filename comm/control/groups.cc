@@ -54,6 +54,7 @@ void ControlGroups::Join(PeerId peer, const Hello& hello) {
   const std::string key = KeyOf(hello);
   Group& group = groups_[key];
   if (group.hub == nullptr) {
+    ForgetFailures();
     group.name = hello.group;
     group.has_id = !hello.id.empty();
     group.members_text = hello.members;
@@ -116,9 +117,10 @@ void ControlGroups::OnDisconnect(PeerId peer) {
   group.hub->OnDisconnect(seat.rank);
   const bool is_given_up = group.has_id && group.has_failed && group.connected == 0;
   if (!is_given_up && group.disconnected < group.hub->world_size()) return;
-  if (group.has_failed) {
-    last_failed_.clear();
-    AppendGroup(group, &last_failed_);
+  if (!group.has_failed) {
+    ForgetFailures();
+  } else if (failure_.empty()) {
+    failure_ = std::move(group.failure);
   }
   groups_.erase(seat.group);
 }
@@ -183,17 +185,33 @@ bool ControlGroups::HasLivingGroup() const {
 
 std::string ControlGroups::StatusJson() {
   std::string json;
-  AppendStatus(&json);
+  {
+    JsonJoined groups(&json, '[', ']');
+    for (auto& [key, group] : groups_) {
+      groups.Add("");
+      AppendGroup(group, &json);
+    }
+  }
   return json;
 }
 
-void ControlGroups::AppendStatus(std::string* json) {
-  JsonJoined groups(json, '[', ']');
-  for (auto& [key, group] : groups_) {
-    groups.Add("");
-    AppendGroup(group, json);
+std::string ControlGroups::LastStatusJson() {
+  std::string json;
+  {
+    JsonJoined groups(&json, '[', ']');
+    if (!failure_.empty()) groups.Add(failure_);
+    for (auto& [key, group] : groups_) {
+      if (group.has_failed && group.failure.empty()) continue;
+      groups.Add(group.failure);
+      if (!group.has_failed) AppendGroup(group, &json);
+    }
   }
-  if (groups_.empty() && !last_failed_.empty()) groups.Add(last_failed_);
+  return json;
+}
+
+void ControlGroups::ForgetFailures() {
+  failure_.clear();
+  for (auto& [key, group] : groups_) group.failure.clear();
 }
 
 void ControlGroups::AppendGroup(Group& group, std::string* json) {
@@ -226,8 +244,9 @@ void ControlGroups::AppendGroup(Group& group, std::string* json) {
 void ControlGroups::Deliver(const std::string& key, absl::Span<const int> to,
                             const ControlMessage& message) {
   Group& group = groups_.at(key);
+  if (message.type == ControlMessage::Type::kRegrouped && message.status.ok()) ForgetFailures();
   if (message.type == ControlMessage::Type::kFailed) {
-    group.has_failed = true;
+    if (!std::exchange(group.has_failed, true)) AppendGroup(group, &group.failure);
     const bool is_to_all = message.sequence == 0;  // A lost rank gets another text.
     if (is_to_all && on_group_ != nullptr && !std::exchange(group.has_reported, true))
       on_group_(group.name, static_cast<int>(group.members.size()), message.status);

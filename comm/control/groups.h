@@ -53,6 +53,7 @@ class ControlGroups : public ControlSeats {
   bool ListensForBeats() const override;
   bool HasLivingGroup() const override;
   std::string StatusJson() override;
+  std::string LastStatusJson() override;
   void SendWaiting() override {}
 
  private:
@@ -73,6 +74,7 @@ class ControlGroups : public ControlSeats {
     int disconnected = 0;
     bool has_failed = false;
     bool has_reported = false;  // Its error, to on_group_.
+    std::string failure;        // Its status when it failed; empty once it does not matter.
     std::unique_ptr<ControlHub> hub;
   };
   struct Seat {
@@ -90,15 +92,15 @@ class ControlGroups : public ControlSeats {
   // receive nothing.
   bool AreAllDeaf(const std::string& group) const;
   void SetMaxSilence(Seat& seat, absl::Duration max_silence);
-  void AppendStatus(std::string* json);
   void AppendGroup(Group& group, std::string* json);
+  // The job goes on, or has ended well: no failure up to now is why it ends.
+  void ForgetFailures();
   void Deliver(const std::string& key, absl::Span<const int> to, const ControlMessage& message);
 
   const SendFunction send_;
   const GroupFunction on_group_;
   std::map<std::string, Group> groups_;  // By name and id.
-  // The status of the group that failed last, once its ranks have gone: why the job has ended.
-  std::string last_failed_;
+  std::string failure_;                  // Of the first group that has failed and gone.
   std::map<PeerId, Seat> seats_;
   absl::Duration clock_;  // The sum of PassTime().
   // The loop has run without a long interruption since clock_ had this value.

@@ -74,6 +74,11 @@ class Server {
     const std::optional<FailureInfo> info = FailureInfoOf(failures_[rank]);
     return info.has_value() ? info->ranks : std::vector<int>{-1};
   }
+  void Leave(int rank) {
+    Send(rank, {.type = Type::kLeave});
+    groups_.OnDisconnect(rank);
+  }
+  ControlGroups& groups() { return groups_; }
   bool HasFailed() const { return !failures_[0].ok(); }
   struct Report {
     std::string group;
@@ -132,6 +137,44 @@ TEST(ControlGroupsTest, AGroupThatHasFailedIsNotReportedAsComplete) {
   server.JoinNext();
   ASSERT_EQ(server.reports().size(), 1);
   EXPECT_FALSE(server.reports().front().why.ok());
+}
+
+TEST(ControlGroupsTest, TheLastStateHasAFailureAsItWasAndOnlyThisState) {
+  Server server(2);
+  for (const int rank : {1, 0}) server.groups().OnDisconnect(rank);
+  EXPECT_EQ(server.groups().StatusJson(), "[]");
+  EXPECT_THAT(server.groups().LastStatusJson(),
+              testing::ContainsRegex(
+                  R"(^.."group":"world","error":"rank 1 .*"state":"connected".*"state":"lost")"));
+}
+
+TEST(ControlGroupsTest, AFailureIsNotInTheLastStateIfTheJobWentOn) {
+  for (const bool has_gone : {false, true}) {  // Before the others join the next group.
+    Server server(2);
+    server.groups().OnDisconnect(1);
+    if (has_gone) server.groups().OnDisconnect(0);
+    EXPECT_THAT(server.groups().LastStatusJson(), testing::HasSubstr("rank 1 of 2 is lost"));
+    constexpr int kNext = 2;  // A peer.
+    server.groups().Join(kNext, {.kind = Hello::Kind::kControl,
+                                 .group = "world",
+                                 .id = "next",
+                                 .rank = 0,
+                                 .world_size = 1});
+    EXPECT_THAT(server.groups().LastStatusJson(),
+                testing::ContainsRegex(R"(^.."group":"world","error":"","ranks":.."state":"con)"));
+    if (!has_gone) server.groups().OnDisconnect(0);
+    server.Leave(kNext);
+    EXPECT_EQ(server.groups().LastStatusJson(), "[]") << has_gone;
+  }
+}
+
+TEST(ControlGroupsTest, AFailureIsNotInTheLastStateIfOneRankRegrouped) {
+  Server server(2);
+  server.groups().OnDisconnect(1);
+  EXPECT_TRUE(server.groups().OnFrame(0, Serialize({.type = Type::kRegroup, .request = 1})).ok());
+  EXPECT_EQ(server.groups().LastStatusJson(), "[]");
+  server.groups().OnDisconnect(0);
+  EXPECT_EQ(server.groups().LastStatusJson(), "[]");
 }
 
 TEST(ControlGroupsTest, NoRankIsLostIfAllReceiveNothing) {

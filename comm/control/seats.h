@@ -47,6 +47,9 @@ class ControlSeats {
   virtual bool HasLivingGroup() const = 0;
   // Returns the state of all groups, for observers (comm/rendezvous/tcp_store.h).
   virtual std::string StatusJson() { return "[]"; }
+  // Returns the same for the end of the loop: a group that has failed as it was when it did, also
+  // if its ranks have gone, unless its ranks have continued in another one.
+  virtual std::string LastStatusJson() { return "[]"; }
   // Called in each turn of the loop, to send what other threads have queued.
   virtual void SendWaiting() = 0;
 };

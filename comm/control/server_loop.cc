@@ -83,7 +83,10 @@ void ServerLoop::Run() {
   while (seats_->HasLivingGroup() && SteadyNow() < StopBy()) Turn();
   seats_->SendWaiting();
   for (auto& [id, peer] : peers_) {
-    if (peer.state == State::kObserver) Send(id, seats_->StatusJson());  // The last state.
+    if (peer.state == State::kObserver) {
+      Send(id, seats_->LastStatusJson());
+      Send(id, "");
+    }
     peer.state = State::kLeaving;
     SetDeadline(id, peer, SteadyNow() + kDismissal);
     Touch(id, peer);

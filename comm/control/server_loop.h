@@ -5,7 +5,8 @@
 //   kGreeting   has received the challenge; must answer it before its deadline, in one small frame
 //   kStore      sends requests to the key-value table
 //   kControl    is a rank of a group
-//   kObserver   sends empty frames; each gets the state of all groups
+//   kObserver   sends empty frames; each gets the state of all groups. At the end it receives the
+//               last state and an empty frame
 //   kLinks      has many links, each of them a rank of a group
 //   kLeaving    receives the remaining output, no input is read; disconnected at its deadline
 //

@@ -175,12 +175,15 @@ absl::StatusOr<std::unique_ptr<TcpObserver>> TcpObserver::Connect(const TcpStore
 
 TcpObserver::TcpObserver(std::unique_ptr<Connection> connection)
     : connection_(std::move(connection)) {
-  const auto on_lost = [this](const absl::Status& why) {
+  const auto has_ended = std::make_shared<bool>(false);  // For the connection's thread.
+  const auto on_lost = [this, has_ended](const absl::Status& why) {
     absl::MutexLock lock(&mutex_);
-    lost_ = why;
+    lost_ = *has_ended ? absl::OutOfRangeError(why.message()) : why;
   };
   const absl::Status started = connection_->Start(
-      [this](std::string frame) {
+      [this, has_ended](std::string frame) {
+        *has_ended = frame.empty();
+        if (*has_ended) return;
         absl::MutexLock lock(&mutex_);
         ++answered_;
         answer_ = std::move(frame);

@@ -109,7 +109,9 @@ class TcpObserver {
   // heartbeat; `waits_for` has the first 100 ranks whose part is missing; `silent_ms` is the time
   // without a message. `steps` is in join/steps/step_status.h, for groups that train.
   // Errors: DeadlineExceeded: the process that hosts the server hangs, or the network is down.
-  //         Unavailable: it is gone.
+  //         Unavailable: it is gone. OutOfRange: it has ended, and sent the last state before. In
+  //         that a group that has failed is as it was when it did, also if its ranks have gone;
+  //         it is not there if its ranks have continued in another group.
   absl::StatusOr<std::string> Status(absl::Duration timeout);
   // Returns "the store at 10.0.0.7:29400, hosted by rank 0".
   std::string ServerName() const;

@@ -6,6 +6,8 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <memory>
 #include <string>
@@ -26,7 +28,8 @@
 #include "gtest/gtest.h"
 
 DEFINE_int32(hangs, -1, "For ranks: the rank that loads its input for ever after some steps.");
-DEFINE_int32(fails, -1, "For ranks: the rank that ends the group after some steps.");
+DEFINE_int32(fails, -1, "For ranks: the rank that ends the group once --until exists.");
+DEFINE_string(until, "", "For ranks: a file.");
 DEFINE_int32(slow, -1, "For ranks: the rank whose loader is slow.");
 DEFINE_bool(is_rank, false, "Runs a rank.");
 
@@ -52,7 +55,7 @@ absl::Status RunRank() {
                                            .rank = FLAGS_slow,
                                            .fraction = 0.5}));
   if (FLAGS_fails == comm->rank()) {
-    EK_RETURN_IF_ERROR(training->Run(200));
+    while (!std::filesystem::exists(FLAGS_until)) EK_RETURN_IF_ERROR(training->Run(10));
     comm->Abort(absl::UnknownError("the disk is full"));
     return comm->status();
   }
@@ -198,17 +201,23 @@ TEST_F(TopTest, ServesTheStateUntilTheJobHasEnded) {
 
 TEST_F(TopTest, SaysWhyTheJobHasEnded) {
   const std::string name = absl::StrCat("top-test-", getpid(), "-ends");
-  FILE* const job = popen(absl::StrCat("EVENKEEL_JOB=", name, " tools/launch --nproc=3 -- ",
-                                       ThisProgram(), " --is_rank --fails=1 2>&1")
-                              .c_str(),
-                          "r");
-  std::string text;
-  const absl::Time deadline = absl::Now() + kPatience;
-  do {
-    text = Top("--json --interval=0.2 " + name);
-  } while (absl::StrContains(text, "no process of this user") && absl::Now() < deadline);
-  EXPECT_THAT(text, testing::ContainsRegex("top: the job has ended: rank 1 [^\n]*the disk is full "
-                                           "\\(the store at [^\n]* is gone"));
+  const std::string until = absl::StrCat(std::getenv("TEST_TMPDIR"), "/", name);
+  FILE* const job =
+      popen(absl::StrCat("EVENKEEL_JOB=", name, " tools/launch --nproc=3 -- ", ThisProgram(),
+                         " --is_rank --fails=1 --until=", until, " 2>&1")
+                .c_str(),
+            "r");
+  FILE* top = nullptr;
+  std::array<char, 4096> line;
+  for (const absl::Time end = absl::Now() + kPatience; absl::Now() < end; ReadAll(top)) {
+    top = popen(absl::StrCat("tools/top --json --interval=0.2 ", name, " 2>&1").c_str(), "r");
+    if (fgets(line.data(), line.size(), top) != nullptr && line[0] == '[') break;
+  }
+  ASSERT_EQ(line[0], '[') << line.data();
+  std::ofstream{until};
+  EXPECT_THAT(ReadAll(top),
+              testing::ContainsRegex("top: the job has ended: rank 1 [^\n]*the disk is full "
+                                     "\\(the store at [^\n]* is gone"));
   EXPECT_EQ(exit_code_, 1);
   ReadAll(job);
 }

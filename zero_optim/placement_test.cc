@@ -48,10 +48,13 @@ void RunGroup(int world_size, absl::FunctionRef<absl::Status(Communicator&)> bod
 struct Rank {
   explicit Rank(Communicator& comm) : comm(comm) {}
 
-  absl::Status Create(const Placement& placement) {
+  absl::Status Create(const Placement& placement, int64_t check_replicas_every = 0) {
     EK_ASSIGN_OR_RETURN(
         ddp, DataParallel::Create(&comm, &model.params(), {}, {.reducer = {.caps = {Bytes{256}}}}));
-    EK_ASSIGN_OR_RETURN(optimizer, Optimizer::Create(*ddp, kRule, {.placement = placement}));
+    EK_ASSIGN_OR_RETURN(optimizer,
+                        Optimizer::Create(*ddp, kRule,
+                                          {.placement = placement,
+                                           .check_replicas = {.every = check_replicas_every}}));
     return absl::OkStatus();
   }
   absl::Status Reduce(int step) {
@@ -341,7 +344,7 @@ TEST(PlacementTest, AGradientWithoutElementsThatOneRankLacksIsNotMissing) {
   RunGroup(3, [&](Communicator& comm) -> absl::Status {
     for (const Placement& placement : {kPlacements[0], kPlacements[2], kPlacements[3]}) {
       Rank rank(comm);
-      EK_RETURN_IF_ERROR(rank.Create(placement));
+      EK_RETURN_IF_ERROR(rank.Create(placement, /*check_replicas_every=*/1));
       for (int step = 0; step < 2; ++step) {
         EK_RETURN_IF_ERROR(rank.Reduce(step));
         if (comm.rank() == 1) rank.model.params().SetGradState(3, GradState::kNone);

@@ -255,18 +255,23 @@ TEST(CheckpointWriterTest, NoFileStaysOfASaveThatFailsWithTheGroup) {
 TEST(CheckpointWriterTest, AGroupThatHasEndedSavesNothing) {
   const std::string folder = Folder("ended");
   for (const int world_size : {1, 2}) {
-    const absl::Status status = RunTestRanks(world_size, [&](Communicator& comm) -> absl::Status {
-      EK_ASSIGN_OR_RETURN(auto trainer, Trainer::Create(comm, Mode::kZeroAlone, AdamW{}));
-      EK_RETURN_IF_ERROR(trainer->Step(0));
-      comm.Abort(absl::UnavailableError("this rank is lost"));
-      for (const bool waits : {false, true}) {
-        const absl::Status saved =
-            waits ? trainer->zero->Save(folder) : trainer->zero->SaveAsync(folder).status();
-        EXPECT_THAT(std::string(saved.message()), HasSubstr("this rank is lost")) << waits;
-      }
-      return comm.status();
-    });
-    EXPECT_FALSE(status.ok());
+    for (const bool ends_well : {false, true}) {
+      const absl::Status status = RunTestRanks(world_size, [&](Communicator& comm) -> absl::Status {
+        EK_ASSIGN_OR_RETURN(auto trainer, Trainer::Create(comm, Mode::kZeroAlone, AdamW{}));
+        EK_RETURN_IF_ERROR(trainer->Step(0));
+        if (ends_well) EK_RETURN_IF_ERROR(comm.Finalize());
+        if (!ends_well) comm.Abort(absl::UnavailableError("this rank is lost"));
+        for (const bool waits : {false, true}) {
+          const absl::Status saved =
+              waits ? trainer->zero->Save(folder) : trainer->zero->SaveAsync(folder).status();
+          EXPECT_THAT(std::string(saved.message()),
+                      HasSubstr(ends_well ? "has left the group" : "this rank is lost"))
+              << waits;
+        }
+        return comm.status();
+      });
+      EXPECT_FALSE(status.ok());
+    }
   }
   EXPECT_FALSE(std::filesystem::exists(folder));
 }

@@ -144,7 +144,10 @@ def zero(rank, world):
     try:
         hook_with_zero_step(allreduce_hook, model, optimizer)
     except (RuntimeError, ValueError) as error:
-        return weights, str(error)
+        refusal = str(error)
+    else:
+        raise AssertionError("torch accepts hook_with_zero_step with gloo")
+    return weights, refusal
 
 
 def differentiable(rank, world):
@@ -180,6 +183,7 @@ def group_of(store, rank, world, backend="gloo", **options):
 
 def rows(rank, world, store):
     with group_of(store, rank, world):
+        assert actual() == GLOO
         return {row.__name__: row(rank, world) for row in ROWS}
 
 
@@ -257,7 +261,7 @@ def check_rpc(rank, world, path):
 
 def check_beside_a_gpu(rank, world, store):
     """Torch believes that there is a GPU: the group has a Gloo for its tensors."""
-    with unittest.mock.patch("torch.cuda.is_available", lambda: True):
+    with unittest.mock.patch("torch.cuda.device_count", lambda: 1):
         with group_of(store, rank, world, timeout=datetime.timedelta(seconds=30)):
             assert actual() == EVENKEEL and total(rank)[0] == 3
             on_gpu = dist.group.WORLD._get_backend(torch.device("cuda"))
@@ -279,6 +283,49 @@ def check_beside_another_backend(rank, world, store):
         assert actual(group) == EVENKEEL and dist.get_backend(group) == "cpu:gloo,cuda:fake"
     with group_of(store, rank, world, "cuda:fake"):
         assert actual(dist.new_group(backend="gloo")) == EVENKEEL
+
+
+def beside_wrappers(rank, world, store):
+    """Other libraries wrap the function by which torch makes groups, in this or in that order."""
+    c10d = dist.distributed_c10d
+    for name in ("first", "second"):
+        c10d._new_process_group_helper = wrapper_of(c10d._new_process_group_helper)
+        evenkeel_c10d.replace_gloo()
+        with group_of(dist.PrefixStore(name, store), rank, world):
+            assert actual() == EVENKEEL and total(rank)[0] == 3
+            assert actual(dist.new_group(backend="gloo")) == EVENKEEL
+    for unknown in (None, lambda group_size, name: None):
+        with unittest.mock.patch.object(c10d, "_new_process_group_helper", unknown):
+            try:
+                evenkeel_c10d.replace_gloo()
+            except RuntimeError as error:
+                assert "cannot take the place of gloo" in str(error), error
+            else:
+                raise AssertionError(unknown)
+
+
+def wrapper_of(helper):
+    return lambda *args, **kwargs: helper(*args, **kwargs)
+
+
+def only_rank_1_replaces(rank, world, store):
+    """Rank 0, which hosts the store, ends at its timeout."""
+    if rank == 1:
+        evenkeel_c10d.replace_gloo()
+    try:
+        with group_of(store, rank, world, timeout=datetime.timedelta(seconds=2)):
+            raise AssertionError("Gloo and evenkeel have met")
+    except RuntimeError as error:
+        return type(error), str(error)
+
+
+def an_existing_group_keeps_its_name(rank, world, store):
+    evenkeel_c10d.replace_gloo()
+    with group_of(store, rank, world, "evenkeel"):
+        tagged = dist.distributed_c10d._new_group_with_tag
+        group = tagged(backend="evenkeel", pg_tag="tag")
+        assert tagged(backend="gloo", pg_tag="tag") is group
+        assert dist.get_backend(group) == "evenkeel"
 
 
 def check_without_a_name(rank, world, store):
@@ -375,6 +422,23 @@ print(min(milliseconds() for _ in range(10)))
 """
 
 
+OTHER_GROUPS = """
+import sys
+import torch
+import torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg
+
+def no_search():
+    raise AssertionError("looked for a GPU")
+
+torch.cuda.is_available = torch.cuda.device_count = no_search
+dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=2)
+dist.new_group(backend="cpu:fake")
+assert hasattr(dist.distributed_c10d._new_process_group_helper, "replaces_gloo")
+assert "evenkeel_c10d" not in sys.modules
+"""
+
+
 def run_python(*arguments, **variables):
     """Returns what a new Python prints, and what it logs."""
     done = subprocess.run(
@@ -419,6 +483,20 @@ class GlooTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             self.run_ranks(replaced, folder)
 
+    def test_wrappers_of_other_libraries(self):
+        self.run_ranks(beside_wrappers)
+
+    def test_an_existing_group_keeps_its_name(self):
+        self.run_ranks(an_existing_group_keeps_its_name)
+
+    def test_the_error_asks_for_ranks_with_gloo(self):
+        _, (kind, message) = self.run_ranks(only_rank_1_replaces)
+        self.assertIs(kind, evenkeel_c10d.Error, message)
+        self.assertIn("does a rank run without EVENKEEL_REPLACE_GLOO=1, with Gloo?", message)
+
+    def test_groups_of_other_backends_load_nothing(self):
+        run_python("-c", OTHER_GROUPS, EVENKEEL_REPLACE_GLOO="1")
+
     def test_default(self):
         self.run_ranks(default)
 
@@ -436,7 +514,7 @@ class GlooTest(unittest.TestCase):
             ({"cuda": "gloo"}, True, None),
             ({"cpu": "evenkeel", "cuda": "gloo"}, True, None),
         ):
-            self.assertEqual(_gloo.replaced(legs, sees_a_gpu), expected, legs)
+            self.assertEqual(_gloo.replaced(legs, lambda: sees_a_gpu), expected, legs)
 
     def test_run_reaches_spawned_processes_and_those_of_a_fork_server(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -450,6 +528,9 @@ class GlooTest(unittest.TestCase):
         self.assertLess(float(output), 1)
         _, log = run_python("-c", "import torch", EVENKEEL_REPLACE_GLOO="yes")
         self.assertIn("EVENKEEL_REPLACE_GLOO=yes has no effect", log)
+        closed = "import os, sys; os.close(2); sys.stderr = None; import torch"
+        for program in (closed, "import sys; sys.stderr.close(); import torch"):
+            run_python("-c", program, EVENKEEL_REPLACE_GLOO="yes")
 
 
 if __name__ == "__main__":

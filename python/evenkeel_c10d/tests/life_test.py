@@ -417,7 +417,7 @@ class LifeTest(unittest.TestCase):
             status, output = torchrun(2, end=UNDER_THE_NAME_GLOO)
         self.assertEqual((status, output.count("sum 2")), (0, 2), output)
         self.assertEqual((status, output.count("gloo shm 2;")), (0, 2), output)
-        self.assertEqual(output.count("(shm) answers to gloo"), 1, output)
+        self.assertEqual(output.count("gloo use evenkeel"), 1, output)
 
     def test_ends_where_no_thread_can_start(self):
         status, output = torchrun(2, end="group = dist.new_group(); dist.barrier(group)" + NO_THREADS)

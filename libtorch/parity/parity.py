@@ -14,6 +14,8 @@ import subprocess
 import sys
 import tempfile
 
+os.environ.pop("EVENKEEL_REPLACE_GLOO", None)  # Import torch reads it; the reference is Gloo.
+
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
@@ -112,6 +114,7 @@ def distributed(rank, world, model, steps, folder, all_have_trained):
     """PyTorch's DistributedDataParallel, in one of its ranks."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    assert isinstance(dist.group.WORLD._get_backend(torch.device("cpu")), dist.ProcessGroupGloo)
     net = make_net(model)
     ddp = DistributedDataParallel(net, find_unused_parameters=model in ("unused", "freeze"))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)

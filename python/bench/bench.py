@@ -26,6 +26,8 @@ import sys
 import tempfile
 import time
 
+os.environ.pop("EVENKEEL_REPLACE_GLOO", None)  # Import torch reads it; the reference is Gloo.
+
 HERE = pathlib.Path(__file__).resolve()
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 BLOCK_S = {"collectives": 0.3, "steps": 1.0}
@@ -139,6 +141,9 @@ class Rank:
             "evenkeel", init_method=f"file://{folder}/store", rank=self.rank, world_size=self.world
         )
         self.gloo = dist.new_group(backend="gloo") if peer == "gloo" else None
+        assert self.gloo is None or isinstance(
+            self.gloo._get_backend(torch.device("cpu")), dist.ProcessGroupGloo
+        )
         self.ours = OverTorch(dist.group.WORLD)
         store = dist.distributed_c10d._get_default_store()
         self.peer = mpi or (

@@ -16,6 +16,8 @@ import sys
 import tempfile
 import time
 
+os.environ.pop("EVENKEEL_REPLACE_GLOO", None)  # Import torch reads it; the reference is Gloo.
+
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
@@ -76,6 +78,7 @@ def make_steps(kind, args):
 def train(rank, args, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=args.world)
+    assert isinstance(dist.group.WORLD._get_backend(torch.device("cpu")), dist.ProcessGroupGloo)
     steps = {kind: make_steps(kind, args) for kind in KINDS}
     blocks = {kind: [] for kind in KINDS}
     for pair in range(args.pairs + 1):

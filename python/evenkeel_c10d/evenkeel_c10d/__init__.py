@@ -108,16 +108,18 @@ def register():
 def make_default():
     """Makes evenkeel the backend of the CPU for groups that are made without a name of one.
 
-    So `init_process_group()` does, and DeviceMesh, FSDP and frameworks that ask torch for the name.
+    init_process_group(), DeviceMesh, FSDP and frameworks that ask torch for the name then use it.
     """
     register()
-    dist.Backend.default_device_backend_map["cpu"] = "evenkeel"  # register_backend() never does.
+    dist.Backend.default_device_backend_map["cpu"] = "evenkeel"  # register_backend() does not.
 
 
 def replace_gloo():
-    """Makes groups that ask for gloo use evenkeel on the CPU, here and in processes started later.
+    """Makes groups that ask for gloo use evenkeel on the CPU.
 
-    get_backend() returns "gloo" for such a group; groups that exist stay as they are.
+    It has effect in this process and in processes that inherit its environment later, so call it
+    before a fork server starts. get_backend() returns "gloo" for such a group. Groups that exist
+    stay as they are.
     """
     evenkeel_c10d_autoload.replace()
     os.environ[evenkeel_c10d_autoload.VARIABLE] = "1"

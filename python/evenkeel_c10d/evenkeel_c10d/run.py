@@ -24,7 +24,8 @@ def main():
     if is_module:
         runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
     else:
-        sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))
+        if not sys.flags.safe_path:  # With it, sys.path[0] is not the program's folder.
+            sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))
         runpy.run_path(arguments[0], run_name="__main__")
 
 

@@ -10,9 +10,9 @@ import argparse
 import os
 import time
 
+from groups import Ranks  # Before torch: it unsets EVENKEEL_REPLACE_GLOO.
 import torch
 import torch.distributed as dist
-from groups import Ranks
 
 
 def resources():

@@ -12,12 +12,22 @@ import socket
 import time
 import traceback
 
+# `import torch` reads it, and the tests compare evenkeel with Gloo itself. A process that
+# multiprocessing spawns uses the same backend as its parent.
+if not getattr(multiprocessing.current_process(), "_inheriting", False):
+    os.environ.pop("EVENKEEL_REPLACE_GLOO", None)
+
 import torch
 import torch.distributed as dist
 
 import evenkeel_c10d  # noqa: F401  Once, before processes fork.
 
 _FORK = multiprocessing.get_context("fork")
+
+
+def assert_is_gloo(group):
+    """Asserts that a reference is a group of Gloo itself, and not of evenkeel under its name."""
+    assert isinstance(group._get_backend(torch.device("cpu")), dist.ProcessGroupGloo)
 
 
 class Ranks:
@@ -57,6 +67,8 @@ class Ranks:
                 dist.init_process_group(
                     backend, store=store, rank=rank, world_size=world, **options
                 )
+                if backend == "gloo":
+                    assert_is_gloo(dist.group.WORLD)
                 # A failure of a faster rank may overtake the end of the creation.
                 store.set(f"created/{rank}", "")
                 others = [f"created/{other}" for other in range(world)]

@@ -21,6 +21,8 @@ import time
 import traceback
 from typing import Any, Callable
 
+os.environ.pop("EVENKEEL_REPLACE_GLOO", None)  # Import torch reads it; the default here is Gloo.
+
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -1195,6 +1197,8 @@ CHECKS = [check_custom_joinable, check_throw, check_disabled_and_copied, check_a
 def init(rank, world, folder, seconds):
     dist.init_process_group(BACKEND, f"file://{folder}/init", rank=rank, world_size=world,
                             timeout=datetime.timedelta(seconds=seconds))
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    assert BACKEND != "gloo" or isinstance(backend, dist.ProcessGroupGloo)
 
 
 def run_rank(rank, world, folder, wanted):

@@ -15,9 +15,9 @@ import time
 import unittest
 import unittest.mock
 
+from groups import Ranks, run_ranks  # Before torch: it unsets EVENKEEL_REPLACE_GLOO.
 import torch
 import torch.distributed as dist
-from groups import Ranks, run_ranks
 from torch.utils.data import DataLoader
 
 import evenkeel_c10d

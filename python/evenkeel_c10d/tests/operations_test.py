@@ -4,9 +4,9 @@ import threading
 import time
 import unittest
 
+from groups import assert_is_gloo, run_ranks  # Before torch: it unsets EVENKEEL_REPLACE_GLOO.
 import torch
 import torch.distributed as dist
-from groups import run_ranks
 
 WORLDS = (1, 2, 3, 4)
 REDUCED = (
@@ -551,6 +551,7 @@ def works(rank, world):
 
 def beside_gloo(rank, world):
     gloo = dist.new_group(backend="gloo")
+    assert_is_gloo(gloo)
     for dtype in GLOO_REDUCES:
         for op in (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX):
             torch.manual_seed(rank)

@@ -45,10 +45,13 @@ def load_tests(backend, world):
     # The module reads these when it is imported, and its decorators skip by them.
     os.environ.update(BACKEND=GLOO, WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1")
     os.environ["INIT_METHOD"] = "file://"
+    os.environ.pop("EVENKEEL_REPLACE_GLOO", None)  # Import torch reads it.
     import evenkeel_c10d
     from torch.testing._internal import common_distributed as common
     from torch.testing._internal.distributed import distributed_test as tests
 
+    helper = tests.dist.distributed_c10d._new_process_group_helper
+    assert not hasattr(helper, "replaces_gloo"), "the reference would be evenkeel"
     if backend == EVENKEEL:
         evenkeel_c10d.replace_gloo()
         find = tests.get_profiling_event

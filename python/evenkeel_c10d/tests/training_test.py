@@ -2,9 +2,9 @@
 
 import unittest
 
+from groups import run_ranks  # Before torch: it unsets EVENKEEL_REPLACE_GLOO.
 import torch
 import torch.distributed as dist
-from groups import run_ranks
 from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.distributed.fsdp import fully_shard

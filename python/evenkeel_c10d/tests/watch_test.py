@@ -14,9 +14,9 @@ import time
 import unittest
 import weakref
 
+from groups import Ranks, run_ranks  # Before torch: it unsets EVENKEEL_REPLACE_GLOO.
 import torch
 import torch.distributed as dist
-from groups import Ranks, run_ranks
 from life_test import torchrun
 from torch import nn
 from torch.distributed.algorithms import join as torch_join

@@ -20,9 +20,9 @@ import subprocess
 import sys
 import time
 
+from groups import run_ranks  # Before torch: it unsets EVENKEEL_REPLACE_GLOO.
 import torch
 import torch.distributed as dist
-from groups import run_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

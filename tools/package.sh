@@ -40,6 +40,14 @@ chmod 755 "$usr/share/evenkeel/train.sbatch"
 for linked in libabsl-dev libgflags-dev libjs-dygraphs nlohmann-json3-dev; do
   install -D -m 644 "/usr/share/doc/$linked/copyright" "$usr/share/evenkeel/licenses/$linked"
 done
+if [[ -e $usr/lib/libevenkeel_cudart.a ]]; then
+  cat >"$usr/share/evenkeel/licenses/cudart" <<END
+libevenkeel_cudart.a, which is also linked into the programs, is the CUDA runtime:
+the libcudart_static.a of the toolkit of the build, Copyright NVIDIA Corporation, a
+file that the CUDA Toolkit's license agreement (https://docs.nvidia.com/cuda/eula)
+lists as redistributable with applications.
+END
+fi
 pages=$usr/share/doc/evenkeel
 for page in *.md docs/*.md examples/*; do install -D -m 644 "$page" "$pages/$page"; done
 
@@ -56,14 +64,23 @@ for file in $(grep -o 'l:lib[^, ]*' "$usr/lib/pkgconfig/evenkeel.pc"); do
   archives_need+=", $owner"
 done
 # The libraries of CUDA that the programs load where there are GPUs, as NVIDIA's packages are called.
-loaded_number() { # libcudnn
-  { grep -ao "the folder of $1[.]so[.][0-9]*" "$usr/bin/evenkeel-train" || true; } | sed -n '1s/.*[.]//p'
+loaded_number() { # libcudnn cuDNN
+  local number
+  number=$({ grep -ao "the folder of $1[.]so[.][0-9]*" "$usr/bin/evenkeel-train" || true; } | sed -n '1s/.*[.]//p')
+  [[ -n $number || ! -e $usr/lib/libevenkeel_cudart.a ]] || grep -aq "this build is without $2" "$usr/bin/evenkeel-train" ||
+    stop "evenkeel-train has no number of $1.so"
+  printf '%s' "$number"
 }
-cudnn=$(loaded_number libcudnn)
-cuda=$(loaded_number libcublasLt)
+cudnn=$(loaded_number libcudnn cuDNN)
+cuda=$(loaded_number libcublasLt cuBLAS)
 suggests=
-[[ -z $cudnn || -z $cuda ]] || suggests="
-Suggests: libcudnn$cudnn-cuda-$cuda, libnccl2"
+case $cudnn:$cuda in
+  *: | :*) ;;
+  8:*) suggests=libcudnn8 ;;
+  *) suggests=libcudnn$cudnn-cuda-$cuda ;;
+esac
+[[ -z $suggests ]] || suggests="
+Suggests: $suggests, libnccl2"
 
 folder=evenkeel-$version
 mkdir "$work/$folder"
@@ -90,9 +107,7 @@ if [[ -e $usr/lib/libevenkeel_cudart.a ]]; then
 Files: usr/lib/libevenkeel_cudart.a
 Copyright: NVIDIA Corporation
 License: NVIDIA
- The CUDA runtime, which is also linked into the programs: the libcudart_static.a
- of the toolkit of the build, a file that the CUDA Toolkit's license agreement
- (https://docs.nvidia.com/cuda/eula) lists as redistributable with applications.
+$(sed 's/^/ /' "$usr/share/evenkeel/licenses/cudart")
 END
 fi
 gzip -9n >"$pages/changelog.gz" <<END

@@ -35,7 +35,7 @@ DEFINE_string(links, "",
               "More samples of collectives: traces over other links, and rows of "
               "bench_collectives --json=FILE.");
 DEFINE_string(backend, "", "shm, tcp or hierarchical; empty: that of the profile.");
-DEFINE_string(ranks, "2,4,8,16,32,64,128,256,512,1024,2048,4096,8192",
+DEFINE_string(ranks, "1,2,4,8,16,32,64,128,256,512,1024,2048,4096,8192",
               "The numbers of ranks; the default over shm ends with this host's processors.");
 DEFINE_int32(ranks_per_host, 8,
              "With --backend=hierarchical; shm uses one host, tcp one rank per host.");
@@ -104,8 +104,8 @@ Layout LayoutOf(const std::string& backend, int ranks) {
 
 absl::StatusOr<std::vector<Forecast>> Forecasts(const SpeedModel& model) {
   // Over shared memory all ranks are on one host, and nothing is known of a link to another one.
-  const bool is_one_host = model.cluster().backend == "shm" && FLAGS_cores == 0;
-  const int processors = static_cast<int>(std::thread::hardware_concurrency());
+  const int processors = static_cast<int>(std::thread::hardware_concurrency());  // 0: not known.
+  const bool is_one_host = model.cluster().backend == "shm" && FLAGS_cores == 0 && processors > 0;
   const bool is_default = gflags::GetCommandLineFlagInfoOrDie("ranks").is_default;
   std::vector<Forecast> forecasts;
   for (const std::string& text : ListOf(FLAGS_ranks)) {

@@ -227,8 +227,8 @@ int RunRank(const TrainOptions& options, const Environment& environment) {
   if (options.goes_on && environment.rank_zero_hosts && absl::IsUnavailable(result.status)) {
     result.status = absl::UnavailableError(absl::StrCat(
         result.status.message(),
-        "; rank 0 hosted the store; with a launcher that hosts it, such as --nproc, the loss of a "
-        "rank does not stop it"));
+        "; rank 0 hosted the store: start the ranks with evenkeel-launch or --nproc, which host "
+        "the store, and the loss of a rank does not stop it"));
   }
   // Before the others can end: some launchers (MPICH's) kill the rest at once when the first rank
   // has failed.

@@ -543,7 +543,7 @@ TEST(ContinueWithoutALauncherTest, NobodyGoesOnWithoutTheStore) {
     EXPECT_EQ(ended.code, 1);
     EXPECT_THAT(Lines(ended.err), SizeIs(1));
     EXPECT_THAT(ended.err, HasSubstr("store"));
-    EXPECT_THAT(ended.err, HasSubstr("a launcher that hosts it, such as --nproc"));
+    EXPECT_THAT(ended.err, HasSubstr("evenkeel-launch or --nproc, which host the store"));
   }
   EXPECT_LT(absl::Now() - killed, absl::Seconds(20));
 }

@@ -178,8 +178,8 @@ absl::StatusOr<std::unique_ptr<RunCheckpoints>> RunCheckpoints::Open(
   // Rank 0 has checked it; a rank that cannot read it may become rank 0, and would report without
   // it.
   opened->history_ =
-      ReadFile(In(opened->resumed_from_, kHistory), {.max_bytes = internal::kMaxJsonBytes})
-          .value_or("");
+      ReadFile(In(opened->resumed_from_, kHistory), {.max_bytes = internal::kMaxJsonBytes});
+  if (absl::IsNotFound(opened->history_.status())) opened->history_ = "";
   return opened;
 }
 

@@ -113,8 +113,8 @@ class RunCheckpoints {
   // Returns the bytes of the memory for copies, which is taken by the first save and kept.
   int64_t copy_bytes() const { return writer_.copy_bytes(); }
   const RunSettings& settings() const { return settings_; }
-  // The history in that checkpoint; empty: none.
-  const std::string& history() const { return history_; }
+  // The history in that checkpoint; empty: none; an error if it cannot be read.
+  const absl::StatusOr<std::string>& history() const { return history_; }
   void SetHistory(MakeHistory make) { make_history_ = std::move(make); }
   std::string OptimizerFolder() const { return resumed_from_ + "/optimizer"; }
   // Loads this rank's own buffers, as they were after the last step. All ranks of an exact resume
@@ -181,7 +181,7 @@ class RunCheckpoints {
   std::string resumed_from_;
   std::string advice_;  // How to continue without a checkpoint that cannot be read.
   ResumeTerms terms_;
-  std::string history_;
+  absl::StatusOr<std::string> history_ = "";
   MakeHistory make_history_;      // Null: no history.
   std::vector<Damaged> damaged_;  // On rank 0: newest first.
   std::vector<std::string> passed_over_;

@@ -18,6 +18,7 @@
 #include <memory>
 #include <optional>
 #include <regex>
+#include <set>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -135,24 +136,25 @@ class Job {
     return folder.ok() ? (*folder)->Get(kAddressKey, kSoon).value_or("") : "";
   }
   // Puts malformed manifests where the ranks will save: nested ones, and some of 1 GiB, sparse.
-  void PlantManifests() const {
+  void PlantManifests() {
     constexpr int64_t kSteps = 50, kLast = 200;  // As the ranks save.
     for (int64_t step = kSteps; step <= kLast; step += kSteps) {
       const std::string folder = absl::StrCat(saved_, "/", step);
       if (!std::filesystem::create_directory(folder)) continue;
+      planted_.insert(absl::StrCat(step));
       std::ofstream(folder + "/manifest.json") << std::string(size_t{1} << 20, '[');
       if (step % (2 * kSteps) == 0)
         std::filesystem::resize_file(folder + "/manifest.json", int64_t{1} << 30);
     }
   }
-  // Removes those that the ranks have not come to, and returns whether they have replaced any.
+  // Removes those that the ranks have not come to, and returns whether they have replaced another.
   bool RemovePlanted() const {
     bool has_replaced = false;
     for (const auto& entry : std::filesystem::directory_iterator(saved_)) {
       if (!entry.is_directory()) continue;
       const auto files = std::distance(std::filesystem::directory_iterator(entry), {});
       if (files == 1) std::filesystem::remove_all(entry);
-      has_replaced |= files > 1 && entry.path().filename() != "0";
+      has_replaced |= files > 1 && planted_.contains(entry.path().filename());
     }
     return has_replaced;
   }
@@ -180,6 +182,7 @@ class Job {
  private:
   const JobOptions options_;
   const std::string folder_, stop_file_, saved_;
+  std::set<std::string> planted_;  // Steps.
   std::vector<std::unique_ptr<Program>> ranks_;
 };
 

@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -85,12 +86,17 @@ std::unique_ptr<BucketReduction> ReductionFor(const DataParallelOptions& options
   Refuse("unknown compression");
 }
 
+// Some gradient of this process has been replaced: only then torch's errors about meta tensors come
+// from reading one.
+std::atomic<bool> has_placeholders = false;
+
 // In place of a gradient of which each rank has a slice. Without memory, whatever reads it fails;
 // and since its elements are one place, whatever computes into it does, also through data(), which
 // does not count versions.
 torch::Tensor PlaceholderFor(const torch::Tensor& param) {
   const std::vector<int64_t> sizes =
       param.numel() == 1 ? std::vector<int64_t>{2} : param.sizes().vec();
+  has_placeholders = true;
   return torch::empty_strided(sizes, std::vector<int64_t>(sizes.size(), 0),
                               param.options().requires_grad(false).device(torch::kMeta));
 }
@@ -136,6 +142,21 @@ std::unordered_map<const void*, int64_t> SparseTables(const torch::nn::Module& r
 }
 
 }  // namespace
+
+std::string TextOf(const c10::Error& error) {
+  const std::string text = error.what_without_backtrace();
+  for (const char* sign :
+       {"eta tensor", "meta and cpu", "cpu and meta", "single memory location"}) {
+    if (!has_placeholders || text.find(sign) == std::string::npos) continue;
+    return absl::StrCat(
+        "with the placement Slices, grad() has no values after backward, and between unscale_() "
+        "and step() of GradScaler it has none, so it can be neither read nor changed: clip by "
+        "Optimizer::clip_grad_norm(), call zero_grad() before the next backward, and ddp(x) "
+        "instead of net(x) (torch: ",
+        text, ")");
+  }
+  return text;
+}
 
 // ---- Making ----
 

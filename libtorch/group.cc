@@ -74,21 +74,6 @@ Error ErrorOf(const absl::Status& status) {
 
 StatusError::StatusError(const absl::Status& status) : Error(ErrorOf(status)), status(status) {}
 
-std::string TextOf(const c10::Error& error) {
-  const std::string text = error.what_without_backtrace();
-  for (const char* sign :
-       {"eta tensor", "meta and cpu", "cpu and meta", "single memory location"}) {
-    if (text.find(sign) == std::string::npos) continue;
-    return absl::StrCat(
-        "with the placement Slices, grad() has no values after backward, and between unscale_() "
-        "and step() of GradScaler it has none, so it can be neither read nor changed: clip by "
-        "Optimizer::clip_grad_norm(), call zero_grad() before the next backward, and ddp(x) "
-        "instead of net(x) (torch: ",
-        text, ")");
-  }
-  return text;
-}
-
 void Refuse(const std::string& what) { throw Error("evenkeel: " + what, "", {}, "", -1); }
 
 torch::ScalarType ScalarTypeOf(DType type) {

@@ -910,6 +910,20 @@ TEST(StepsTest, TextsHaveNoNamesOfCodes) {
   }
 }
 
+TEST(StepsTest, AnErrorAboutMetaTensorsWithoutSlicesIsTorchsAlone) {
+  const Endings endings = RunRanks(2, [&](Group& group) {
+    Scales net;
+    DataParallel ddp(group, net);
+    Optimizer optimizer(ddp, torch::optim::SGDOptions(0.1));
+    ddp(InputOf(group.rank())).backward();
+    if (group.rank() == 1) torch::empty({1}, torch::kMeta).item();
+    optimizer.step();
+    group.barrier();
+  });
+  EXPECT_THAT(endings[0], testing::AllOf(testing::ContainsRegex("rank 1 failed.*Meta tensor"),
+                                         testing::Not(testing::HasSubstr("Slices"))));
+}
+
 // torch's error about tensors on the device meta comes behind it.
 TEST(StepsTest, ClippingByTorchWithSlicesSaysWhatToCall) {
   const Endings endings = RunRanks(2, [&](Group& group) {

@@ -322,9 +322,11 @@ void TellBeginning(const RunCheckpoints& checkpoints, const TrainStreams& stream
 
 // Returns the report's history of the earlier attempts.
 RunRecord HistoryOf(const RunCheckpoints* checkpoints, std::FILE* log) {
-  if (checkpoints == nullptr || checkpoints->history().value_or("-").empty()) return {};
-  absl::StatusOr<RunRecord> history = checkpoints->history().status();
-  if (checkpoints->history().ok()) history = ParseRunRecord(*checkpoints->history());
+  if (checkpoints == nullptr) return {};
+  const absl::StatusOr<std::string>& bytes = checkpoints->history();
+  if (bytes.ok() && bytes->empty()) return {};
+  absl::StatusOr<RunRecord> history =
+      bytes.ok() ? ParseRunRecord(*bytes) : absl::StatusOr<RunRecord>(bytes.status());
   if (history.ok()) return *std::move(history);
   absl::FPrintF(log, "%s: the report begins after step %d: %s: %s\n", program_invocation_short_name,
                 checkpoints->resumed()->steps, checkpoints->resumed_from(),

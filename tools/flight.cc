@@ -43,8 +43,9 @@ wait for; for each channel the first place at which the ranks have different col
 come, and where each rank is; and which operations have failed, with status and time. --json: the same as data.
 
 Ranks write records when their group fails and a folder is named for that (--flight of the launcher and of
-the trainer, EVENKEEL_FLIGHT), on demand, or on a signal: kill -USR1 to a rank of the trainer, or to what has started the ranks, and the
-job goes on; a program of your own calls DumpFlightOnSignal() (comm/flight_signal.h) for that.
+the trainer, EVENKEEL_FLIGHT), on demand, or on a signal: kill -USR1 to a rank of the trainer, or to what has
+started the ranks, and the job goes on; a program of your own calls DumpFlightOnSignal() (comm/flight_signal.h)
+for that.
 
 Exit code: 0, or 1 if a file was refused or there was none.
 )";

@@ -70,7 +70,7 @@ TEST(RunRanksTest, AThreadThatCannotStartIsAnErrorOfTheGroup) {
   EXPECT_LT(threads, kMostThreads);
 }
 
-// Of the links of a star and of a tree, whose edges have a thread as well.
+// The links of a star, and of a tree, whose edges have a thread as well.
 TEST(LocalLinkTest, TheOtherRanksLearnThatItsThreadCannotStart) {
   const struct { int fanout, threads; } cases[] = {{2, 0}, {1, 0}, {1, 1}};
   for (const auto& [fanout, threads] : cases) {

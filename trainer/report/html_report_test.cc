@@ -57,7 +57,7 @@ TEST(HtmlReportTest, NoTextOfTheRecordCanEndTheDataOrBeReadAsHtml) {
     EXPECT_EQ(data["memory"]["shown"][0]["host"], text);
     EXPECT_EQ(data["events"]["shown"][0]["text"], text);
   }
-  // What is no UTF-8 becomes U+FFFD.
+  // Bytes that are no UTF-8 become U+FFFD.
   EXPECT_EQ(Shown({.title = "a\xFF"})["title"], "a\xEF\xBF\xBD");
 }
 

@@ -15,7 +15,7 @@ inline constexpr char kHostile[] = "</script><b onload='x'>&\"\\ \x01\xFF";
 // Ranks become exhausted one after the other, in each of two epochs; times are in steps of 10 ms.
 RunRecord ExampleRecord(int ranks, int64_t steps = 200);
 
-// Of three ranks, the last of which is lost after 160 of 200 steps, in the second epoch.
+// A record of three ranks, the last of which is lost after 160 of 200 steps, in the second epoch.
 RunRecord RecordOfLostRank();
 
 }  // namespace evenkeel

@@ -60,11 +60,6 @@ absl::Status CheckOptions(const JoinOptions& options, const Communicator& comm) 
   return absl::OkStatus();
 }
 
-// Returns `status` with the object's name before it, with which the object's own errors begin.
-absl::Status OfObject(const absl::Status& status, const std::string& name) {
-  return absl::StartsWith(status.message(), name + ": ") ? status : Annotate(status, name);
-}
-
 }  // namespace
 
 // One call of RunJoined(). Its lifetime is the scope: construction configures the Joinables,
@@ -184,6 +179,15 @@ class JoinRun {
   absl::Status EndAfterStop() {
     EK_RETURN_IF_ERROR(scope_.Drain());
     return RunPostHooks(/*is_last_joiner=*/!stopped_at_->record(rank()).joined);
+  }
+
+  // Returns `status` with the object's name before it, unless it begins with an object's name
+  // already: that of this one, or of the one whose error has ended the group.
+  absl::Status OfObject(const absl::Status& status, const std::string& name) const {
+    const bool has_name = std::ranges::any_of(joinables_, [&](const Joinable* joinable) {
+      return absl::StartsWith(status.message(), joinable->join_name() + ": ");
+    });
+    return has_name ? status : Annotate(status, name);
   }
 
   absl::Status RunPostHooks(bool is_last_joiner) {

@@ -25,11 +25,6 @@ absl::Status CheckMemory(const ParameterSet& params, int param, int rank) {
   return GradientError(params, param, rank, "has a gradient without memory");
 }
 
-// Its gradient is there on all ranks, whether or not they have used it.
-bool IsEmpty(const ParameterSet& params, int param) {
-  return params[param].value.count == 0 && params.row_size(param) == 0;
-}
-
 GradientSource SourceOfLocal(LocalGradients local) {
   return local == LocalGradients::kReduced ? GradientSource::kToReduce : GradientSource::kHere;
 }
@@ -46,7 +41,7 @@ absl::StatusOr<std::vector<GradientSource>> ChooseSources(const ParameterSet& pa
   std::vector<GradientSource> sources(params.size(), GradientSource::kNone);
   for (int i = 0; i < params.size(); ++i) {
     const GradState state = params.grad_state(i);
-    if (!is_trained(i) || state == GradState::kNone || IsEmpty(params, i)) continue;
+    if (!is_trained(i) || state == GradState::kNone) continue;
     if (state == GradState::kLocal && local == LocalGradients::kRefused) {
       return GradientError(params, i, rank,
                            "holds this rank's own gradient, not reduced: the replicas would "
@@ -59,16 +54,12 @@ absl::StatusOr<std::vector<GradientSource>> ChooseSources(const ParameterSet& pa
   const auto is_among = [&](GradientSource source) {
     return std::ranges::find(sources, source) != sources.end();
   };
-  const bool reduces = local == LocalGradients::kReduced &&
-                       (!is_among(GradientSource::kHere) || is_among(GradientSource::kToReduce));
+  if (local != LocalGradients::kReduced) return sources;
+  if (is_among(GradientSource::kHere) && !is_among(GradientSource::kToReduce)) return sources;
   for (int i = 0; i < params.size(); ++i) {
-    if (!is_trained(i) || sources[i] != GradientSource::kNone) continue;
     const bool has_none = params.is_reduced() && params.was_cleared(i);  // It had the group's.
-    if (IsEmpty(params, i)) {
-      sources[i] = GradientSource::kHere;
-    } else if (reduces && !has_none) {
+    if (is_trained(i) && sources[i] == GradientSource::kNone && !has_none)
       sources[i] = GradientSource::kToReduce;
-    }
   }
   return sources;
 }
@@ -90,7 +81,7 @@ bool IsSet(const TensorView& flag) {
 absl::Status CheckArrived(const ParameterSet& params, std::span<const GradientSource> sources,
                           int rank) {
   for (int i = 0; i < params.size(); ++i) {
-    if (sources[i] == GradientSource::kNone || IsEmpty(params, i)) continue;
+    if (sources[i] == GradientSource::kNone) continue;
     if (sources[i] == GradientSource::kHere && params.grad_state(i) != GradState::kReduced) {
       return GradientError(params, i, rank,
                            "has no reduced gradient on this rank, which has no more input: its "

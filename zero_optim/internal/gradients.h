@@ -31,8 +31,7 @@ enum class LocalGradients {
 
 // By parameter. Trained is what is in a group, and trained now and in `mask`. When the step reduces
 // anything, or has no reduced gradient at all, then every trained parameter without one is reduced,
-// so that ranks may lack different gradients; except where a reduced one was cleared. Trained
-// parameters without elements always have a gradient.
+// so that ranks may lack different gradients; except where a reduced one was cleared.
 absl::StatusOr<std::vector<GradientSource>> ChooseSources(const ParameterSet& params,
                                                           const ParameterGroups& groups,
                                                           const TrainableMask& mask,

@@ -272,7 +272,9 @@ absl::StatusOr<std::vector<NamedView>> ParameterUpdater::NamedState() {
   EK_RETURN_IF_ERROR(Refresh());
   std::vector<NamedView> state;
   for (int param = 0; param < params_->size(); ++param) {
-    if (!groups_.contains(param)) continue;
+    // Without elements nothing is to be compared: ranks may count other steps of it, since none
+    // has to have its gradient.
+    if (!groups_.contains(param) || (*params_)[param].value.count == 0) continue;
     const absl::string_view name = (*params_)[param].name;
     Slot& slot = slots_[param];
     const auto names = NamesFor(param);

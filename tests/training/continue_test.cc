@@ -52,7 +52,6 @@ namespace {
 
 using testing::HasSubstr;
 using testing::IsEmpty;
-using testing::Not;
 using testing::SizeIs;
 
 constexpr int kRanks = 4;
@@ -435,7 +434,7 @@ TEST(ContinueStoppedTest, ARankThatWakesAfterTheEndLeavesTheOthersReportAlone) {
   EXPECT_THAT(ended.err,
               HasSubstr("rank 0 ended with exit code 1; the other ranks went on and ended well"));
   EXPECT_THAT(written, HasSubstr("rank 0; the other ranks continue from this step"));
-  EXPECT_THAT(written, Not(HasSubstr("did not come to its end")));
+  EXPECT_THAT(written, HasSubstr(R"("ending":"")"));
   EXPECT_TRUE(ReadText(report) == written);
 }
 

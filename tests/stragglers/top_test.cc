@@ -200,7 +200,8 @@ TEST_F(TopTest, ServesTheStateUntilTheJobHasEnded) {
 }
 
 TEST_F(TopTest, SaysWhyTheJobHasEnded) {
-  const std::string name = absl::StrCat("top-test-", getpid(), "-ends");
+  // The launcher's folder for a job has its name, and sandboxes that share it have the same pids.
+  const std::string name = absl::StrCat("top-test-", absl::ToUnixNanos(absl::Now()), "-ends");
   const std::string until = absl::StrCat(std::getenv("TEST_TMPDIR"), "/", name);
   FILE* const job =
       popen(absl::StrCat("EVENKEEL_JOB=", name, " tools/launch --nproc=3 -- ", ThisProgram(),

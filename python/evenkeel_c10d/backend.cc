@@ -435,15 +435,18 @@ WorkPtr Backend::allreduce_sparse(TensorList& tensors, const c10d::AllreduceOpti
   }
   operation.Then(
       [tensor, all_indices = std::move(all_indices), all_values = std::move(all_values)] {
-        const auto of_rank = [&](size_t rank) {
-          return at::_sparse_coo_tensor_unsafe(all_indices[rank], all_values[rank], tensor.sizes(),
-                                               tensor.options(), /*is_coalesced=*/true);
+        // Rank by rank, so that each row is a sum of two: coalesce() of all rows at once adds them
+        // in an order of its own, which may depend on the processor.
+        const auto coalesced = [&](const at::Tensor& indices, const at::Tensor& values) {
+          return at::_sparse_coo_tensor_unsafe(indices, values, tensor.sizes(), tensor.options())
+              .coalesce();
         };
-        // In the order of the ranks: coalesce() of all rows adds them in an order of its own, which
-        // may depend on the processor.
-        at::Tensor sum = of_rank(0);
-        for (size_t rank = 1; rank < all_values.size(); ++rank) sum = sum.add(of_rank(rank));
-        tensor.copy_(sum.coalesce());
+        at::Tensor sum = coalesced(all_indices[0], all_values[0]);
+        for (size_t rank = 1; rank < all_values.size(); ++rank) {
+          sum = coalesced(at::cat({sum._indices(), all_indices[rank]}, 1),
+                          at::cat({sum._values(), all_values[rank]}));
+        }
+        tensor.copy_(sum);
         tensor._coalesced_(true);  // Also without rows.
       });
   return Run(std::move(operation), options.timeout, tensors, {tensors});

@@ -459,7 +459,7 @@ def sparse(rank, world):
         result = works[1].get_future().value()[0]
         check_equal("its future", [result.to_dense()], expected[1:2])
     # Rank by rank: float32 has no 1e8 + 1.
-    ordered = sparse_of(torch.zeros(1, 1), torch.tensor([(1e8, 1, -1e8, 0)[rank]]), (2,))
+    ordered = sparse_of(torch.zeros(1, 1), torch.tensor([(1e8, 1.0, -1e8, 0.0)[rank]]), (2,))
     dist.all_reduce(ordered)
     assert ordered.to_dense()[0] == (1e8, 1e8, 0, 0)[world - 1], ordered
 

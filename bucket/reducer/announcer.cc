@@ -236,11 +236,12 @@ absl::Status Announcer::Arrive(int param) {
 }
 
 absl::Status Announcer::AnnounceTheRest() {
+  const bool is_counting = IsCounting();
   {
     absl::MutexLock lock(&mutex_);
     EK_RETURN_IF_ERROR(error_);
+    if (!is_counting && planned_ == static_cast<int>(order_.size())) return absl::OkStatus();
   }
-  const bool is_counting = IsCounting();
   const bool announces_all = is_counting || core_.options.find_unused;
   std::vector<int> rest(core_.params->size());
   std::iota(rest.begin(), rest.end(), 0);

@@ -86,6 +86,14 @@ folder=evenkeel-$version
 mkdir "$work/$folder"
 cp -a "$usr"/. "$work/$folder/"
 sed 's/ ([^)]*)//g; s/, /\n/g' <<<"$programs_need" >"$work/$folder/share/evenkeel/packages.txt"
+# apt does not look after what is unpacked, so a script compares the libraries before it starts a program.
+mkdir -p "$work/$folder/libexec/evenkeel"
+mv "$work/$folder"/bin/* "$work/$folder/libexec/evenkeel/"
+for program in "$work/$folder"/libexec/evenkeel/*; do
+  sed "s|@SYSTEM@|$(. /etc/os-release && printf %s "$PRETTY_NAME")|" tools/installation/start_program.sh >"$work/$folder/bin/${program##*/}"
+  chmod 755 "$work/$folder/bin/${program##*/}"
+  echo "libexec/evenkeel/${program##*/}" >>"$work/$folder/share/evenkeel/installed_files.txt"
+done
 tar -C "$work" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" \
   -c "$folder" | gzip -n >"$work/$folder-linux-$architecture.tar.gz"
 

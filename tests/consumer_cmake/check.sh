@@ -164,6 +164,20 @@ is_for_apt() { # package
 
 unpack() { mkdir "$2" && tar -C "$2" --strip-components=1 -xzf "$1"; } # tarball, folder
 
+# As on a system of another release: the script is a program's, what it starts is linked with a library that has gone.
+lacks_a_library() ( # prefix
+  mkdir -p "$work/lacks/bin" "$work/lacks/libexec/evenkeel" && cd "$work/lacks" || return 1
+  "$1/bin/evenkeel-top" --help | head -n 1 | grep '^evenkeel-top: ' || return 1
+  echo 'void gone() {}' | g++ -shared -fPIC -x c++ - -o libgone.so.7 -Wl,-soname,libgone.so.7 &&
+    echo 'void gone(); int main() { gone(); }' | g++ -x c++ - -o libexec/evenkeel/evenkeel-top -L. -l:libgone.so.7 || return 1
+  rm libgone.so.7
+  cp "$1/bin/evenkeel-top" bin/ && cp -r "$1/share" . || return 1
+  ! bin/evenkeel-top 2>said && cat said && [[ $(wc -l <said) == 1 ]] &&
+    grep "^evenkeel-top: this system lacks libgone.so.7; install .*apt-get install .*libgflags" said || return 1
+  sed -i "s/^built_on=.*/built_on='Other 1'/" bin/evenkeel-top
+  ! bin/evenkeel-top 2>said && cat said && grep 'lacks libgone.so.7; it was built on Other 1, and this is Debian' said
+)
+
 launches() { # prefix, program
   "$1/bin/evenkeel-launch" --nproc=2 -- "$2" auto && [[ $(<"$work/out") == $'2 ranks: y = 2.00 x -1.00\n2 ranks: y = 2.00 x -1.00' ]]
 }
@@ -212,6 +226,7 @@ promise 'CMake refuses a part that is not there' \
 
 [[ -e $moved ]] || mv "$prefix" "$moved"
 if [[ -e $moved/share/doc ]]; then
+  promise "a program of the tarball that lacks a library says which, and what to install" lacks_a_library "$moved"
   promise "the tarball's example builds and trains as its README says, in any folder" example_works "$moved"
 else
   promise 'the CMake project builds in any folder' cmake_builds "$moved" "$work/build_moved"

@@ -124,8 +124,8 @@ absl::Status Remove(const fs::path& prefix, const std::string& path) {
 
 bool IsInstalledPath(absl::string_view path) {
   static constexpr absl::string_view kBeginnings[] = {
-      kProgramPath,          "include/evenkeel/",       "lib/libevenkeel_",
-      "lib/cmake/evenkeel/", "lib/pkgconfig/evenkeel.", "share/evenkeel/"};
+      kProgramPath,        "include/evenkeel/",       "lib/libevenkeel_", "lib/cmake/evenkeel/",
+      "libexec/evenkeel/", "lib/pkgconfig/evenkeel.", "share/evenkeel/"};
   if (path == kInstalledFilesPath) return false;  // It is there of itself.
   if (std::none_of(
           std::begin(kBeginnings), std::end(kBeginnings),

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Checks with clang-format that all sources have the format of .clang-format, that none is empty,
-# and that the sources that comments name exist:
+# that the sources that comments name exist, and that entries of the changelog are short:
 #
 #   tests/format.sh           lists the others
 #   tests/format.sh --fix     formats them
@@ -49,6 +49,14 @@ if [[ -z $unknown ]]; then
 else
   echo 'FAILED  the sources that comments name exist; not these:'
   sed 's/^/        /' <<<"$unknown"
+  failed=1
+fi
+long=$(awk '/^- / { entry = FNR; lines = 0 } !/^(- |  )/ { entry = 0 } entry && ++lines == 3 { print "CHANGELOG.md:" entry }' CHANGELOG.md)
+if [[ -z $long ]]; then
+  echo 'ok      entries of the changelog have at most two lines'
+else
+  echo 'FAILED  entries of the changelog have at most two lines; these have more:'
+  sed 's/^/        /' <<<"$long"
   failed=1
 fi
 differ=$(sources | xargs -0 -n 50 -P "$(nproc)" clang-format --dry-run -Werror 2>&1 |

@@ -137,7 +137,7 @@ void TrainabilityWatch::Adopt(const TrainableMask& mask) {
 void TrainabilityWatch::Warn(absl::string_view text) const {
   const std::string line = absl::StrCat(name_, ": ", text);
   if (options_.warn) return options_.warn(line);
-  std::fprintf(stderr, "evenkeel: %s\n", line.c_str());
+  std::fputs(absl::StrCat("evenkeel: ", line, "\n").c_str(), stderr);  // One write.
 }
 
 }  // namespace evenkeel

@@ -2,7 +2,6 @@
 // report, warnings of long waits, and the flight record at the end.
 
 #include <algorithm>
-#include <cstdio>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -311,7 +310,7 @@ void Communicator::WriteKeptFlight() {
   std::filesystem::create_directories(options_.flight.folder, ignored);
   const std::string path = FlightPath(options_.flight.folder);
   if (absl::Status status = DumpFlight(path); !status.ok()) {
-    std::fprintf(stderr, "evenkeel: rank %d: %s\n", rank_, std::string(status.message()).c_str());
+    internal::Warn(nullptr, absl::StrCat("rank ", rank_, ": ", status.message()));
   }
 }
 

@@ -6,8 +6,8 @@
 
 #include <cerrno>
 #include <cstdint>
-#include <cstdio>
 #include <map>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -16,6 +16,7 @@
 #include "absl/synchronization/mutex.h"
 #include "evenkeel/comm/base/living_groups.h"
 #include "evenkeel/comm/base/start_thread.h"
+#include "evenkeel/comm/base/warn.h"
 #include "evenkeel/comm/communicator.h"
 
 namespace evenkeel {
@@ -94,8 +95,7 @@ class Dumper {
     }
     internal::ForEachLiving([&](const Communicator& comm) {
       const absl::Status status = comm.DumpFlight(comm.FlightPath(folder));
-      if (!status.ok())
-        std::fprintf(stderr, "evenkeel: %s\n", std::string(status.message()).c_str());
+      if (!status.ok()) internal::Warn(nullptr, std::string(status.message()));
     });
   }
 

@@ -305,7 +305,7 @@ class JoinRun {
                      " steps and has shadowed the other ranks for ", options_.skew_warning_steps,
                      " steps since then: distribute the inputs more evenly for faster training");
     if (options_.warn) return options_.warn(text);
-    std::cerr << text << std::endl;
+    std::cerr << absl::StrCat(text, "\n");
   }
 
   std::vector<Joinable*> joinables_;  // By phase.

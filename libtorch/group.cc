@@ -177,7 +177,7 @@ int run(const std::function<void(Group&)>& body, const GroupOptions& options) {
   std::string rank;
   const auto failed = [&rank](const char* what) {
     const bool names_rank = absl::StartsWith(what, "evenkeel: " + rank);
-    std::fprintf(stderr, "%s%s\n", names_rank ? "" : rank.c_str(), what);
+    std::fputs(absl::StrCat(names_rank ? "" : rank, what, "\n").c_str(), stderr);
     return 1;
   };
   try {

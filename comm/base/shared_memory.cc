@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
@@ -20,6 +19,7 @@
 #include "evenkeel/comm/base/available_memory.h"
 #include "evenkeel/comm/base/errno_text.h"
 #include "evenkeel/comm/base/unique_fd.h"
+#include "evenkeel/comm/base/warn.h"
 #include "evenkeel/comm/status.h"
 
 // Missing in older systems' headers.
@@ -52,7 +52,7 @@ absl::StatusOr<UniqueFd> NewFile() {
 }
 
 [[noreturn]] void Die(const std::string& why) {
-  std::fprintf(stderr, "evenkeel: %s\n", why.c_str());
+  Warn(nullptr, why);
   std::abort();
 }
 

@@ -18,9 +18,11 @@ inline constexpr absl::Duration kSilentWait = absl::Seconds(5);
 
 using WarnFunction = std::function<void(const std::string& text)>;
 
+// The line is one write, since all ranks of a host may write to the same file: printf's pieces have
+// 128 bytes (since glibc 2.37).
 inline void Warn(const WarnFunction& warn, const std::string& text) {
   if (warn != nullptr) return warn(text);
-  std::fprintf(stderr, "evenkeel: %s\n", text.c_str());
+  std::fputs(("evenkeel: " + text + "\n").c_str(), stderr);
 }
 
 }  // namespace evenkeel::internal

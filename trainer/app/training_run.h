@@ -193,6 +193,7 @@ class TrainingRun {
 
  private:
   using OnStep = absl::FunctionRef<absl::Status(const StepFacts&)>;
+  class EpochLoop;
 
   // The results of the passes of a step.
   struct StepResult {

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <deque>
 #include <optional>
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -245,146 +247,203 @@ absl::StatusOr<TrainingRun::StepResult> TrainingRun::Step(int64_t step,
   return result;
 }
 
-absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(
-    int epoch, absl::FunctionRef<absl::Status(const StepFacts&)> on_step, const Pauses& pauses) {
-  const int rank = comm_->rank();
-  const BatchPlan batches{.samples = setup_.data->train->size(),
-                          .first = epoch == plan().begin.epoch ? plan().begin.samples : 0,
-                          .batch_size = options_.samples_per_step(),
-                          .rank = rank,
-                          .world_size = comm_->world_size()};
-  const std::vector<int32_t> order =
-      options_.flags.shuffle ? ShuffledOrder(batches.samples, options_.flags.seed, epoch)
-                             : InOrder(batches.samples);
+// A call of TrainEpoch(): what its loop, and the steps that an exhausted rank follows, share.
+class TrainingRun::EpochLoop {
+ public:
+  EpochLoop(TrainingRun& run, int epoch, OnStep on_step, const Pauses& pauses)
+      : run_(run), epoch_(epoch), on_step_(on_step), pauses_(pauses) {
+    facts_.epoch = epoch;
+    facts_.step = run.plan().FirstStep(epoch) + before_;
+    run.watch_->on_call = [this](const StepAnswer& answer) { return Follow(answer); };
+    run.pause_->on_call = [this](const StepAnswer& answer) { return Pause(answer); };
+  }
+  ~EpochLoop() { run_.watch_->on_call = run_.pause_->on_call = nullptr; }
 
-  epoch_ = epoch;
-  const Evaluation& mine = trained_[epoch];
-  // An earlier run has done the steps before it.
-  const int64_t before = std::max<int64_t>(0, first_step_ - plan().FirstStep(epoch));
-  StepFacts facts{.epoch = epoch, .step = plan().FirstStep(epoch) + before};
-  absl::Time begin = SteadyNow();
-  EpochResult result;
-  const auto finish_step = [&](const StepAnswer& answer, StepResult pending) -> absl::Status {
-    const absl::Time end = SteadyNow();
-    facts.took = end - std::exchange(begin, end);
-    facts.active = answer.active;
-    facts.samples = answer.samples;
-    facts.learning_rate = LearningRate(learning_rates(), facts.step);
-    absl::Status status;
-    facts.gradient_norm = kUnknown;
-    if (clock_ != nullptr && facts.own_samples > 0) {
-      // The host need not wait for the norm of the step before.
-      if (!unreported_.empty())
-        unreported_.back().facts.gradient_norm = NormOf(options_, optimizer_->check_before());
-      status = ReportPassed(on_step);
-      unreported_.push_back({.facts = facts, .result = std::move(pending), .marks = clock_->End()});
-    } else {
-      if (facts.own_samples > 0) facts.gradient_norm = NormOf(options_, optimizer_->last_check());
-      status = ReportAll(on_step);
-      if (status.ok()) status = Own(on_step(facts));
-    }
-    step_ = ++facts.step;
-    EK_RETURN_IF_ERROR(status);
-    if (checkpoints_ != nullptr) NoteSaved(checkpoints_->Poll(), /*goes_on=*/true);
-    // The pieces of a device would be copies of its state.
-    if (checkpoints_ != nullptr && checkpoints_->has_folder() && clock_ == nullptr &&
-        !has_reserved_) {
-      has_reserved_ = true;
-      checkpoints_->Reserve(*setup_.model, rank == options_.ModelRank(comm_->world_size()),
-                            optimizer_->Pieces());
-    }
-    if ((answer.requests & StepRequests::kStop) != 0) result.stopped_after = facts.step;
-    AskToStop();
-    return absl::OkStatus();
-  };
-  const auto is_save_due = [&](const StepAnswer& answer) {
-    return checkpoints_ != nullptr &&
-           checkpoints_->IsDue(facts.step, plan().total_steps, answer.requests);
-  };
+  absl::StatusOr<EpochResult> Run();
+
+ private:
+  // Trains this rank's batches.
+  absl::Status Train();
+  absl::Status TrainBatch(std::span<const int32_t> samples);
+  // Notes a step for which this rank had no batch.
+  absl::Status Follow(const StepAnswer& answer);
+  // Reports the step, and begins the next one.
+  absl::Status FinishStep(const StepAnswer& answer, StepResult pending);
+  absl::Status ReportStep(StepResult pending);
+  void FollowSaves();
+  // Evaluates, samples and saves, whichever is due after a step.
+  absl::Status Pause(const StepAnswer& answer);
+  absl::Status Test(int root);
+
+  bool IsSaveDue(const StepAnswer& answer) const {
+    return run_.checkpoints_ != nullptr &&
+           run_.checkpoints_->IsDue(facts_.step, run_.plan().total_steps, answer.requests);
+  }
   // A job that has to stop may have little time.
-  const auto is_test_due = [&](const StepAnswer& answer) {
-    return IsTestDue(epoch, facts.step) && (answer.requests & StepRequests::kStop) == 0;
-  };
-  const auto is_sample_due = [&](const StepAnswer& answer) {
-    return IsSampleDue(facts.step) && (answer.requests & StepRequests::kStop) == 0;
-  };
-  const auto test = [&](int root) -> absl::Status {
-    EK_RETURN_IF_ERROR(TestInEpoch(root, pauses));
-    begin = SteadyNow();  // No part of the next step.
-    return absl::OkStatus();
-  };
-  pause_->on_call = [&](const StepAnswer& answer) -> absl::Status {
-    EK_RETURN_IF_ERROR(ReportAll(on_step));
-    if (is_test_due(answer))
-      EK_RETURN_IF_ERROR(test(options_.flags.join ? answer.highest_active : 0));
-    if (is_sample_due(answer) && rank == 0 && pauses.on_sample != nullptr) {
-      const PhaseScope saving(*comm_, StepPhase::kSaving);
-      EK_ASSIGN_OR_RETURN(const std::string text, SampleText());
-      EK_RETURN_IF_ERROR(Own(pauses.on_sample(facts.step, text)));
-    }
-    if (is_save_due(answer)) {
-      EK_RETURN_IF_ERROR(Save(epoch, facts.step, options_.flags.join ? answer.highest_active : 0));
-    }
-    begin = SteadyNow();
-    return clock_ == nullptr ? absl::OkStatus() : Own(clock_->Start());
-  };
-  watch_->on_call = [&](const StepAnswer& answer) {
-    if (scaler_ != nullptr) facts.loss_scale = scaler_->scale();
-    facts.own.reset();
-    facts.own_samples = 0;
-    facts.sync = absl::ZeroDuration();
-    recorder_.NotePlan(facts.step, ddp_->reducer().generation(), ddp_->buckets(),
-                       setup_.model->parameters());
-    recorder_.Follow(facts.step, begin);
-    return finish_step(answer, {});
-  };
-
-  int64_t done = std::min(before, plan().BatchesOf(rank, epoch));
-  AskToStop();
-  // A rank was lost in the evaluation, or the run that was resumed had none.
-  if (IsTestDue(epoch, facts.step) && best_.latest < facts.step)
-    EK_RETURN_IF_ERROR(test(options_.ModelRank(comm_->world_size())));
-  const absl::Status status = Loop([&]() -> absl::Status {
-    if (clock_ != nullptr) EK_RETURN_IF_ERROR(Own(clock_->Start()));
-    // Traces have the time of day; nothing else needs it.
-    if (clock_ != nullptr && recorder_.is_on()) {
-      EK_RETURN_IF_ERROR(Own(clock_->Align(SteadyNow() + comm_->timeout())));
-    }
-    const auto goes_on = [&] {
-      return done < plan().BatchesOf(rank, epoch) && !result.stopped_after.has_value() &&
-             !has_converged();
-    };
-    for (; goes_on(); ++done) {
-      const std::span<const int32_t> samples = BatchSamples(batches, order, done);
-      if (scaler_ != nullptr) facts.loss_scale = scaler_->scale();
-      EK_ASSIGN_OR_RETURN(StepResult own, Step(facts.step, samples));
-      facts.own_samples = static_cast<int64_t>(samples.size());
-      facts.sync = Durations(ddp_->reducer().last_step()).exposed;
-      if (clock_ == nullptr) {
-        EK_ASSIGN_OR_RETURN(facts.own, Note(facts.step, epoch, own));
-      }
-      // The answer has arrived: gradients were reduced with it.
-      EK_ASSIGN_OR_RETURN(const StepAnswer answer, StepControl::Of(*comm_).current()->Wait());
-      EK_RETURN_IF_ERROR(finish_step(answer, std::move(own)));
-      if (!is_save_due(answer) && !is_test_due(answer) && !is_sample_due(answer)) continue;
-      EK_RETURN_IF_ERROR(pause_->TakePart());  // Exhausted ranks have updated their state, too.
-      EK_RETURN_IF_ERROR(pause_->on_call(answer));
-    }
-    return ReportAll(on_step);
-  });
-  watch_->on_call = pause_->on_call = nullptr;
-  result.stopped_early =
-      options_.flags.stop_early && absl::IsOutOfRange(status) && !failed_locally_;
-  if (result.stopped_early) EK_RETURN_IF_ERROR(ReportAll(on_step));
-  unreported_.clear();  // Left by a failed loop.
-  if (!result.stopped_early) EK_RETURN_IF_ERROR(status);
-  if (result.stopped_after.has_value()) {
-    EK_ASSIGN_OR_RETURN(result.checkpoint, WaitForSave());
+  bool IsTestDue(const StepAnswer& answer) const {
+    return run_.IsTestDue(epoch_, facts_.step) && (answer.requests & StepRequests::kStop) == 0;
+  }
+  bool IsSampleDue(const StepAnswer& answer) const {
+    return run_.IsSampleDue(facts_.step) && (answer.requests & StepRequests::kStop) == 0;
+  }
+  bool GoesOn() const {
+    return done_ < run_.plan().BatchesOf(run_.comm_->rank(), epoch_) &&
+           !result_.stopped_after.has_value() && !run_.has_converged();
+  }
+  int RootOf(const StepAnswer& answer) const {
+    return run_.options_.flags.join ? answer.highest_active : 0;
   }
 
-  EK_ASSIGN_OR_RETURN(result.training, SumOverRanks(*comm_, mine));
-  EK_ASSIGN_OR_RETURN(result.batches_done, ExchangeValues(*comm_, "batches done", done));
-  return result;
+  TrainingRun& run_;
+  const int epoch_;
+  const OnStep on_step_;
+  const Pauses& pauses_;
+  // Steps of the epoch that an earlier run has done.
+  const int64_t before_ = std::max<int64_t>(0, run_.first_step_ - run_.plan().FirstStep(epoch_));
+  int64_t done_ = std::min(before_, run_.plan().BatchesOf(run_.comm_->rank(), epoch_));
+  StepFacts facts_;  // Of the current step.
+  absl::Time begin_ = SteadyNow();
+  EpochResult result_;
+};
+
+absl::Status TrainingRun::EpochLoop::ReportStep(StepResult pending) {
+  facts_.gradient_norm = kUnknown;
+  const bool has_batch = facts_.own_samples > 0;
+  if (run_.clock_ == nullptr || !has_batch) {
+    if (has_batch) facts_.gradient_norm = NormOf(run_.options_, run_.optimizer_->last_check());
+    EK_RETURN_IF_ERROR(run_.ReportAll(on_step_));
+    return run_.Own(on_step_(facts_));
+  }
+  std::deque<UnreportedStep>& unreported = run_.unreported_;
+  // The host need not wait for the norm of the step before.
+  if (!unreported.empty()) {
+    unreported.back().facts.gradient_norm = NormOf(run_.options_, run_.optimizer_->check_before());
+  }
+  const absl::Status status = run_.ReportPassed(on_step_);
+  unreported.push_back(
+      {.facts = facts_, .result = std::move(pending), .marks = run_.clock_->End()});
+  return status;
+}
+
+void TrainingRun::EpochLoop::FollowSaves() {
+  if (run_.checkpoints_ == nullptr) return;
+  run_.NoteSaved(run_.checkpoints_->Poll(), /*goes_on=*/true);
+  // The pieces of a device would be copies of its state.
+  if (!run_.checkpoints_->has_folder() || run_.clock_ != nullptr || run_.has_reserved_) return;
+  run_.has_reserved_ = true;
+  const Communicator& comm = *run_.comm_;
+  run_.checkpoints_->Reserve(*run_.setup_.model,
+                             comm.rank() == run_.options_.ModelRank(comm.world_size()),
+                             run_.optimizer_->Pieces());
+}
+
+absl::Status TrainingRun::EpochLoop::FinishStep(const StepAnswer& answer, StepResult pending) {
+  const absl::Time end = SteadyNow();
+  facts_.took = end - std::exchange(begin_, end);
+  facts_.active = answer.active;
+  facts_.samples = answer.samples;
+  facts_.learning_rate = LearningRate(run_.learning_rates(), facts_.step);
+  const absl::Status reported = ReportStep(std::move(pending));
+  run_.step_ = ++facts_.step;
+  EK_RETURN_IF_ERROR(reported);
+  FollowSaves();
+  if ((answer.requests & StepRequests::kStop) != 0) result_.stopped_after = facts_.step;
+  run_.AskToStop();
+  return absl::OkStatus();
+}
+
+absl::Status TrainingRun::EpochLoop::Test(int root) {
+  EK_RETURN_IF_ERROR(run_.TestInEpoch(root, pauses_));
+  begin_ = SteadyNow();  // No part of the next step.
+  return absl::OkStatus();
+}
+
+absl::Status TrainingRun::EpochLoop::Pause(const StepAnswer& answer) {
+  EK_RETURN_IF_ERROR(run_.ReportAll(on_step_));
+  if (IsTestDue(answer)) EK_RETURN_IF_ERROR(Test(RootOf(answer)));
+  if (IsSampleDue(answer) && run_.comm_->rank() == 0 && pauses_.on_sample != nullptr) {
+    const PhaseScope saving(*run_.comm_, StepPhase::kSaving);
+    EK_ASSIGN_OR_RETURN(const std::string text, run_.SampleText());
+    EK_RETURN_IF_ERROR(run_.Own(pauses_.on_sample(facts_.step, text)));
+  }
+  if (IsSaveDue(answer)) EK_RETURN_IF_ERROR(run_.Save(epoch_, facts_.step, RootOf(answer)));
+  begin_ = SteadyNow();
+  return run_.clock_ == nullptr ? absl::OkStatus() : run_.Own(run_.clock_->Start());
+}
+
+absl::Status TrainingRun::EpochLoop::Follow(const StepAnswer& answer) {
+  if (run_.scaler_ != nullptr) facts_.loss_scale = run_.scaler_->scale();
+  facts_.own.reset();
+  facts_.own_samples = 0;
+  facts_.sync = absl::ZeroDuration();
+  run_.recorder_.NotePlan(facts_.step, run_.ddp_->reducer().generation(), run_.ddp_->buckets(),
+                          run_.setup_.model->parameters());
+  run_.recorder_.Follow(facts_.step, begin_);
+  return FinishStep(answer, {});
+}
+
+absl::Status TrainingRun::EpochLoop::TrainBatch(std::span<const int32_t> samples) {
+  if (run_.scaler_ != nullptr) facts_.loss_scale = run_.scaler_->scale();
+  EK_ASSIGN_OR_RETURN(StepResult own, run_.Step(facts_.step, samples));
+  facts_.own_samples = static_cast<int64_t>(samples.size());
+  facts_.sync = Durations(run_.ddp_->reducer().last_step()).exposed;
+  if (run_.clock_ == nullptr) {
+    EK_ASSIGN_OR_RETURN(facts_.own, run_.Note(facts_.step, epoch_, own));
+  }
+  // The answer has arrived: gradients were reduced with it.
+  EK_ASSIGN_OR_RETURN(const StepAnswer answer, StepControl::Of(*run_.comm_).current()->Wait());
+  EK_RETURN_IF_ERROR(FinishStep(answer, std::move(own)));
+  if (!IsSaveDue(answer) && !IsTestDue(answer) && !IsSampleDue(answer)) return absl::OkStatus();
+  EK_RETURN_IF_ERROR(run_.pause_->TakePart());  // Exhausted ranks have updated their state, too.
+  return Pause(answer);
+}
+
+absl::Status TrainingRun::EpochLoop::Train() {
+  const TrainOptions& options = run_.options_;
+  const StepPlan& plan = run_.plan();
+  const BatchPlan batches{.samples = run_.setup_.data->train->size(),
+                          .first = epoch_ == plan.begin.epoch ? plan.begin.samples : 0,
+                          .batch_size = options.samples_per_step(),
+                          .rank = run_.comm_->rank(),
+                          .world_size = run_.comm_->world_size()};
+  const std::vector<int32_t> order =
+      options.flags.shuffle ? ShuffledOrder(batches.samples, options.flags.seed, epoch_)
+                            : InOrder(batches.samples);
+  return run_.Loop([&]() -> absl::Status {
+    if (run_.clock_ != nullptr) EK_RETURN_IF_ERROR(run_.Own(run_.clock_->Start()));
+    // Traces have the time of day; nothing else needs it.
+    if (run_.clock_ != nullptr && run_.recorder_.is_on()) {
+      EK_RETURN_IF_ERROR(run_.Own(run_.clock_->Align(SteadyNow() + run_.comm_->timeout())));
+    }
+    for (; GoesOn(); ++done_) EK_RETURN_IF_ERROR(TrainBatch(BatchSamples(batches, order, done_)));
+    return run_.ReportAll(on_step_);
+  });
+}
+
+absl::StatusOr<EpochResult> TrainingRun::EpochLoop::Run() {
+  const Evaluation& mine = run_.trained_[epoch_];
+  run_.AskToStop();
+  // A rank was lost in the evaluation, or the run that was resumed had none.
+  if (run_.IsTestDue(epoch_, facts_.step) && run_.best_.latest < facts_.step)
+    EK_RETURN_IF_ERROR(Test(run_.options_.ModelRank(run_.comm_->world_size())));
+  const absl::Status status = Train();
+  result_.stopped_early =
+      run_.options_.flags.stop_early && absl::IsOutOfRange(status) && !run_.failed_locally_;
+  if (result_.stopped_early) EK_RETURN_IF_ERROR(run_.ReportAll(on_step_));
+  run_.unreported_.clear();  // Left by a failed loop.
+  if (!result_.stopped_early) EK_RETURN_IF_ERROR(status);
+  if (result_.stopped_after.has_value()) {
+    EK_ASSIGN_OR_RETURN(result_.checkpoint, run_.WaitForSave());
+  }
+  EK_ASSIGN_OR_RETURN(result_.training, SumOverRanks(*run_.comm_, mine));
+  EK_ASSIGN_OR_RETURN(result_.batches_done, ExchangeValues(*run_.comm_, "batches done", done_));
+  return std::move(result_);
+}
+
+absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(int epoch, OnStep on_step,
+                                                    const Pauses& pauses) {
+  epoch_ = epoch;
+  return EpochLoop(*this, epoch, on_step, pauses).Run();
 }
 
 }  // namespace evenkeel

@@ -127,7 +127,7 @@ never 'the examples see comm, join, bucket and zero_optim' 'kind(cc_binary, //ex
 never 'the trainer is used by tests and tools alone' \
   '//... except //trainer/... except //tests/... except //tools/...' '//trainer/...'
 only 'Gloo is seen by the benchmarks that compare with it alone' \
-  '^//(comm/tcp:transport_benchmark(_cases)?$|tools/bench:raw_gloo_rank$)' @gloo//:gloo
+  '^//(comm/tcp:transport_benchmark(_cases)?$|tools/bench:raw_gloo$)' @gloo//:gloo
 only 'NCCL is seen by its backend alone' '^//comm/nccl:' @cuda//:nccl
 never 'NCCL is linked by none: its backend loads it' //... 'attr(linkopts, "-lnccl", //... + @cuda//...)'
 never 'only tests bring a path for the loader' '//... except //tests/...' 'attr(linkopts, rpath, @cuda//...)'

@@ -1,20 +1,46 @@
 #include "evenkeel/tools/bench/mpi.h"
 
+#include <dlfcn.h>
 #include <unistd.h>
 
-#include <filesystem>
+#include <cstdint>
+#include <cstdio>
 #include <fstream>
-#include <system_error>
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/tools/bench/mpi_sources.h"
 
 namespace evenkeel::bench {
 namespace {
+
+// The library. An MPI's types and constants are those of its own header alone.
+constexpr char kSource[] = R"(#include <mpi.h>
+#include <climits>
+
+extern "C" {
+int evenkeel_mpi_start(int* rank, int* world) {
+  if (MPI_Init(nullptr, nullptr) != MPI_SUCCESS) return 1;
+  MPI_Comm_rank(MPI_COMM_WORLD, rank);
+  MPI_Comm_size(MPI_COMM_WORLD, world);
+  return MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN) != MPI_SUCCESS;
+}
+const char* evenkeel_mpi_all_reduce(float* data, long count) {
+  if (count > INT_MAX) return "MPI counts elements in an int";
+  const int code = MPI_Allreduce(MPI_IN_PLACE, data, static_cast<int>(count), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+  if (code == MPI_SUCCESS) return nullptr;
+  static char text[MPI_MAX_ERROR_STRING + 1];
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  return text;
+}
+void evenkeel_mpi_stop() { MPI_Finalize(); }
+}
+)";
 
 bool IsThere(absl::string_view program, absl::string_view path) {
   if (absl::StrContains(program, '/')) return access(std::string(program).c_str(), X_OK) == 0;
@@ -23,6 +49,40 @@ bool IsThere(absl::string_view program, absl::string_view path) {
   }
   return false;
 }
+
+// Runs a program to its end, and returns its output.
+absl::StatusOr<std::string> OutputOf(const std::vector<std::string>& command) {
+  constexpr size_t kMostInMessage = 800;
+  std::string line;
+  for (const std::string& word : command)
+    absl::StrAppend(&line, "'", absl::StrReplaceAll(word, {{"'", "'\\''"}}), "' ");
+  FILE* const pipe = popen((line + "2>&1 </dev/null").c_str(), "r");
+  if (pipe == nullptr) return absl::ErrnoToStatus(errno, command[0]);
+  std::string output;
+  char buffer[4096];
+  while (const size_t size = fread(buffer, 1, sizeof(buffer), pipe)) output.append(buffer, size);
+  if (pclose(pipe) == 0) return output;
+  if (output.size() > kMostInMessage)
+    output = absl::StrCat("... ", output.substr(output.size() - kMostInMessage));
+  return absl::UnavailableError(absl::StrCat(absl::StrJoin(command, " "), " failed: ", output));
+}
+
+class MpiTransport : public Transport {
+ public:
+  MpiTransport(const char* (*all_reduce)(float*, long), void (*stop)())
+      : all_reduce_(all_reduce), stop_(stop) {}
+  ~MpiTransport() override { stop_(); }
+
+  absl::Status Supports(const Case& what) const override { return OnlyAllReduce(what, "an MPI"); }
+  absl::Status Run(const Case& what, float*, float* out) override {
+    const char* const trouble = all_reduce_(out, what.count());
+    return trouble == nullptr ? absl::OkStatus() : absl::UnavailableError(trouble);
+  }
+
+ private:
+  const char* (*const all_reduce_)(float*, long);
+  void (*const stop_)();
+};
 
 }  // namespace
 
@@ -50,39 +110,42 @@ absl::Status CheckThere(const Mpi& mpi, absl::string_view path) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> CompileMpiRank(const Mpi& mpi, const std::string& folder) {
-  const std::string at = folder + "/evenkeel/tools/bench", binary = folder + "/mpi_rank";
-  std::error_code error;
-  std::filesystem::create_directories(at, error);
-  if (error)
-    return absl::UnavailableError(absl::StrCat("cannot create ", at, ": ", error.message()));
-  for (const MpiSource& source : kMpiSources) {
-    const std::string path = absl::StrCat(at, "/", source.name);
-    std::ofstream file(path);
-    file << source.text;
-    file.close();
-    if (!file) return absl::UnavailableError(absl::StrCat("cannot write ", path));
-  }
-  const Program compiler{.command = {mpi.mpicxx, "-std=c++17", "-O2", "-I" + folder,
-                                     at + "/mpi_rank.cc", "-o", binary}};
-  EK_RETURN_IF_ERROR(RunToEnd(compiler, folder + "/log").status());
-  return binary;
+absl::StatusOr<std::string> CompileMpiLibrary(const Mpi& mpi, const std::string& folder) {
+  const std::string source = folder + "/mpi.cc", library = folder + "/mpi.so";
+  std::ofstream file(source);
+  file << kSource;
+  file.close();
+  if (!file) return absl::UnavailableError(absl::StrCat("cannot write ", source));
+  EK_RETURN_IF_ERROR(
+      OutputOf({mpi.mpicxx, "-std=c++17", "-O2", "-shared", "-fPIC", source, "-o", library})
+          .status());
+  return library;
 }
 
-absl::StatusOr<Program> MpiProgram(const Mpi& mpi, const std::string& binary, int world,
-                                   const std::string& folder, absl::string_view more_arguments) {
-  EK_ASSIGN_OR_RETURN(const std::string version,
-                      RunToEnd({.command = {mpi.mpirun, "--version"}}, folder + "/version"));
+absl::StatusOr<std::vector<std::string>> MpiCommand(const Mpi& mpi, int world) {
+  EK_ASSIGN_OR_RETURN(const std::string version, OutputOf({mpi.mpirun, "--version"}));
   std::vector<std::string> command = {mpi.mpirun, "-n", absl::StrCat(world)};
   if (absl::StrContains(version, "Open MPI") || absl::StrContains(version, "OpenRTE")) {
     command.insert(command.end(), {"--oversubscribe", "--bind-to", "none"});
     if (geteuid() == 0) command.push_back("--allow-run-as-root");
   }
-  for (const absl::string_view argument : absl::StrSplit(more_arguments, ' ', absl::SkipEmpty())) {
-    command.emplace_back(argument);
-  }
-  command.insert(command.end(), {binary, folder});
-  return Program{.command = std::move(command)};
+  return command;
+}
+
+absl::StatusOr<MpiRank> StartMpi(const std::string& library) {
+  // Open MPI's plugins look for its symbols in the whole process.
+  void* const loaded = dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL);
+  if (loaded == nullptr) return absl::UnavailableError(dlerror());
+  auto* const start = reinterpret_cast<int (*)(int*, int*)>(dlsym(loaded, "evenkeel_mpi_start"));
+  auto* const all_reduce =
+      reinterpret_cast<const char* (*)(float*, long)>(dlsym(loaded, "evenkeel_mpi_all_reduce"));
+  auto* const stop = reinterpret_cast<void (*)()>(dlsym(loaded, "evenkeel_mpi_stop"));
+  if (start == nullptr || all_reduce == nullptr || stop == nullptr)
+    return absl::InternalError(absl::StrCat(library, " lacks a function (internal error)"));
+  MpiRank mpi;
+  if (start(&mpi.rank, &mpi.world) != 0) return absl::UnavailableError("MPI cannot be initialized");
+  mpi.transport = std::make_unique<MpiTransport>(all_reduce, stop);
+  return mpi;
 }
 
 }  // namespace evenkeel::bench

@@ -1,22 +1,26 @@
-// The MPIs of this machine in the benchmark: a small program is compiled with an MPI's own
-// compiler, and run by its mpirun. Nothing of an MPI is needed to build evenkeel.
+// The MPIs of this machine in the benchmark: a small library is compiled with an MPI's own
+// compiler, the benchmark's ranks are started by its mpirun, and load that library. Nothing of an
+// MPI is needed to build evenkeel.
 //
 //   for (const Mpi& mpi : FindMpis(path)) { ... }  // "openmpi", "mpich", or one "mpi"
-//   EK_ASSIGN_OR_RETURN(std::string binary, CompileMpiRank(mpi, folder));
-//   EK_ASSIGN_OR_RETURN(Program program,
-//                       MpiProgram(mpi, binary, 2, folder, "--mca btl self,vader"));
+//   EK_ASSIGN_OR_RETURN(std::string library, CompileMpiLibrary(mpi, folder));
+//   EK_ASSIGN_OR_RETURN(std::vector<std::string> command, MpiCommand(mpi, 2));
+//
+//   // on each rank
+//   EK_ASSIGN_OR_RETURN(MpiRank mpi, StartMpi(library));
 //
 // Errors: Unavailable with the output of the compiler or mpirun.
 
 #ifndef EVENKEEL_TOOLS_BENCH_MPI_H_
 #define EVENKEEL_TOOLS_BENCH_MPI_H_
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "evenkeel/tools/bench/process.h"
+#include "evenkeel/tools/bench/transport.h"
 
 namespace evenkeel::bench {
 
@@ -36,14 +40,19 @@ std::vector<Mpi> FindMpis(absl::string_view path);
 // OK, or NotFound naming the program that is not in `path`.
 absl::Status CheckThere(const Mpi& mpi, absl::string_view path);
 
-// Writes the program's sources to `folder` and compiles them; returns the program's path.
-absl::StatusOr<std::string> CompileMpiRank(const Mpi& mpi, const std::string& folder);
+// Compiles the library in `folder`; returns its path.
+absl::StatusOr<std::string> CompileMpiLibrary(const Mpi& mpi, const std::string& folder);
 
-// How to start `world` ranks of it, pinned to nothing, that find the benchmark in `folder`. Asks
-// mpirun which MPI it is of: Open MPI refuses root, and more ranks than cores, unless it is told
+// Returns the beginning of a command that starts `world` ranks, pinned to nothing. Asks mpirun
+// which MPI it is of: Open MPI refuses root, and more ranks than cores, unless it is told
 // otherwise.
-absl::StatusOr<Program> MpiProgram(const Mpi& mpi, const std::string& binary, int world,
-                                   const std::string& folder, absl::string_view more_arguments);
+absl::StatusOr<std::vector<std::string>> MpiCommand(const Mpi& mpi, int world);
+
+struct MpiRank {
+  int rank = 0, world = 1;
+  std::unique_ptr<Transport> transport;  // Its destruction finalizes MPI.
+};
+absl::StatusOr<MpiRank> StartMpi(const std::string& library);
 
 }  // namespace evenkeel::bench
 

@@ -70,49 +70,62 @@ TEST_F(MpiTest, NamesWhatIsMissing) {
 
 TEST_F(MpiTest, OpenMpiIsToldWhatItAsksFor) {
   const Mpi open{"mpi", Add("open", "echo 'mpirun (Open MPI) 4.1.4'"), ""};
-  const absl::StatusOr<Program> program =
-      MpiProgram(open, "/x/mpi_rank", 3, folder_, " --mca  btl self ");
-  ASSERT_TRUE(program.ok()) << program.status();
-  EXPECT_THAT(program->command, Contains("--oversubscribe"));
-  const std::vector<std::string> end(program->command.end() - 5, program->command.end());
-  EXPECT_THAT(end, ElementsAre("--mca", "btl", "self", "/x/mpi_rank", folder_));
+  const absl::StatusOr<std::vector<std::string>> command = MpiCommand(open, 3);
+  ASSERT_TRUE(command.ok()) << command.status();
+  EXPECT_THAT(*command, Contains("--oversubscribe"));
 }
 
 TEST_F(MpiTest, OthersAreNot) {
   const Mpi other{"mpi", Add("hydra", "echo 'HYDRA build details:'"), ""};
-  const absl::StatusOr<Program> program = MpiProgram(other, "/x/mpi_rank", 3, folder_, "");
-  ASSERT_TRUE(program.ok()) << program.status();
-  EXPECT_THAT(program->command, ElementsAre(other.mpirun, "-n", "3", "/x/mpi_rank", folder_));
+  const absl::StatusOr<std::vector<std::string>> command = MpiCommand(other, 3);
+  ASSERT_TRUE(command.ok()) << command.status();
+  EXPECT_THAT(*command, ElementsAre(other.mpirun, "-n", "3"));
 }
 
 TEST_F(MpiTest, WhatACompilerComplainsOfIsSaid) {
   const Mpi mpi{"mpi", "", Add("mpicxx", "echo there is no such option; exit 3")};
-  EXPECT_THAT(CompileMpiRank(mpi, folder_).status().message(),
+  EXPECT_THAT(CompileMpiLibrary(mpi, folder_).status().message(),
               HasSubstr("failed: there is no such option"));
 }
 
-// The sources need nothing but what they carry: a compiler sees the folder and a header that stands
-// for the MPI's.
-TEST_F(MpiTest, SourcesAreCompleteWithoutThisRepository) {
+// An MPI of one rank, whose sum counts how often it was asked, and fails for the third time.
+TEST_F(MpiTest, TheLibraryIsCompiledAndCalled) {
   std::ofstream(folder_ + "/mpi.h") << R"(
-    using MPI_Datatype = int; using MPI_Comm = int; using MPI_Op = int; struct MPI_Status;
-    constexpr int MPI_FLOAT = 1, MPI_DOUBLE = 2, MPI_INT32_T = 3, MPI_INT64_T = 4, MPI_DATATYPE_NULL = 5, MPI_SUM = 6,
-        MPI_COMM_WORLD = 7, MPI_SUCCESS = 0, MPI_ERR_OP = 9, MPI_MAX_ERROR_STRING = 256, MPI_ERRORS_RETURN = 10;
-    static void* const MPI_IN_PLACE = nullptr; static MPI_Status* const MPI_STATUS_IGNORE = nullptr;
-    int MPI_Init(int*, char***); int MPI_Finalize(); int MPI_Comm_rank(int, int*); int MPI_Comm_size(int, int*);
-    int MPI_Comm_set_errhandler(int, int); int MPI_Error_string(int, char*, int*);
-    int MPI_Allreduce(const void*, void*, int, int, int, int); int MPI_Barrier(int);
-    int MPI_Reduce(const void*, void*, int, int, int, int, int); int MPI_Bcast(void*, int, int, int, int);
-    int MPI_Reduce_scatter_block(const void*, void*, int, int, int, int);
-    int MPI_Allgather(const void*, int, int, void*, int, int, int);
-    int MPI_Alltoall(const void*, int, int, void*, int, int, int);
-    int MPI_Sendrecv(const void*, int, int, int, int, void*, int, int, int, int, int, MPI_Status*);)";
-  const Mpi mpi{"mpi", "", Add("mpicxx", R"(
-      for last in "$@"; do :; done
-      exec c++ -Wall -Wextra -Werror -c "$@")")};
-  const absl::StatusOr<std::string> binary = CompileMpiRank(mpi, folder_);
-  EXPECT_TRUE(binary.ok()) << binary.status();
-  EXPECT_TRUE(std::filesystem::exists(*binary));
+    using MPI_Datatype = int; using MPI_Comm = int;
+    constexpr int MPI_FLOAT = 1, MPI_SUM = 6, MPI_COMM_WORLD = 7, MPI_SUCCESS = 0, MPI_MAX_ERROR_STRING = 256,
+        MPI_ERRORS_RETURN = 10;
+    static void* const MPI_IN_PLACE = nullptr;
+    inline int calls = 0;
+    inline int MPI_Init(int*, char***) { return 0; }
+    inline int MPI_Finalize() { return 0; }
+    inline int MPI_Comm_rank(int, int* rank) { *rank = 2; return 0; }
+    inline int MPI_Comm_size(int, int* size) { *size = 3; return 0; }
+    inline int MPI_Comm_set_errhandler(int, int) { return 0; }
+    inline int MPI_Error_string(int, char* text, int* size) { text[0] = 'x'; text[1] = 0; *size = 1; return 0; }
+    inline int MPI_Allreduce(const void*, void* data, int count, int, int, int) {
+      static_cast<float*>(data)[count - 1] += static_cast<float>(++calls);
+      return calls == 3;
+    })";
+  const Mpi mpi{"mpi", "",
+                Add("mpicxx", "exec c++ -Wall -Wextra -Werror -I" + folder_ + " \"$@\"")};
+  const absl::StatusOr<std::string> library = CompileMpiLibrary(mpi, folder_);
+  ASSERT_TRUE(library.ok()) << library.status();
+  const absl::StatusOr<MpiRank> rank = StartMpi(*library);
+  ASSERT_TRUE(rank.ok()) << rank.status();
+  EXPECT_EQ(rank->rank, 2);
+  EXPECT_EQ(rank->world, 3);
+  const Case what{.op = Op::kAllReduce, .bytes = 8, .world = 3};
+  float data[] = {0, 0};
+  EXPECT_TRUE(rank->transport->Supports(what).ok());
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(rank->transport->Run(what, nullptr, data).ok());
+  EXPECT_THAT(data, ElementsAre(0, 3));
+  EXPECT_EQ(rank->transport->Run(what, nullptr, data), absl::UnavailableError("x"));
+  EXPECT_EQ(rank->transport->Supports({.op = Op::kReduce, .bytes = 8, .world = 3}),
+            absl::UnimplementedError("of an MPI all_reduce alone is measured"));
+}
+
+TEST_F(MpiTest, ALibraryThatIsNotThereIsNamed) {
+  EXPECT_THAT(StartMpi("/no/such/mpi.so").status().message(), HasSubstr("/no/such/mpi.so"));
 }
 
 }  // namespace

@@ -14,8 +14,7 @@ namespace evenkeel::bench {
 namespace {
 
 constexpr int64_t kMostBytes = int64_t{64} << 30;
-constexpr const char* kBackends[] = {"local", "tcp",     "shm",   "raw_gloo",
-                                     "mpi",   "openmpi", "mpich", "memcpy"};
+constexpr const char* kBackends[] = {"tcp", "shm", "raw_gloo", "mpi", "openmpi", "mpich"};
 
 std::vector<absl::string_view> Words(absl::string_view text) {
   std::vector<absl::string_view> words;
@@ -28,12 +27,6 @@ std::vector<absl::string_view> Words(absl::string_view text) {
 absl::Status Unknown(absl::string_view flag, absl::string_view word, absl::string_view choice) {
   return absl::InvalidArgumentError(
       absl::StrCat("--", flag, ": \"", word, "\" is not known; choose ", choice));
-}
-
-template <typename Enum, size_t kCount>
-std::string Choice(const Enum (&all)[kCount]) {
-  return absl::StrJoin(all, ", ",
-                       [](std::string* out, Enum one) { absl::StrAppend(out, NameOf(one)); });
 }
 
 template <typename T>
@@ -79,19 +72,14 @@ absl::StatusOr<std::vector<Op>> ParseOps(absl::string_view text) {
     }
     const Op* const found = std::find_if(std::begin(kAllOps), std::end(kAllOps),
                                          [&](Op op) { return word == NameOf(op); });
-    if (found == std::end(kAllOps))
-      return Unknown("ops", word, absl::StrCat("all, ", Choice(kAllOps)));
+    if (found == std::end(kAllOps)) {
+      const auto add_name = [](std::string* out, Op op) { out->append(NameOf(op)); };
+      return Unknown("ops", word, absl::StrCat("all, ", absl::StrJoin(kAllOps, ", ", add_name)));
+    }
     AddOnce(ops, *found);
   }
   if (ops.empty()) return absl::InvalidArgumentError("--ops must name at least one operation");
   return ops;
-}
-
-absl::StatusOr<Scalar> ParseScalar(absl::string_view text) {
-  for (const Scalar scalar : kAllScalars) {
-    if (text == NameOf(scalar)) return scalar;
-  }
-  return Unknown("dtype", text, Choice(kAllScalars));
 }
 
 absl::StatusOr<std::vector<std::string>> ParseBackends(

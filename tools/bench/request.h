@@ -25,8 +25,6 @@ absl::StatusOr<std::vector<int64_t>> ParseSizes(absl::string_view flag, absl::st
 // "all_reduce,barrier", or "all".
 absl::StatusOr<std::vector<Op>> ParseOps(absl::string_view text);
 
-absl::StatusOr<Scalar> ParseScalar(absl::string_view text);
-
 // Names of backends, without repetition; "auto" stands for `what_is_there`, and may stand among
 // others.
 absl::StatusOr<std::vector<std::string>> ParseBackends(

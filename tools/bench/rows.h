@@ -1,8 +1,8 @@
 // The output of the benchmark: a row for each backend, collective and size, as text and as JSON.
 //
-//   Row row = MakeRow(contender, cell, seconds_of_blocks);
+//   Row row = MakeRow("shm", /*registered=*/true, what, Timing::kEach, seconds_of_blocks);
 //   std::cout << Headline() << TextOf(row);
-//   file << JsonOf(rows);
+//   file << JsonOf(row);
 //
 // Units:   GB/s are 10^9 bytes a second. Algorithm bandwidth is bytes / time; bus bandwidth is that
 //          times the part of the bytes that must cross each rank's link: 2 (n - 1) / n for
@@ -33,6 +33,7 @@ const char* NameOf(Timing timing);  // "each", "loop"
 
 struct Row {
   std::string backend;
+  bool registered = false;
   Case what;
   Timing timing = Timing::kEach;
   int64_t repetitions = 0;     // Over all blocks; of a loop, blocks.
@@ -46,11 +47,11 @@ struct Row {
   double bus_bandwidth() const;
 };
 
-// Returns the factor from algorithm bandwidth to bus bandwidth; 1 for memcpy, which has no bus.
-double BusFactor(const std::string& backend, Op op, int world);
+// Returns the factor from algorithm bandwidth to bus bandwidth.
+double BusFactor(const Case& what);
 
 // From the repetitions of each block. At least one block, none of them empty.
-Row MakeRow(const std::string& backend, const Case& what, Timing timing,
+Row MakeRow(const std::string& backend, bool registered, const Case& what, Timing timing,
             std::span<const std::vector<double>> seconds_of_blocks);
 
 std::string Headline();
@@ -59,11 +60,8 @@ std::string TextOf(const Row& row);
 // For each row and each backend that it is compared with, the ratio of times with its interval.
 std::string RatioTable(std::span<const Row> rows, std::span<const std::string> bases);
 
-// An array with one object to a line.
-std::string JsonOf(std::span<const Row> rows);
-
-// 1 KiB, 4 MiB, 1020 B.
-std::string SizeText(int64_t bytes);
+// An object in one line.
+std::string JsonOf(const Row& row);
 
 }  // namespace evenkeel::bench
 

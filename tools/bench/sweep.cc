@@ -4,9 +4,9 @@
 #include <set>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/tools/measure/paired_ratio.h"
+#include "evenkeel/tools/measure/rounds.h"
 
 namespace evenkeel::bench {
 namespace {
@@ -25,21 +25,25 @@ double WeightOf(const Cell& cell) {
 }
 
 struct Entrant {
-  Contender contender;
-  Case what;
+  Contender* contender = nullptr;
   Block block;
   std::vector<std::vector<double>> blocks;  // Seconds of repetitions.
 };
 
 class CellRun {
  public:
-  CellRun(const Cell& cell, const SweepOptions& options) : cell_(cell), options_(options) {}
+  CellRun(const Cell& cell, const SweepOptions& options)
+      : what_{.op = cell.op, .bytes = cell.bytes, .world = options.world},
+        timing_(cell.timing),
+        options_(options) {
+    what_.bytes = WholeBytes(what_);
+  }
 
-  absl::StatusOr<std::vector<Row>> Run(std::span<const Contender> contenders, absl::Duration budget,
+  absl::StatusOr<std::vector<Row>> Run(std::span<Contender* const> contenders,
+                                       absl::Duration budget,
                                        const std::function<void(const std::string&)>& on_left_out) {
     const absl::Time end = options_.now() + budget;
-    keeps_buffers_ = NeededMemory(contenders) <= options_.memory;
-    for (const Contender& contender : contenders) {
+    for (Contender* contender : contenders) {
       absl::Status status = Enter(contender);
       if (absl::IsUnimplemented(status)) {
         on_left_out(std::string(status.message()));
@@ -47,90 +51,54 @@ class CellRun {
       }
       EK_RETURN_IF_ERROR(status);
     }
-    for (int round = 0; !entrants_.empty() && GoesOn(round, end); ++round) {
-      const absl::Time begin = options_.now();
-      for (size_t i = 0; i < entrants_.size(); ++i) {
-        EK_RETURN_IF_ERROR(
-            RunBlock(entrants_[(i + static_cast<size_t>(round)) % entrants_.size()]));
-      }
-      last_round_ = options_.now() - begin;
-    }
-    for (const Entrant& entrant : entrants_) {
-      EK_RETURN_IF_ERROR(entrant.contender.peer->Check(entrant.what));
-      EK_RETURN_IF_ERROR(entrant.contender.peer->Forget());
-    }
+    absl::Time begin = options_.now();
+    const auto goes_on = [&](int round) {
+      if (options_.pairs > 0) return round < options_.pairs;
+      if (entrants_.empty()) return false;
+      const absl::Time now = options_.now();
+      const absl::Duration last_round = now - std::exchange(begin, now);
+      return round < kLeastPairs || (round < kMostPairs && now + last_round <= end);
+    };
+    EK_RETURN_IF_ERROR(RunRounds(entrants_.size(), goes_on, [&](size_t i, int) -> absl::Status {
+      Entrant& entrant = entrants_[i];
+      EK_ASSIGN_OR_RETURN(entrant.blocks.emplace_back(),
+                          entrant.contender->Time(what_, entrant.block));
+      return absl::OkStatus();
+    }));
+    for (const Entrant& entrant : entrants_) EK_RETURN_IF_ERROR(entrant.contender->Check(what_));
+    for (const Entrant& entrant : entrants_) entrant.contender->Forget();
     return Rows();
   }
 
  private:
-  Case CaseOf(const Contender& contender) const {
-    Case what{.op = cell_.op,
-              .scalar = options_.scalar,
-              .bytes = cell_.bytes,
-              .world = options_.world,
-              .registered = contender.registered};
-    what.bytes = WholeBytes(what);
-    return what;
-  }
-
-  // A transport needs about as much again for itself.
-  int64_t NeededMemory(std::span<const Contender> contenders) const {
-    int64_t bytes = 0;
-    for (const Contender& contender : contenders) {
-      const Case what = CaseOf(contender);
-      bytes += 2 * options_.world * (what.in_bytes() + what.out_bytes());
-    }
-    return bytes;
-  }
-
   // Warms it up, and finds out how many repetitions fill a block.
-  absl::Status Enter(const Contender& contender) {
-    Entrant entrant{.contender = contender, .what = CaseOf(contender)};
-    EK_ASSIGN_OR_RETURN(std::vector<double> seconds, contender.peer->Time(entrant.what, {}));
+  absl::Status Enter(Contender* contender) {
+    Entrant entrant{.contender = contender, .block = {.timing = timing_}};
+    EK_ASSIGN_OR_RETURN(std::vector<double> seconds, contender->Time(what_, {}));
     if (absl::Seconds(seconds[0]) < kLong) {
-      EK_ASSIGN_OR_RETURN(seconds,
-                          contender.peer->Time(entrant.what, {.warmups = 1, .repetitions = 3}));
+      EK_ASSIGN_OR_RETURN(seconds, contender->Time(what_, {.warmups = 1, .repetitions = 3}));
     }
     const double each = std::max(MedianOf(seconds), 1e-9);
-    const int most = cell_.timing == Timing::kLoop ? kMostCallsOfALoop : kMostRepetitions;
+    const int most = timing_ == Timing::kLoop ? kMostCallsOfALoop : kMostRepetitions;
     const double fit = absl::ToDoubleSeconds(options_.block_time) / each;
     entrant.block.repetitions = static_cast<int>(std::clamp(fit, 1.0, static_cast<double>(most)));
     // After the others' blocks caches are cold, and the ranks have slept.
-    if (absl::Seconds(each) < kLong || !keeps_buffers_) {
+    if (absl::Seconds(each) < kLong)
       entrant.block.warmups = std::clamp(entrant.block.repetitions / 10, 1, 20);
-    }
-    if (!keeps_buffers_) EK_RETURN_IF_ERROR(contender.peer->Forget());
     entrants_.push_back(std::move(entrant));
     return absl::OkStatus();
-  }
-
-  bool GoesOn(int rounds, absl::Time end) const {
-    if (options_.pairs > 0) return rounds < options_.pairs;
-    return rounds < kLeastPairs || (rounds < kMostPairs && options_.now() + last_round_ <= end);
-  }
-
-  absl::Status RunBlock(Entrant& entrant) {
-    Peer& peer = *entrant.contender.peer;
-    if (cell_.timing == Timing::kLoop) {
-      EK_ASSIGN_OR_RETURN(const double mean, peer.Loop(entrant.what, entrant.block));
-      entrant.blocks.push_back({mean});
-    } else {
-      EK_ASSIGN_OR_RETURN(std::vector<double> seconds, peer.Time(entrant.what, entrant.block));
-      entrant.blocks.push_back(std::move(seconds));
-    }
-    return keeps_buffers_ ? absl::OkStatus() : peer.Forget();
   }
 
   std::vector<Row> Rows() const {
     std::vector<Row> rows;
     for (const Entrant& entrant : entrants_) {
-      rows.push_back(
-          MakeRow(entrant.contender.peer->name(), entrant.what, cell_.timing, entrant.blocks));
+      rows.push_back(MakeRow(entrant.contender->name(), entrant.contender->registered(), what_,
+                             timing_, entrant.blocks));
     }
     for (Row& row : rows) {
       for (const std::string& base : options_.bases) {
         const auto found = std::find_if(rows.begin(), rows.end(), [&](const Row& other) {
-          return other.backend == base && !other.what.registered;
+          return other.backend == base && !other.registered;
         });
         if (found == rows.end() || &*found == &row) continue;
         row.times[base] = RatioOf(row.blocks, found->blocks);
@@ -139,11 +107,10 @@ class CellRun {
     return rows;
   }
 
-  const Cell cell_;
+  Case what_;
+  const Timing timing_;
   const SweepOptions& options_;
-  bool keeps_buffers_ = true;
   std::vector<Entrant> entrants_;
-  absl::Duration last_round_;
 };
 
 }  // namespace
@@ -164,7 +131,7 @@ std::vector<Cell> CellsOf(std::span<const Op> ops, std::span<const int64_t> size
   return cells;
 }
 
-absl::StatusOr<std::vector<Row>> RunSweep(std::span<const Contender> contenders,
+absl::StatusOr<std::vector<Row>> RunSweep(std::span<Contender* const> contenders,
                                           std::span<const Cell> cells, const SweepOptions& options,
                                           const SweepObserver& observer) {
   const absl::Time end = options.now() + options.time_limit;

@@ -3,14 +3,14 @@
 //   EK_ASSIGN_OR_RETURN(const std::vector<Row> rows,
 //                       RunSweep(contenders, cells, {.world = 2}, observer));
 //
-// For each cell: rounds, in each of them one block of each contender, so that whatever the machine
-// does meanwhile hits all of them alike; who begins changes from round to round. A contender's
-// blocks are as long as `block_time`. Blocks of one round are pairs: their ratios are what
-// contenders are compared by. When a cell is over, a fresh run of each contender is checked, value
-// by value.
+// For each cell: rounds of one block of each contender (tools/measure/rounds.h). A contender's
+// blocks are as long as `block_time`. The ratios of the blocks of one round compare the contenders.
+// When a cell is over, a fresh run of each contender is checked, value by value.
 //
-// Errors: DataLoss for a wrong result, else those of Peer. A contender that does not do a cell is
-//         left out of it, and the observer is told.
+// Order:  every rank runs the same sweep. Its decisions depend on the contenders' results and on
+//         `now`, which must be equal on all ranks.
+// Errors: DataLoss for a wrong result, else those of the contenders. A contender that does not
+//         support a cell is left out of it, which is reported once.
 
 #ifndef EVENKEEL_TOOLS_BENCH_SWEEP_H_
 #define EVENKEEL_TOOLS_BENCH_SWEEP_H_
@@ -21,18 +21,35 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/tools/bench/case.h"
-#include "evenkeel/tools/bench/peer.h"
 #include "evenkeel/tools/bench/rows.h"
 
 namespace evenkeel::bench {
 
-struct Contender {
-  Peer* peer = nullptr;
-  bool registered = false;
+struct Block {
+  Timing timing = Timing::kEach;
+  int warmups = 0;
+  int repetitions = 1;
+};
+
+// A transport with the memory in which it is measured.
+class Contender {
+ public:
+  virtual ~Contender() = default;
+
+  virtual const std::string& name() const = 0;
+  virtual bool registered() const = 0;  // In memory that the transport has given out.
+  // Returns the slowest rank's seconds for each repetition, from when all ranks had met; for a loop
+  // one number, the mean of calls back to back. Unimplemented: the transport does not support it.
+  virtual absl::StatusOr<std::vector<double>> Time(const Case& what, const Block& block) = 0;
+  // DataLoss: the result of a fresh run was wrong.
+  virtual absl::Status Check(const Case& what) = 0;
+  // Frees the buffers of the last case.
+  virtual void Forget() = 0;
 };
 
 struct Cell {
@@ -51,13 +68,10 @@ inline constexpr int kLeastPairs = 3, kMostPairs = 30;
 
 struct SweepOptions {
   int world = 2;
-  Scalar scalar = Scalar::kFloat32;
   absl::Duration block_time = absl::Milliseconds(10);
   int pairs = 0;                                   // Per cell; 0: as many as fit into
   absl::Duration time_limit = absl::Seconds(200);  // the whole sweep. 3 are measured in any case.
   std::vector<std::string> bases;                  // With which backends the others are compared.
-  // Buffers stay from block to block while all of them together are no more than that.
-  int64_t memory = INT64_MAX;
   std::function<absl::Time()> now = SteadyNow;
 };
 
@@ -66,7 +80,7 @@ struct SweepObserver {
   std::function<void(const std::string& sentence)> on_left_out = [](const std::string&) {};
 };
 
-absl::StatusOr<std::vector<Row>> RunSweep(std::span<const Contender> contenders,
+absl::StatusOr<std::vector<Row>> RunSweep(std::span<Contender* const> contenders,
                                           std::span<const Cell> cells, const SweepOptions& options,
                                           const SweepObserver& observer = {});
 

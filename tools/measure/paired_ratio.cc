@@ -8,12 +8,15 @@
 
 namespace evenkeel {
 
-double MedianOf(std::span<const double> values) {
+double QuantileOf(std::span<const double> values, double part) {
   std::vector<double> sorted(values.begin(), values.end());
   std::sort(sorted.begin(), sorted.end());
-  const size_t middle = sorted.size() / 2;
-  return sorted.size() % 2 == 1 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
+  const double at = part * static_cast<double>(sorted.size() - 1);
+  const size_t below = static_cast<size_t>(at), above = std::min(below + 1, sorted.size() - 1);
+  return sorted[below] + (at - static_cast<double>(below)) * (sorted[above] - sorted[below]);
 }
+
+double MedianOf(std::span<const double> values) { return QuantileOf(values, 0.5); }
 
 PairedRatio RatioOf(std::span<const double> a, std::span<const double> b) {
   constexpr int kResamples = 2000;

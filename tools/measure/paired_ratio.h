@@ -31,6 +31,8 @@ struct PairedRatio {
 // Returns the statistics of a[i] / b[i]. Both have the same size, at least 1, and no zeros.
 PairedRatio RatioOf(std::span<const double> a, std::span<const double> b);
 
+// Returns a quantile of at least one value, 0 the lowest and 1 the highest; it interpolates.
+double QuantileOf(std::span<const double> values, double part);
 // The middle one, or the mean of the two in the middle.
 double MedianOf(std::span<const double> values);
 

@@ -40,6 +40,15 @@ TEST(PairedRatioTest, OneOutlierMovesNothing) {
   EXPECT_EQ(RatioOf(a, b).high, 1.0);
 }
 
+TEST(QuantileTest, InterpolatesBetweenTwoValues) {
+  const std::vector<double> values = {3, 1, 2, 5};
+  EXPECT_EQ(QuantileOf(values, 0), 1);
+  EXPECT_EQ(QuantileOf(values, 0.25), 1.75);
+  EXPECT_EQ(MedianOf(values), 2.5);
+  EXPECT_EQ(QuantileOf(values, 1), 5);
+  EXPECT_EQ(QuantileOf(std::vector<double>{7}, 0.75), 7);
+}
+
 TEST(PairedRatioTest, SaysItInOneLine) {
   const std::vector<double> a = {2.0}, b = {1.0};
   EXPECT_EQ(RatioOf(a, b).ToString(), "2.000 [2.000, 2.000], 1 pairs");

@@ -1,0 +1,42 @@
+// The ranks of a benchmark are processes of this program, which measure together.
+//
+//   if (!environment.launcher.empty()) return MeasureOnThisRank();
+//   EK_RETURN_IF_ERROR(RunRankProcesses("tcp", {.ranks = 2, .command = ...}));  // and waits for
+//   their end
+//
+//   // on each rank, all together
+//   EK_ASSIGN_OR_RETURN(Numbers slowest, LargestOf(comm, seconds));
+//
+// Threads: as the communicator; RunRankProcesses() as Launch().
+// Errors:  those of the group; Unavailable with a name of the ranks and how they ended.
+
+#ifndef EVENKEEL_TOOLS_MEASURE_RANK_JOB_H_
+#define EVENKEEL_TOOLS_MEASURE_RANK_JOB_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/tools/launcher.h"
+#include "nlohmann/json.hpp"
+
+namespace evenkeel {
+
+// Waits for the end of all ranks. An error begins with `name`.
+absl::Status RunRankProcesses(absl::string_view name, const LaunchOptions& options);
+
+using Numbers = std::vector<double>;
+// Returns each rank's numbers, by rank.
+absl::StatusOr<std::vector<Numbers>> GatherNumbers(Communicator& comm, const Numbers& mine);
+// Returns the largest of all ranks, element by element. All ranks have as many.
+absl::StatusOr<Numbers> LargestOf(Communicator& comm, const Numbers& mine);
+
+// Writes a file for --json.
+absl::Status WriteJson(const std::string& path, const nlohmann::json& json);
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TOOLS_MEASURE_RANK_JOB_H_

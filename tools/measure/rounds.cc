@@ -1,0 +1,18 @@
+#include "evenkeel/tools/measure/rounds.h"
+
+#include "evenkeel/comm/status.h"
+
+namespace evenkeel {
+
+absl::Status RunRounds(size_t cases, absl::FunctionRef<bool(int round)> goes_on,
+                       absl::FunctionRef<absl::Status(size_t index, int round)> run) {
+  for (int round = 0; goes_on(round); ++round) {
+    for (size_t i = 0; i < cases; ++i) {
+      const size_t turn = round % 2 == 0 ? i : cases - 1 - i;
+      EK_RETURN_IF_ERROR(run((turn + static_cast<size_t>(round / 2)) % cases, round));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace evenkeel

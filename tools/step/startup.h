@@ -1,16 +1,15 @@
 // How long the trainer takes from its start to its first finished step.
 //
 //   EK_ASSIGN_OR_RETURN(nlohmann::json result,
-//   MeasureStartups({.program = ProgramBeside("trainer/train"), .folder = "/tmp/x", .times = 10}));
+//                          MeasureStartups({.program = ProgramBeside("trainer/train")}));
 //
-// The answer: {"times", "ranks", "group_seconds", "first_step_seconds"}, the last two {"median",
-// "low", "high"} with the quickest and the slowest start: until the group is there and its
-// parameters are equal, and until the first step is. Time begins before the program is executed. A
-// run is ended as soon as its first step is done.
+// Returns {"times", "ranks", "group_seconds", "first_step_seconds"}, the last two {"median", "low",
+// "high"} with the quickest and the slowest start: until the group is there and its parameters are
+// equal, and until the first step is. Time begins before the program is executed.
 //
-// Threads: blocking; call it before other threads are started.
-// Errors:  NotFound if there is no such program, Unavailable if it ends before its first step; its
-//          standard error is this process's.
+// Threads: blocking.
+// Errors:  NotFound if there is no such program, Unavailable if it ends before its first step, or
+//          has not reached it after `timeout`; its standard error is this process's.
 
 #ifndef EVENKEEL_TOOLS_STEP_STARTUP_H_
 #define EVENKEEL_TOOLS_STEP_STARTUP_H_
@@ -26,7 +25,6 @@ namespace evenkeel {
 struct StartupOptions {
   std::string program;   // //trainer:train
   std::string data_dir;  // Empty: the program's default.
-  std::string folder;    // For temporary files.
   int ranks = 2;
   int times = 10;
   absl::Duration timeout = absl::Seconds(60);  // Per start.

@@ -40,7 +40,6 @@ class StepModel {
       : model_(std::move(model)), memory_(std::move(batch)), context_(context) {}
 
   ParameterSet& parameters() { return model_->parameters(); }
-  int64_t samples() const { return SamplesOf(batch()); }  // Per step: images or sequences.
 
   absl::Status Forward() { return model_->Forward(batch(), Mode::kTraining).status(); }
   absl::Status Backward(absl::FunctionRef<absl::Status(int)> on_gradient) {

@@ -5,6 +5,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "evenkeel/tools/measure/table.h"
 
 namespace evenkeel {
 namespace {
@@ -40,43 +41,39 @@ std::string FormatRatio(const Json& ratio) {
                          ratio["low"].get<double>(), ratio["high"].get<double>());
 }
 
-std::string FormatTimes(const Json& rows) {
-  std::string text = absl::StrFormat("%-27s %9s %9s %9s %9s  %-22s %-22s %-22s %s\n", "", "step",
-                                     "backward", "update", "samples/s", "step / local",
-                                     "backward / local", "step / reducer", "update / reducer");
+std::string FormatRows(const Json& rows) {
+  const Table table({{"", -22},
+                     {"step", 9},
+                     {"update", 9},
+                     {"step / local", -20},
+                     {"step / reducer", -20},
+                     {"update / reducer", -20},
+                     {"collectives", 11},
+                     {"exposed, by bucket", -20}});
+  std::string text = table.Titles();
   for (const Json& row : rows) {
-    absl::StrAppendFormat(&text, "%-27s %6.2f ms %6.2f ms %6.2f ms %9.0f  %-22s %-22s %-22s %s\n",
-                          row["name"].get<std::string>(), row["step_ms"].get<double>(),
-                          row["backward_ms"].get<double>(), row["update_ms"].get<double>(),
-                          row["samples_per_second"].get<double>(),
-                          FormatRatio(row["step_to_local"]), FormatRatio(row["backward_to_local"]),
-                          FormatRatio(row["step_to_reducer"]),
-                          FormatRatio(row["update_to_reducer"]));
+    const auto ms = [&](const char* key) {
+      return absl::StrFormat("%.2f ms", row[key].get<double>());
+    };
+    std::string exposed;
+    for (size_t b = 0; b < row["exposed_us"].size(); ++b) {
+      absl::StrAppendFormat(&exposed, "%s%.0f us of %.2f MB", b == 0 ? "" : ", ",
+                            row["exposed_us"][b].get<double>(),
+                            row["bucket_bytes"][b].get<double>() / 1e6);
+    }
+    text +=
+        table.Line({row["name"], ms("step_ms"), ms("update_ms"), FormatRatio(row["step_to_local"]),
+                    FormatRatio(row["step_to_reducer"]), FormatRatio(row["update_to_reducer"]),
+                    absl::StrFormat("%.2f", row["collectives"].get<double>()), exposed});
   }
   return text;
 }
 
-std::string FormatCounts(const Json& rows) {
-  std::string text =
-      absl::StrFormat("%-27s %11s %9s %11s %8s %13s %11s %9s %7s  %s\n", "per step and rank",
-                      "collectives", "copied", "allocations", "control", "control bytes",
-                      "control CPU", "CPU", "waits", "exposed, by bucket");
-  for (const Json& row : rows) {
-    const Json& counts = row["per_step"];
-    absl::StrAppendFormat(
-        &text, "%-27s %11.2f %6.2f MB %11.0f %8.2f %13.0f %8.1f us %6.2f ms %7.1f ",
-        row["name"].get<std::string>(), counts["collectives"].get<double>(),
-        counts["copied_bytes"].get<double>() / 1e6, counts["allocations"].get<double>(),
-        counts["control_messages"].get<double>(), counts["control_bytes"].get<double>(),
-        counts["control_cpu_us"].get<double>(), counts["cpu_us"].get<double>() / 1e3,
-        counts["waits"].get<double>());
-    for (size_t b = 0; b < row["exposed_us"].size(); ++b) {
-      absl::StrAppendFormat(&text, " %.0f us of %.2f MB", row["exposed_us"][b].get<double>(),
-                            row["bucket_bytes"][b].get<double>() / 1e6);
-    }
-    absl::StrAppend(&text, "\n");
-  }
-  return text;
+Json Judged(Json values, std::string what, const char* value, double bar) {
+  values["what"] = std::move(what);
+  values["bar"] = bar;
+  values["is_met"] = values[value].get<double>() <= bar;
+  return values;
 }
 
 }  // namespace
@@ -89,22 +86,18 @@ Json JudgeReport(const Json& report) {
     for (const Bar& bar : kBars) {
       if (!absl::StartsWith(plan, bar.plan)) continue;
       for (const Json& row : result["rows"]) {
-        if (row["name"] != bar.row) continue;
-        Json judged = row[bar.ratio];
-        judged["what"] =
-            absl::StrCat(result["backend"].get<std::string>(), " ", plan, ": ", bar.what);
-        judged["bar"] = bar.bar;
-        judged["is_met"] = judged[bar.value].get<double>() <= bar.bar;
-        bars.push_back(std::move(judged));
+        if (row["name"] != bar.row || row[bar.ratio].is_null()) continue;
+        bars.push_back(
+            Judged(row[bar.ratio],
+                   absl::StrCat(result["backend"].get<std::string>(), " ", plan, ": ", bar.what),
+                   bar.value, bar.bar));
       }
     }
   }
   if (report.contains("startup")) {
-    Json judged = report["startup"]["first_step_seconds"];
-    judged["what"] = "seconds from the start of the trainer to its first finished step";
-    judged["bar"] = kStartupBar;
-    judged["is_met"] = judged["median"].get<double>() <= kStartupBar;
-    bars.push_back(std::move(judged));
+    bars.push_back(Judged(report["startup"]["first_step_seconds"],
+                          "seconds from the start of the trainer to its first finished step",
+                          "median", kStartupBar));
   }
   return bars;
 }
@@ -112,29 +105,26 @@ Json JudgeReport(const Json& report) {
 std::string FormatReport(const Json& report) {
   std::string text;
   for (const Json& result : report["results"]) {
-    absl::StrAppendFormat(&text, "%s, %d ranks on %d cores, %s: %d parameters, gradients are %s\n",
-                          result["backend"].get<std::string>(), result["world"].get<int>(),
+    absl::StrAppendFormat(&text, "%s, %d ranks on %d cores, %s: %d parameters\n",
+                          result["backend"].get<std::string>(), report["world"].get<int>(),
                           report["cores"].get<int>(), result["plan"].get<std::string>(),
-                          result["parameters"].get<int64_t>(),
-                          report["views"].get<bool>() ? "views" : "copied");
-    absl::StrAppend(&text, FormatTimes(result["rows"]), "\n", FormatCounts(result["rows"]), "\n");
+                          result["parameters"].get<int64_t>());
+    absl::StrAppend(&text, FormatRows(result["rows"]), "\n");
   }
   if (report.contains("startup")) {
     const Json& startup = report["startup"];
     absl::StrAppendFormat(&text, "start of the trainer, %d ranks, seconds from its exec:\n",
                           startup["ranks"].get<int>());
     for (const char* what : {"group_seconds", "first_step_seconds"}) {
-      absl::StrAppendFormat(&text, "  %-20s %.3f [%.3f, %.3f] of %d\n", what,
-                            startup[what]["median"].get<double>(),
-                            startup[what]["low"].get<double>(), startup[what]["high"].get<double>(),
+      absl::StrAppendFormat(&text, "  %-20s %s of %d\n", what, FormatRatio(startup[what]),
                             startup["times"].get<int>());
     }
     absl::StrAppend(&text, "\n");
   }
+  const Table table({{"", -4}, {"", -62}, {"", -22}, {"", -8}});
   for (const Json& bar : report["bars"]) {
-    absl::StrAppendFormat(&text, "%-4s %-62s %-22s bar %.2f\n",
-                          bar["is_met"].get<bool>() ? "ok" : "MISS", bar["what"].get<std::string>(),
-                          FormatRatio(bar), bar["bar"].get<double>());
+    text += table.Line({bar["is_met"].get<bool>() ? "ok" : "MISS", bar["what"], FormatRatio(bar),
+                        absl::StrFormat("bar %.2f", bar["bar"].get<double>())});
   }
   return text;
 }

@@ -4,9 +4,8 @@
 //   report["bars"] = JudgeReport(report);
 //   std::cout << FormatReport(report);
 //
-// Shape:   {"world", "cores", "views", "pairs", "results": [...], "startup"?, "bars"}; a result is
-//          ToJson(PlanResult) with "backend", "world" and "plan", the startup what
-//          MeasureStartups() answers.
+// Shape:   {"world", "cores", "pairs", "results": [...], "startup"?, "bars"}; a result is that of
+//          MeasurePlan() with "backend" and "plan", the startup that of MeasureStartups().
 // Bars:    for two ranks only: with more there are not enough cores on most machines.
 // Threads: pure.
 

@@ -49,11 +49,6 @@ class StepTraining::PlainOptimizer {
   int64_t steps_ = 0;
 };
 
-int BlockSettings::StepsOf(int rank, int world_size, int steps) const {
-  if (skew == Skew::kTen && rank < world_size / 2) return std::max(0, steps - 10);
-  return skew == Skew::kAll && rank % 8 == 0 ? 0 : steps;
-}
-
 absl::StatusOr<std::unique_ptr<StepTraining>> StepTraining::Create(
     Communicator* comm, SyncWay way, const TrainingSettings& settings) {
   std::unique_ptr<StepTraining> training(new StepTraining(comm, way));
@@ -73,9 +68,8 @@ absl::Status StepTraining::Init(const TrainingSettings& settings) {
     return absl::OkStatus();
   }
   EK_ASSIGN_OR_RETURN(value_memory_, MoveValues(*comm_, *params));
-  DataParallelOptions options{.reducer = {.gradient_as_bucket_view = settings.views,
-                                          .check_finite = way_ == SyncWay::kCheckFinite}};
-  if (!settings.caps.empty()) options.reducer.caps = settings.caps;
+  const DataParallelOptions options{
+      .reducer = {.gradient_as_bucket_view = true, .check_finite = way_ == SyncWay::kCheckFinite}};
   EK_ASSIGN_OR_RETURN(ddp_, DataParallel::Create(comm_, params, {}, options));
   OptimizerOptions placed;
   if (way_ == SyncWay::kSliced) placed.placement = Slices{};
@@ -84,16 +78,11 @@ absl::Status StepTraining::Init(const TrainingSettings& settings) {
   return absl::OkStatus();
 }
 
-absl::Status StepTraining::RunBlock(const BlockSettings& settings, int steps,
-                                    StepSamples& samples) {
-  const bool joins = settings.join != JoinUse::kNone && way_ != SyncWay::kLocal;
-  if (!joins && settings.skew != Skew::kNone)
-    return absl::InvalidArgumentError("ranks with fewer inputs require join");
-  const int own_steps = settings.StepsOf(comm_->rank(), comm_->world_size(), steps);
+absl::Status StepTraining::RunBlock(bool joins, int steps, StepSamples& samples) {
   EK_RETURN_IF_ERROR(comm_->control().Exchange("block", "", comm_->timeout()).status());
-  if (!joins) return Steps(own_steps, samples);
-  return RunJoined({ddp_.get(), optimizer_.get()}, {.enable = settings.join == JoinUse::kOn},
-                   [&](JoinScope&) { return Steps(own_steps, samples); });
+  if (!joins || way_ == SyncWay::kLocal) return Steps(steps, samples);
+  return RunJoined({ddp_.get(), optimizer_.get()}, {},
+                   [&](JoinScope&) { return Steps(steps, samples); });
 }
 
 absl::Status StepTraining::Steps(int steps, StepSamples& samples) {
@@ -104,7 +93,7 @@ absl::Status StepTraining::Steps(int steps, StepSamples& samples) {
 absl::Status StepTraining::Step(StepSamples& samples) {
   const absl::Time start = SteadyNow();
   model_->parameters().ClearGradients();
-  EK_RETURN_IF_ERROR(ForwardAndBackward(samples));
+  EK_RETURN_IF_ERROR(ForwardAndBackward());
   const absl::Time reduced = SteadyNow();
   if (plain_optimizer_ != nullptr) plain_optimizer_->Step();
   if (optimizer_ != nullptr) EK_RETURN_IF_ERROR(optimizer_->Step());
@@ -114,15 +103,12 @@ absl::Status StepTraining::Step(StepSamples& samples) {
   return absl::OkStatus();
 }
 
-absl::Status StepTraining::ForwardAndBackward(StepSamples& samples) {
+absl::Status StepTraining::ForwardAndBackward() {
   if (ddp_ != nullptr) EK_RETURN_IF_ERROR(ddp_->BeginStep());
   EK_RETURN_IF_ERROR(model_->Forward());
-  const absl::Time turn = SteadyNow();
   EK_RETURN_IF_ERROR(model_->Backward(
       [&](int param) { return ddp_ == nullptr ? absl::OkStatus() : ddp_->GradientReady(param); }));
-  if (ddp_ != nullptr) EK_RETURN_IF_ERROR(ddp_->FinishStep());
-  samples.backward.push_back(Since(turn));
-  return absl::OkStatus();
+  return ddp_ == nullptr ? absl::OkStatus() : ddp_->FinishStep();
 }
 
 void StepTraining::NoteExposed(StepSamples& samples) const {

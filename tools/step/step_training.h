@@ -4,11 +4,11 @@
 //                       StepTraining::Create(&comm, SyncWay::kReducer, {.model = "mlp"}));
 //   StepSamples samples;
 //   // on all ranks
-//   EK_RETURN_IF_ERROR(training->RunBlock({.join = JoinUse::kOn}, /*steps=*/16, samples));
+//   EK_RETURN_IF_ERROR(training->RunBlock(/*joins=*/true, /*steps=*/16, samples));
 //   MedianOf(samples.step);  // seconds
 //
 // Threads: as the communicator.
-// Errors:  those of the libraries; InvalidArgument for ranks without inputs where nobody joins.
+// Errors:  those of the libraries.
 
 #ifndef EVENKEEL_TOOLS_STEP_STEP_TRAINING_H_
 #define EVENKEEL_TOOLS_STEP_STEP_TRAINING_H_
@@ -23,7 +23,6 @@
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/comm/backend.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/comm/types.h"
 #include "evenkeel/tools/step/step_model.h"
 #include "evenkeel/zero_optim/optimizer.h"
 #include "evenkeel/zero_optim/update_rule.h"
@@ -33,39 +32,21 @@ namespace evenkeel {
 enum class SyncWay {
   kLocal,  // This rank for itself: forward, backward and one pass over the parameters, and nothing
            // of ours around it.
-  kReducer,      // DataParallel and an Optimizer that each rank repeats.
+  kReducer,      // DataParallel and an Optimizer that each rank repeats. Gradients are views.
   kCheckFinite,  // The same with ReducerOptions::check_finite.
   kSharded,      // DataParallel and one that owns whole tensors.
   kSliced,       // DataParallel that reduces to the slices of an optimizer.
 };
 
-enum class JoinUse { kNone, kDisabled, kOn };
-
-enum class Skew {
-  kNone,
-  kTen,  // The lower half of the ranks has ten inputs fewer.
-  kAll,  // Every eighth rank, rank 0 among them, has no inputs at all.
-};
-
 struct TrainingSettings {
   std::string model = "mlp";
   UpdateRule rule = Sgd{};
-  bool views = true;        // Gradients lie in the buckets.
-  std::vector<Bytes> caps;  // Empty: the reducer's default.
-};
-
-struct BlockSettings {
-  JoinUse join = JoinUse::kNone;
-  Skew skew = Skew::kNone;
-
-  int StepsOf(int rank, int world_size, int steps) const;
 };
 
 // In seconds, an entry per step of this rank.
 struct StepSamples {
   std::vector<double> step;
-  std::vector<double> backward;  // From the loss to the last reduced gradient.
-  std::vector<double> update;    // The optimizer's step.
+  std::vector<double> update;  // The optimizer's step.
   std::vector<std::vector<double>>
       exposed;  // By bucket, of its reduction: what backward did not hide.
 };
@@ -77,11 +58,9 @@ class StepTraining {
                                                               const TrainingSettings& settings);
   ~StepTraining();
 
-  // All ranks together, which start at the same time. `steps` are those of a rank that has all
-  // inputs.
-  absl::Status RunBlock(const BlockSettings& settings, int steps, StepSamples& samples);
+  // All ranks together, which start at the same time. `joins`: inside RunJoined(), unless kLocal.
+  absl::Status RunBlock(bool joins, int steps, StepSamples& samples);
 
-  int64_t samples_per_step() const { return model_->samples(); }
   std::vector<BucketInfo> buckets() const {
     return ddp_ == nullptr ? std::vector<BucketInfo>() : ddp_->buckets();
   }
@@ -96,7 +75,7 @@ class StepTraining {
   absl::Status Init(const TrainingSettings& settings);
   absl::Status Steps(int steps, StepSamples& samples);
   absl::Status Step(StepSamples& samples);
-  absl::Status ForwardAndBackward(StepSamples& samples);
+  absl::Status ForwardAndBackward();
   void NoteExposed(StepSamples& samples) const;
 
   Communicator* const comm_;

@@ -9,6 +9,7 @@
 #include "evenkeel/comm/arith/reduce_kernels.h"
 #include "evenkeel/comm/arith/view_lists.h"
 #include "evenkeel/comm/base/rank_names.h"
+#include "evenkeel/comm/hierarchical/thresholds.h"
 #include "evenkeel/comm/status.h"
 
 #if __GNUC__ >= 14  // It takes empty lists in a Step for uninitialized.
@@ -17,11 +18,6 @@
 
 namespace evenkeel::internal {
 namespace {
-
-// The bytes that cross between two hosts at a time, while the next chunk is added up inside and the
-// last one is spread there: enough to make the start of a step, some tens of microseconds,
-// negligible.
-constexpr int64_t kChunkBytes = 4 << 20;
 
 // A step that is not through so long after the operation's deadline has been forgotten by its
 // transport. Until then the transports and the communicator, which know more, say what was waited
@@ -46,7 +42,7 @@ DType BitsOf(DType dtype) {
 }
 
 std::vector<TensorList> ChunksOf(const Operation& operation) {
-  const int64_t per_chunk = kChunkBytes / SizeOf(operation.what.dtype);
+  const int64_t per_chunk = kHierarchicalChunkBytes / SizeOf(operation.what.dtype);
   if (operation.what.count <= per_chunk) return {operation.out};
   std::vector<TensorList> chunks;
   for (int64_t begin = 0; begin < operation.what.count; begin += per_chunk) {

@@ -16,22 +16,14 @@
 #include "evenkeel/comm/arith/view_lists.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/tcp/thresholds.h"
 #include "evenkeel/comm/tcp/transport.h"
 
 namespace evenkeel::internal {
 namespace {
 
-// The payload of one message of a ring or a chain: small enough that a piece is added while the
-// next one travels, and stays in the cache meanwhile; large enough that its header costs nothing.
-constexpr int64_t kPieceBytes = 512 << 10;
 // How many pieces a step of the ring is behind the step before it: so many may be on their way.
 constexpr int kLag = 2;
-// Up to these bytes a rank sends its data directly to all others: all of them together, and each.
-constexpr int64_t kMostDirect = 64 << 10;
-// Beyond so many ranks the number of messages counts, and not the bytes.
-constexpr int kFewRanks = 8;
-// Up to these bytes rounds, of which there are few, beat a ring, which sends fewer bytes.
-constexpr int64_t kMostInRounds = 32 << 10;
 
 bool Overlap(const TensorView& a, const TensorView& b) {
   const auto begin = [](const TensorView& view) { return reinterpret_cast<uintptr_t>(view.data); };
@@ -68,7 +60,7 @@ struct Chunks {
   int64_t per_piece = 1;
 
   Chunks(int64_t count, int ranks, DType dtype)
-      : count(count), ranks(ranks), per_piece(kPieceBytes / SizeOf(dtype)) {}
+      : count(count), ranks(ranks), per_piece(kTcpPieceBytes / SizeOf(dtype)) {}
   int64_t begin(int chunk) const { return count * chunk / ranks; }
   int64_t longest() const { return (count + ranks - 1) / ranks; }
   int64_t pieces() const { return (longest() + per_piece - 1) / per_piece; }
@@ -249,9 +241,9 @@ absl::Status TcpCollectives::AllReduce(const Operation& operation) {
 }
 
 absl::Status TcpCollectives::Combine(const Operation& operation, const TensorView& data) {
-  if (world_size_ <= kFewRanks && data.bytes() * (world_size_ - 1) <= kMostDirect)
+  if (world_size_ <= kTcpFewRanks && data.bytes() * (world_size_ - 1) <= kTcpMostDirect)
     return CombineDirectly(operation, data);
-  if (data.bytes() <= kMostInRounds) return CombineByDoubling(operation, data);
+  if (data.bytes() <= kTcpMostInRounds) return CombineByDoubling(operation, data);
   return CombineInRing(operation, data);
 }
 
@@ -371,7 +363,7 @@ absl::Status TcpCollectives::Reduce(const Operation& operation) {
   const int root = operation.what.root;
   Contribute(operation, data);
   std::vector<Pending> pending;
-  if (world_size_ == 1 || data.bytes() <= kMostInRounds) {
+  if (world_size_ == 1 || data.bytes() <= kTcpMostInRounds) {
     if (rank_ != root) return Send(root, operation, 0, data).Wait(deadline_);
     std::vector<const void*> in;
     for (int rank = 0; rank < world_size_; ++rank) {
@@ -442,7 +434,7 @@ absl::Status TcpCollectives::ReduceInRing(
   const int64_t pieces = chunks.pieces();
   const int next = (rank_ + 1) % world_size_, previous = (rank_ + world_size_ - 1) % world_size_;
   constexpr int kPlaces = 2 * kLag;  // Per step: a piece stays until it is added and sent.
-  char* const places = work_.Get((world_size_ * kPlaces + 1) * kPieceBytes);
+  char* const places = work_.Get((world_size_ * kPlaces + 1) * kTcpPieceBytes);
   std::vector<std::array<Pending, kPlaces>> receives(world_size_), sends(world_size_);
   std::vector<Pending> first_sends(pieces);  // Those of step 0.
 
@@ -464,7 +456,7 @@ absl::Status TcpCollectives::ReduceInRing(
 
   for (int64_t tick = 0; tick < pieces + (world_size_ - 1) * kLag; ++tick) {
     const auto sum_of = [&](int step, int64_t piece) {
-      return TensorView(places + (step * kPlaces + piece % kPlaces) * kPieceBytes,
+      return TensorView(places + (step * kPlaces + piece % kPlaces) * kTcpPieceBytes,
                         part_of(step, piece).count, what.dtype);
     };
     const auto has = [&](int64_t piece) { return piece >= 0 && piece < pieces; };
@@ -489,7 +481,7 @@ absl::Status TcpCollectives::ReduceInRing(
       if (stays) {
         operation.contributes ? CombineInto(what, mine, sum.data) : Copy(mine, sum);
       } else if (operation.contributes) {
-        char* const memory = places + world_size_ * kPlaces * kPieceBytes;
+        char* const memory = places + world_size_ * kPlaces * kTcpPieceBytes;
         CombineInto(what, sum, contribution(step, piece, memory).data);
       }
       if (is_last) {
@@ -516,7 +508,7 @@ absl::Status TcpCollectives::Broadcast(const Operation& operation) {
   const int place = (rank_ + world_size_ - root) % world_size_;  // Counted from the root.
   const auto rank_at = [&](int at) { return (at + root) % world_size_; };
   std::vector<Pending> sends;
-  if (data.bytes() <= kMostInRounds) {
+  if (data.bytes() <= kTcpMostInRounds) {
     // A binomial tree: each place gets the data from the one without its highest bit.
     int first = 1;
     if (place > 0) {
@@ -528,7 +520,7 @@ absl::Status TcpCollectives::Broadcast(const Operation& operation) {
       sends.push_back(Send(rank_at(place + bit), operation, 0, data));
   } else {
     // A chain.
-    const int64_t per_piece = world_size_ == 2 ? data.count : kPieceBytes / SizeOf(data.dtype);
+    const int64_t per_piece = world_size_ == 2 ? data.count : kTcpPieceBytes / SizeOf(data.dtype);
     std::vector<TensorView> pieces;
     for (int64_t at = 0; at < data.count; at += per_piece)
       pieces.push_back(data.Slice(at, std::min(per_piece, data.count - at)));
@@ -552,7 +544,7 @@ absl::Status TcpCollectives::AllGather(const Operation& operation) {
   const auto part = [&](int rank) { return output.Slice(rank * input.count, input.count); };
   Copy(part(rank_), input);
   if (world_size_ == 1 ||
-      input.bytes() <= (world_size_ <= kFewRanks ? kMostDirect : kMostInRounds)) {
+      input.bytes() <= (world_size_ <= kTcpFewRanks ? kTcpMostDirect : kTcpMostInRounds)) {
     EK_RETURN_IF_ERROR(ExchangeDirectly(
         operation, [&](int) { return input; }, part));
   } else {

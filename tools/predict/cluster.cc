@@ -9,7 +9,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "evenkeel/comm/hierarchical/thresholds.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/tcp/thresholds.h"
 #include "evenkeel/zero_optim/checkpoint/strict_json.h"
 #include "nlohmann/json.hpp"
 
@@ -21,13 +23,6 @@ using Json = nlohmann::json;
 constexpr double kNsPerSecond = 1e9;
 constexpr double kMib = 1 << 20;
 
-// The sizes at which the backends change their algorithms: comm/tcp/collectives.cc and
-// comm/hierarchical/collectives.cc.
-constexpr int64_t kTcpPieceBytes = 512 << 10;
-constexpr int64_t kMostDirect = 64 << 10;
-constexpr int64_t kMostInRounds = 32 << 10;
-constexpr int kFewRanks = 8;
-constexpr int64_t kHierarchicalChunkBytes = 4 << 20;
 // The largest part of a collective's time before the last gradient with which it still is a sample
 // of the link: while all processors compute, a collective waits for them.
 constexpr double kMostHidden = 0.5;
@@ -84,9 +79,9 @@ absl::string_view NameOf(Level level) {
 Load TcpAllReduce(int ranks, int64_t bytes) {
   const double n = ranks, all = static_cast<double>(bytes);
   if (ranks == 1 || bytes == 0) return {};
-  if (ranks <= kFewRanks && bytes * (ranks - 1) <= kMostDirect)
+  if (ranks <= kTcpFewRanks && bytes * (ranks - 1) <= kTcpMostDirect)
     return {.turns = 1, .bytes = (n - 1) * all};
-  if (bytes <= kMostInRounds) {
+  if (bytes <= kTcpMostInRounds) {
     const auto power = std::bit_floor(static_cast<unsigned>(ranks));
     const double rounds =
         std::bit_width(power) - 1 + (power == static_cast<unsigned>(ranks) ? 0 : 2);
@@ -98,7 +93,7 @@ Load TcpAllReduce(int ranks, int64_t bytes) {
 Load TcpBroadcast(int ranks, int64_t bytes) {
   const double all = static_cast<double>(bytes);
   if (ranks == 1 || bytes == 0) return {};
-  if (bytes <= kMostInRounds) {
+  if (bytes <= kTcpMostInRounds) {
     const double rounds = std::bit_width(static_cast<unsigned>(ranks - 1));
     return {.turns = rounds, .bytes = rounds * all};
   }

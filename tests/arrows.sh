@@ -132,7 +132,7 @@ only 'NCCL is seen by its backend alone' '^//comm/nccl:' @cuda//:nccl
 never 'NCCL is linked by none: its backend loads it' //... 'attr(linkopts, "-lnccl", //... + @cuda//...)'
 never 'only tests bring a path for the loader' '//... except //tests/...' 'attr(linkopts, rpath, @cuda//...)'
 only 'CUDA is seen by what wraps it, and by its tests and benchmarks alone' \
-  '^//(comm/nccl:|comm/device:(cuda|managed_devices)|trainer/device:|tests/gpu:|tools/gpu:device_cases$)' @cuda//:cudart
+  '^//(comm/nccl:|comm/device:(cuda|managed_devices)|trainer/device:|tests/gpu:)' @cuda//:cudart
 only 'libmicrohttpd is seen by the status server alone' '^//tools:status_server$' @microhttpd//:microhttpd
 only 'oneDNN is seen by the trainer alone' '^//trainer[/:]' @onednn//:dnnl
 only 'libdeflate is seen by the data of the trainer alone' '^//trainer/data:' @libdeflate//:libdeflate

@@ -14,8 +14,10 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/tools/gpu/device_cases.h"
-#include "evenkeel/tools/gpu/device_timer.h"
+#include "evenkeel/tools/gpu/open_device.h"
 #include "evenkeel/tools/measure/paired_ratio.h"
+#include "evenkeel/tools/measure/rounds.h"
+#include "evenkeel/tools/measure/table.h"
 #include "evenkeel/tools/program.h"
 #include "gflags/gflags.h"
 
@@ -61,12 +63,14 @@ class Bench {
     EK_RETURN_IF_ERROR(TimeOf(copy, repeats).status());  // Warms up: kernels are loaded.
     EK_RETURN_IF_ERROR(TimeOf(measured, repeats).status());
     std::vector<double> copies, runs;
-    for (int pair = 0; pair < pairs; ++pair) {
-      EK_ASSIGN_OR_RETURN(const double of_copy, TimeOf(copy, repeats));
-      EK_ASSIGN_OR_RETURN(const double of_run, TimeOf(measured, repeats));
-      copies.push_back(of_copy / static_cast<double>(copy.bytes));
-      runs.push_back(of_run / static_cast<double>(measured.bytes));
-    }
+    EK_RETURN_IF_ERROR(RunRounds(
+        2, [&](int round) { return round < pairs; },
+        [&](size_t i, int) -> absl::Status {
+          const DeviceCase& one = i == 0 ? copy : measured;
+          EK_ASSIGN_OR_RETURN(const double seconds, TimeOf(one, repeats));
+          (i == 0 ? copies : runs).push_back(seconds / static_cast<double>(one.bytes));
+          return absl::OkStatus();
+        }));
     const PairedRatio ratio = RatioOf(copies, runs);
     seconds_ = MedianOf(runs) * static_cast<double>(measured.bytes);
     const std::string figure =
@@ -94,7 +98,7 @@ class Bench {
  private:
   // Returns the time of one run, in seconds.
   absl::StatusOr<double> TimeOf(const DeviceCase& measured, int repeats) {
-    EK_ASSIGN_OR_RETURN(const double seconds, device_.timer->Seconds([&]() -> absl::Status {
+    EK_ASSIGN_OR_RETURN(const double seconds, device_.Seconds([&]() -> absl::Status {
       for (int i = 0; i < repeats; ++i) EK_RETURN_IF_ERROR(measured.run());
       return absl::OkStatus();
     }));
@@ -113,8 +117,8 @@ class Bench {
       std::cout << row.name << '\t' << row.result << '\t' << row.figure << '\t' << row.bar
                 << std::endl;
     } else {
-      std::cout << absl::StrFormat("%-32s %-8s %-8s %s", row.name, row.result, row.bar, row.figure)
-                << std::endl;
+      const Table table({{"", -32}, {"", -8}, {"", -8}, {"", 0}});
+      std::cout << table.Line({row.name, row.result, row.bar, row.figure}) << std::flush;
     }
   }
 

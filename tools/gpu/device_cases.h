@@ -20,7 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "evenkeel/comm/types.h"
-#include "evenkeel/tools/gpu/device_timer.h"
+#include "evenkeel/tools/gpu/open_device.h"
 
 namespace evenkeel {
 

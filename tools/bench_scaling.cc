@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
-#include <fstream>
 #include <functional>
 #include <iostream>
 #include <memory>
@@ -38,6 +37,8 @@
 #include "evenkeel/join/steps/step_control.h"
 #include "evenkeel/tools/measure/paired_ratio.h"
 #include "evenkeel/tools/measure/power_law.h"
+#include "evenkeel/tools/measure/rank_job.h"
+#include "evenkeel/tools/measure/table.h"
 #include "evenkeel/tools/program.h"
 #include "gflags/gflags.h"
 #include "nlohmann/json.hpp"
@@ -63,13 +64,12 @@ agreement is the work of all ranks over the cores.)";
 // Something that is measured at several sizes.
 struct Series {
   std::string name;
-  std::string per;     // "parameter", "rank"
-  size_t fitted_from;  // The first of the sizes that the exponent is fitted to.
+  std::string per;  // "parameter", "rank"
   std::vector<double> sizes, seconds;
 
+  // Without the first size, of which constant costs are a large part.
   double exponent() const {
-    const size_t from = std::min(fitted_from, sizes.size() - 2);
-    return FitPowerLaw(std::span(sizes).subspan(from), std::span(seconds).subspan(from)).exponent;
+    return FitPowerLaw(std::span(sizes).subspan(1), std::span(seconds).subspan(1)).exponent;
   }
 };
 
@@ -96,10 +96,8 @@ std::vector<int> ParameterCounts() {
 // Planning ----------------------------------------------------------------------------------------
 
 std::vector<Series> MeasurePlanner() {
-  Series registered{"plan, order of registration", "parameter", 1},
-      ready{"plan, gradient-ready order", "parameter", 1},
-      random{"plan, random order", "parameter", 1},
-      single{"plan, one parameter per bucket", "parameter", 1};
+  Series registered{"plan, order of registration", "parameter"},
+      ready{"plan, gradient-ready order", "parameter"}, random{"plan, random order", "parameter"};
   for (const int count : ParameterCounts()) {
     std::mt19937 numbers(7);
     std::vector<ParamSpec> params(count);
@@ -117,9 +115,8 @@ std::vector<Series> MeasurePlanner() {
     measure(registered, {});
     measure(ready, in_order);
     measure(random, {.order = order});
-    measure(single, {.caps = {Bytes{0}}});
   }
-  return {registered, ready, random, single};
+  return {registered, ready, random};
 }
 
 // Bookkeeping -------------------------------------------------------------------------------------
@@ -137,7 +134,7 @@ class EmptyModel {
   ParameterSet& params() { return params_; }
 
   struct Times {
-    double begin = 0, announce = 0, finish = 0;
+    double begin = 0, announce = 0;
   };
   absl::StatusOr<Times> Step(DataParallel& ddp) {
     Times times;
@@ -154,7 +151,6 @@ class EmptyModel {
     EK_RETURN_IF_ERROR(ddp.FinishStep());
     times.begin = absl::ToDoubleSeconds(begun - start);
     times.announce = absl::ToDoubleSeconds(announced - begun);
-    times.finish = Since(announced);
     return times;
   }
 
@@ -165,13 +161,10 @@ class EmptyModel {
 
 // On one rank, so that nothing is waited for.
 absl::StatusOr<std::vector<Series>> MeasureReducer() {
-  enum { kCreate, kReady, kFinish, kSteady, kRebuild, kRefresh, kParts };
-  std::vector<Series> all = {{"reducer, Create()", "parameter", 1},
-                             {"reducer, GradientReady()", "parameter", 1},
-                             {"reducer, FinishStep()", "parameter", 1},
-                             {"reducer, BeginStep()", "parameter", 1},
-                             {"reducer, BeginStep() that rebuilds", "parameter", 1},
-                             {"reducer, BeginStep() after freezing half", "parameter", 1}};
+  enum { kReady, kRebuild, kRefresh, kParts };
+  std::vector<Series> all = {{"reducer, GradientReady()", "parameter"},
+                             {"reducer, BeginStep() that rebuilds", "parameter"},
+                             {"reducer, BeginStep() after freezing half", "parameter"}};
   for (const int count : ParameterCounts()) {
     EK_RETURN_IF_ERROR(RunRanks(1, [&](Communicator& comm) -> absl::Status {
       EmptyModel model(count);
@@ -179,20 +172,17 @@ absl::StatusOr<std::vector<Series>> MeasureReducer() {
       options.trainability.warn_on_change = false;
       std::vector<double> seconds[kParts];
       const absl::Time begin = SteadyNow();
-      while (seconds[kCreate].size() < 3 || (seconds[kCreate].size() < 100 && Since(begin) < 0.3)) {
+      while (seconds[kRebuild].size() < 3 ||
+             (seconds[kRebuild].size() < 100 && Since(begin) < 0.3)) {
         model.params().SetTrainable("p", true);
-        const absl::Time start = SteadyNow();
         EK_ASSIGN_OR_RETURN(const auto ddp,
                             DataParallel::Create(&comm, &model.params(), {}, options));
-        seconds[kCreate].push_back(Since(start));
         EK_RETURN_IF_ERROR(model.Step(*ddp).status());
         EK_ASSIGN_OR_RETURN(const EmptyModel::Times second, model.Step(*ddp));
         seconds[kRebuild].push_back(second.begin);
         for (int step = 0; step < 3; ++step) {
           EK_ASSIGN_OR_RETURN(const EmptyModel::Times times, model.Step(*ddp));
           seconds[kReady].push_back(times.announce);
-          seconds[kFinish].push_back(times.finish);
-          seconds[kSteady].push_back(times.begin);
         }
         for (int i = 0; i < count; i += 2) model.params().SetTrainable(i, false);
         EK_ASSIGN_OR_RETURN(const EmptyModel::Times frozen, model.Step(*ddp));
@@ -303,7 +293,7 @@ absl::StatusOr<Agreements> ExchangeOverTcp(int ranks) {
 
 absl::StatusOr<std::vector<Series>> MeasureControl(
     const std::string& name, const std::function<absl::StatusOr<Agreements>(int)>& measure) {
-  Series seconds{name, "rank", 1}, cpu{name + ", processor time", "rank", 1};
+  Series seconds{name, "rank"}, cpu{name + ", processor time", "rank"};
   for (int ranks = 2; ranks <= FLAGS_max_ranks; ranks *= 2) {
     EK_ASSIGN_OR_RETURN(const Agreements agreements, measure(ranks));
     for (Series* series : {&seconds, &cpu}) series->sizes.push_back(ranks);
@@ -324,10 +314,11 @@ std::string FormatTime(double seconds) {
 void Print(const Series& series) {
   std::cout << absl::StrFormat("%-42s exponent %5.2f  %s\n", series.name, series.exponent(),
                                series.exponent() <= FLAGS_bar ? "ok" : "WORSE THAN LINEAR");
+  const Table table({{"", 11}, {"", -11}, {"", 9}, {"", 9}, {"", 0}});
   for (size_t i = 0; i < series.sizes.size(); ++i) {
-    std::cout << absl::StrFormat("  %9.0f %ss: %9s, %9s per %s\n", series.sizes[i], series.per,
-                                 FormatTime(series.seconds[i]),
-                                 FormatTime(series.seconds[i] / series.sizes[i]), series.per);
+    std::cout << table.Line({absl::StrFormat("%.0f", series.sizes[i]),
+                             series.per + "s:", FormatTime(series.seconds[i]),
+                             FormatTime(series.seconds[i] / series.sizes[i]), "per " + series.per});
   }
 }
 
@@ -359,11 +350,8 @@ absl::StatusOr<int> Main(int argc, char** argv) {
   EK_ASSIGN_OR_RETURN(const std::vector<Series> tcp,
                       MeasureControl("exchange over TCP", ExchangeOverTcp));
   report(tcp);
-  if (FLAGS_json.empty()) return EXIT_SUCCESS;
-  std::ofstream file(FLAGS_json);
-  file << nlohmann::json{{"rows", rows}}.dump(1) << "\n";
-  file.close();
-  if (!file) return absl::UnavailableError(absl::StrCat("cannot write ", FLAGS_json));
+  if (!FLAGS_json.empty())
+    EK_RETURN_IF_ERROR(WriteJson(FLAGS_json, nlohmann::json{{"rows", rows}}));
   return EXIT_SUCCESS;
 }
 

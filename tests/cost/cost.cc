@@ -16,6 +16,7 @@
 #include <functional>
 #include <iostream>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <utility>
@@ -36,8 +37,8 @@
 #include "evenkeel/comm/tcp/tcp.h"
 #include "evenkeel/comm/verify.h"
 #include "evenkeel/join/join.h"
-#include "evenkeel/tools/measure/gpt_shapes.h"
 #include "evenkeel/tools/measure/paired_ratio.h"
+#include "evenkeel/tools/measure/rounds.h"
 #include "evenkeel/zero_optim/optimizer.h"
 #include "gflags/gflags.h"
 #include "nlohmann/json.hpp"
@@ -78,19 +79,34 @@ class Arithmetic {
   float lanes_[64] = {};
 };
 
+// Returns the elements of a GPT's tensors, in the order of its modules: 4 layers of width 128, a
+// vocabulary of 256 and a context of 128.
+std::vector<int64_t> SizesOfGpt() {
+  constexpr int64_t kWidth = 128;
+  std::vector<int64_t> sizes = {256 * kWidth, 128 * kWidth};
+  for (int layer = 0; layer < 4; ++layer) {
+    // Norm, attention's two products, norm, and the two of the layer's network: weights and biases.
+    for (const int64_t rows :
+         {int64_t{1}, int64_t{1}, 3 * kWidth, int64_t{3}, kWidth, int64_t{1}, int64_t{1},
+          int64_t{1}, 4 * kWidth, int64_t{4}, 4 * kWidth, int64_t{1}})
+      sizes.push_back(rows * kWidth);
+  }
+  sizes.insert(sizes.end(), {kWidth, kWidth});
+  return sizes;
+}
+
 class Model {
  public:
   explicit Model(int64_t rounds) {
-    const std::vector<NamedShape> shapes = GptShapes();
-    int64_t total = 0;
-    for (const NamedShape& shape : shapes) total += shape.count();
-    for (const NamedShape& shape : shapes) {
-      values_.emplace_back(shape.count(), 0.5f);
-      grads_.emplace_back(shape.count(), 0.25f);
-      rounds_.push_back(rounds * shape.count() / total);
+    const std::vector<int64_t> sizes = SizesOfGpt();
+    const int64_t total = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+    for (const int64_t size : sizes) {
+      values_.emplace_back(size, 0.5f);
+      grads_.emplace_back(size, 0.25f);
+      rounds_.push_back(rounds * size / total);
     }
-    for (size_t p = 0; p < shapes.size(); ++p) {
-      params_.Add(shapes[p].name, absl::MakeSpan(values_[p]), absl::MakeSpan(grads_[p]));
+    for (size_t p = 0; p < sizes.size(); ++p) {
+      params_.Add(absl::StrCat("tensor", p), absl::MakeSpan(values_[p]), absl::MakeSpan(grads_[p]));
     }
   }
   ParameterSet& params() { return params_; }
@@ -167,17 +183,15 @@ absl::StatusOr<double> TimeOf(Trainer& trainer, const Side& side) {
 }
 
 absl::StatusOr<PairedRatio> Compare(Trainer& trainer, const Side& a, const Side& b) {
-  std::vector<double> times_a, times_b;
-  for (int pair = -1; pair < FLAGS_pairs; ++pair) {  // The first pair warms up.
-    absl::StatusOr<double> first = TimeOf(trainer, pair % 2 == 0 ? a : b);
-    EK_RETURN_IF_ERROR(first.status());
-    absl::StatusOr<double> second = TimeOf(trainer, pair % 2 == 0 ? b : a);
-    EK_RETURN_IF_ERROR(second.status());
-    if (pair < 0) continue;
-    times_a.push_back(pair % 2 == 0 ? *first : *second);
-    times_b.push_back(pair % 2 == 0 ? *second : *first);
-  }
-  return RatioOf(times_a, times_b);
+  std::vector<double> times[2];
+  EK_RETURN_IF_ERROR(RunRounds(
+      2, [](int round) { return round <= FLAGS_pairs; },
+      [&](size_t i, int round) -> absl::Status {
+        EK_ASSIGN_OR_RETURN(const double seconds, TimeOf(trainer, i == 0 ? a : b));
+        if (round > 0) times[i].push_back(seconds);  // The first round warms up.
+        return absl::OkStatus();
+      }));
+  return RatioOf(times[0], times[1]);
 }
 
 Side AtLevel(VerifyLevel level) {

@@ -7,7 +7,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/tests/memory/memory_use.h"
-#include "evenkeel/tools/measure/heap_counter.h"
+#include "evenkeel/tools/measure/testing/heap_counter.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel {

@@ -41,6 +41,7 @@
 #include "evenkeel/comm/tcp/tcp.h"
 #include "evenkeel/tests/skew/skewed_training.h"
 #include "evenkeel/tools/measure/paired_ratio.h"
+#include "evenkeel/tools/measure/rounds.h"
 #include "gflags/gflags.h"
 
 DEFINE_string(backend, "local",
@@ -102,27 +103,25 @@ absl::StatusOr<Measured> Measure(Communicator& comm, const SkewSetting& setting)
   plain.registration_order = false;
   EK_ASSIGN_OR_RETURN(const auto ours, SkewedTraining::Create(&comm, setting));
   EK_ASSIGN_OR_RETURN(const auto theirs, SkewedTraining::Create(&comm, plain));
-  std::vector<double> steps, backwards, plain_steps, plain_backwards, samples;
-  for (int pair = -1; pair < FLAGS_pairs;
-       ++pair) {  // The first warms up, and has its buckets rebuilt.
-    BlockTimes times, plain_times;
-    for (const bool is_ours : {pair % 2 == 0, pair % 2 != 0}) {
-      EK_ASSIGN_OR_RETURN((is_ours ? times : plain_times), (is_ours ? *ours : *theirs).RunBlock());
-    }
-    if (pair < 0 || times.steps.empty()) continue;
-    steps.push_back(MedianOf(times.steps));
-    backwards.push_back(MedianOf(times.backwards));
-    plain_steps.push_back(MedianOf(plain_times.steps));
-    plain_backwards.push_back(MedianOf(plain_times.backwards));
-    samples.push_back(SamplesPerSecond(setting, comm.world_size(), times.block));
-  }
+  std::vector<double> steps[2], backwards[2], samples;  // Ours and theirs.
+  EK_RETURN_IF_ERROR(RunRounds(
+      2, [](int round) { return round <= FLAGS_pairs; },
+      [&](size_t i, int round) -> absl::Status {
+        EK_ASSIGN_OR_RETURN(const BlockTimes times, (i == 0 ? *ours : *theirs).RunBlock());
+        // The first round warms up, and has its buckets rebuilt.
+        if (round == 0 || times.steps.empty()) return absl::OkStatus();
+        steps[i].push_back(MedianOf(times.steps));
+        backwards[i].push_back(MedianOf(times.backwards));
+        if (i == 0) samples.push_back(SamplesPerSecond(setting, comm.world_size(), times.block));
+        return absl::OkStatus();
+      }));
   Measured measured{.follows_backward = ours->BucketsFollowBackward()};
-  if (steps.empty()) return measured;  // An exhausted rank's view is of no interest.
-  measured.step_ms = 1e3 * MedianOf(steps);
-  measured.backward_ms = 1e3 * MedianOf(backwards);
+  if (steps[0].empty()) return measured;  // An exhausted rank's view is of no interest.
+  measured.step_ms = 1e3 * MedianOf(steps[0]);
+  measured.backward_ms = 1e3 * MedianOf(backwards[0]);
   measured.samples = MedianOf(samples);
-  measured.step = RatioOf(steps, plain_steps);
-  measured.backward = RatioOf(backwards, plain_backwards);
+  measured.step = RatioOf(steps[0], steps[1]);
+  measured.backward = RatioOf(backwards[0], backwards[1]);
   return measured;
 }
 

@@ -14,8 +14,8 @@
 // Nothing is counted under sanitizers, which have a heap of their own: HeapIsCounted() returns
 // false there.
 
-#ifndef EVENKEEL_TOOLS_MEASURE_HEAP_COUNTER_H_
-#define EVENKEEL_TOOLS_MEASURE_HEAP_COUNTER_H_
+#ifndef EVENKEEL_TOOLS_MEASURE_TESTING_HEAP_COUNTER_H_
+#define EVENKEEL_TOOLS_MEASURE_TESTING_HEAP_COUNTER_H_
 
 #include <cstdint>
 
@@ -36,4 +36,4 @@ void ResetPeakBytes();
 
 }  // namespace evenkeel
 
-#endif  // EVENKEEL_TOOLS_MEASURE_HEAP_COUNTER_H_
+#endif  // EVENKEEL_TOOLS_MEASURE_TESTING_HEAP_COUNTER_H_

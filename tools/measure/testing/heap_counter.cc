@@ -2,7 +2,7 @@
 // and memmove are exchanged by the linker (--wrap), because a definition of our own would be what
 // it calls itself.
 
-#include "evenkeel/tools/measure/heap_counter.h"
+#include "evenkeel/tools/measure/testing/heap_counter.h"
 
 #include <malloc.h>
 

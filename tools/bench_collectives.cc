@@ -23,7 +23,6 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
-#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/environment.h"
 #include "evenkeel/comm/factory.h"
@@ -51,13 +50,9 @@ DEFINE_string(loop_sizes, "1K",
               "Sizes at which all_reduce is also timed in a tight loop, as a program calls it.");
 DEFINE_string(registered, "shm",
               "Backends that are measured in memory from Communicator::Allocate() as well.");
-DEFINE_int32(
-    pairs, 0,
-    "Rounds for each collective and size; 0: from 3 to 30, as many as --time_limit has time for.");
-DEFINE_double(time_limit, 200, "Seconds that the sweep may take with --pairs=0.");
+DEFINE_int32(pairs, 10, "Rounds for each collective and size.");
 DEFINE_double(min_time, 0.01, "Seconds that a block of repetitions takes at least.");
-DEFINE_bool(quick, false,
-            "1K,64K,4M within 25 seconds, where --sizes and --time_limit do not say otherwise.");
+DEFINE_bool(quick, false, "1K,64K,4M in 3 rounds, where --sizes and --pairs do not say otherwise.");
 DEFINE_string(json, "", "A file for the rows: an array with one object to a line.");
 DEFINE_string(folder, "", "For the ranks that it starts: the folder in which they meet.");
 DEFINE_string(mpi, "", "For the ranks that it starts: the MPI that has started them.");
@@ -122,13 +117,11 @@ absl::StatusOr<Request> ReadFlags() {
     return absl::InvalidArgumentError(
         absl::StrCat("--world=", FLAGS_world, ": choose 2 to ", kMostRanks));
   }
-  if (FLAGS_pairs < 0) return absl::InvalidArgumentError("--pairs must not be negative");
-  if (!(FLAGS_min_time > 0) || !(FLAGS_time_limit > 0)) {
-    return absl::InvalidArgumentError("--min_time and --time_limit must be more than 0");
-  }
+  if (FLAGS_pairs < 1) return absl::InvalidArgumentError("--pairs must be at least 1");
+  if (!(FLAGS_min_time > 0)) return absl::InvalidArgumentError("--min_time must be more than 0");
   if (FLAGS_quick) {
     gflags::SetCommandLineOptionWithMode("sizes", "1K,64K,4M", gflags::SET_FLAG_IF_DEFAULT);
-    gflags::SetCommandLineOptionWithMode("time_limit", "25", gflags::SET_FLAG_IF_DEFAULT);
+    gflags::SetCommandLineOptionWithMode("pairs", "3", gflags::SET_FLAG_IF_DEFAULT);
   }
   std::vector<std::string> all = {"shm", "tcp", "raw_gloo"};
   for (const Mpi& mpi : FindMpis(SearchPath())) all.push_back(mpi.name);
@@ -245,9 +238,7 @@ class BenchRank {
                                  {.world = FLAGS_world,
                                   .block_time = absl::Seconds(FLAGS_min_time),
                                   .pairs = FLAGS_pairs,
-                                  .time_limit = absl::Seconds(FLAGS_time_limit),
-                                  .bases = bases_,
-                                  .now = [this] { return TimeOfRankZero(); }},
+                                  .bases = bases_},
                                  observer));
     if (!prints) return absl::OkStatus();
     if (!bases_.empty()) {
@@ -261,13 +252,6 @@ class BenchRank {
     file.close();
     return file ? absl::OkStatus()
                 : absl::UnavailableError(absl::StrCat("cannot write ", FLAGS_folder, "/rows"));
-  }
-
-  // On which all ranks decide alike how long to go on. The next block reports a failure.
-  absl::Time TimeOfRankZero() {
-    const absl::Duration mine = SteadyNow() - absl::UnixEpoch();
-    const auto all = GatherNumbers(*comm_, {absl::ToDoubleSeconds(mine)});
-    return all.ok() ? absl::UnixEpoch() + absl::Seconds((*all)[0][0]) : absl::InfiniteFuture();
   }
 
   const Request request_;
@@ -325,10 +309,8 @@ absl::Status RunAll(const Request& request, const std::vector<std::string>& argu
   if (jobs.empty() && !has_others)
     return absl::InvalidArgumentError("nothing to measure; see --backends and --ops");
   if (jobs.empty()) jobs.emplace_back();
-  FLAGS_time_limit /= static_cast<double>(jobs.size());
   std::vector<std::string> rows, all = arguments;
   all.push_back(absl::StrCat("--backends=", absl::StrJoin(request.backends, ",")));
-  all.push_back(absl::StrCat("--time_limit=", FLAGS_time_limit));
   for (const Mpi& mpi : jobs) EK_RETURN_IF_ERROR(RunJob(mpi, all, rows));
   if (FLAGS_json.empty()) return absl::OkStatus();
   json << "[\n" << absl::StrJoin(rows, ",\n") << "\n]\n";

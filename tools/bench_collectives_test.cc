@@ -107,8 +107,8 @@ TEST(BenchCollectivesTest, BadFlagsAreOneSentence) {
   } kTable[] = {
       {"--world=1", "--world=1: choose 2 to 64"},
       {"--world=x", "illegal value 'x'"},
-      {"--pairs=-1", "--pairs must not be negative"},
-      {"--min_time=0", "--min_time and --time_limit must be more than 0"},
+      {"--pairs=0", "--pairs must be at least 1"},
+      {"--min_time=0", "--min_time must be more than 0"},
       {"--backends=nccl", "--backends: \"nccl\" is not known; choose auto, tcp, shm,"},
       {"--backends=", "--backends must name at least one backend"},
       {"--ops=sum", "--ops: \"sum\" is not known; choose all, all_reduce"},
@@ -164,7 +164,7 @@ TEST(BenchCollectivesTest, HelpSaysWhatBandwidthIs) {
   const Outcome outcome = RunBench("--help");
   EXPECT_EQ(outcome.code, 0);
   EXPECT_THAT(outcome.output, HasSubstr("2 (n - 1) / n for all_reduce"));
-  EXPECT_THAT(outcome.output, HasSubstr("--time_limit=200"));
+  EXPECT_THAT(outcome.output, HasSubstr("--pairs=10"));
 }
 
 }  // namespace

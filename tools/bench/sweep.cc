@@ -16,14 +16,6 @@ constexpr int kMostCallsOfALoop = 10'000;
 // Calls that take longer are not repeated to warm up, or to find out how long they take.
 constexpr absl::Duration kLong = absl::Milliseconds(50);
 
-// A cell's share of the time: large blocks are over their length with a single repetition, and take
-// longest to check.
-double WeightOf(const Cell& cell) {
-  double weight = 1;
-  for (int64_t bytes = 1 << 20; bytes < cell.bytes; bytes *= 4) weight *= 1.6;
-  return weight;
-}
-
 struct Entrant {
   Contender* contender = nullptr;
   Block block;
@@ -40,9 +32,7 @@ class CellRun {
   }
 
   absl::StatusOr<std::vector<Row>> Run(std::span<Contender* const> contenders,
-                                       absl::Duration budget,
                                        const std::function<void(const std::string&)>& on_left_out) {
-    const absl::Time end = options_.now() + budget;
     for (Contender* contender : contenders) {
       absl::Status status = Enter(contender);
       if (absl::IsUnimplemented(status)) {
@@ -51,20 +41,14 @@ class CellRun {
       }
       EK_RETURN_IF_ERROR(status);
     }
-    absl::Time begin = options_.now();
-    const auto goes_on = [&](int round) {
-      if (options_.pairs > 0) return round < options_.pairs;
-      if (entrants_.empty()) return false;
-      const absl::Time now = options_.now();
-      const absl::Duration last_round = now - std::exchange(begin, now);
-      return round < kLeastPairs || (round < kMostPairs && now + last_round <= end);
-    };
-    EK_RETURN_IF_ERROR(RunRounds(entrants_.size(), goes_on, [&](size_t i, int) -> absl::Status {
-      Entrant& entrant = entrants_[i];
-      EK_ASSIGN_OR_RETURN(entrant.blocks.emplace_back(),
-                          entrant.contender->Time(what_, entrant.block));
-      return absl::OkStatus();
-    }));
+    EK_RETURN_IF_ERROR(RunRounds(
+        entrants_.size(), [&](int round) { return round < options_.pairs; },
+        [&](size_t i, int) -> absl::Status {
+          Entrant& entrant = entrants_[i];
+          EK_ASSIGN_OR_RETURN(entrant.blocks.emplace_back(),
+                              entrant.contender->Time(what_, entrant.block));
+          return absl::OkStatus();
+        }));
     for (const Entrant& entrant : entrants_) EK_RETURN_IF_ERROR(entrant.contender->Check(what_));
     for (const Entrant& entrant : entrants_) entrant.contender->Forget();
     return Rows();
@@ -134,20 +118,14 @@ std::vector<Cell> CellsOf(std::span<const Op> ops, std::span<const int64_t> size
 absl::StatusOr<std::vector<Row>> RunSweep(std::span<Contender* const> contenders,
                                           std::span<const Cell> cells, const SweepOptions& options,
                                           const SweepObserver& observer) {
-  const absl::Time end = options.now() + options.time_limit;
-  double weight_left = 0;
-  for (const Cell& cell : cells) weight_left += WeightOf(cell);
   std::vector<Row> rows;
   std::set<std::string> left_out;
   for (const Cell& cell : cells) {
-    // The unused part of a cell's share goes to the next ones.
-    const absl::Duration budget = (end - options.now()) * (WeightOf(cell) / weight_left);
-    weight_left -= WeightOf(cell);
     const auto on_left_out = [&](const std::string& sentence) {
       if (left_out.insert(sentence).second) observer.on_left_out(sentence);
     };
     EK_ASSIGN_OR_RETURN(std::vector<Row> of_cell,
-                        CellRun(cell, options).Run(contenders, budget, on_left_out));
+                        CellRun(cell, options).Run(contenders, on_left_out));
     observer.on_cell(of_cell);
     rows.insert(rows.end(), of_cell.begin(), of_cell.end());
   }

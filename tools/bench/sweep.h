@@ -7,8 +7,7 @@
 // blocks are as long as `block_time`. The ratios of the blocks of one round compare the contenders.
 // When a cell is over, a fresh run of each contender is checked, value by value.
 //
-// Order:  every rank runs the same sweep. Its decisions depend on the contenders' results and on
-//         `now`, which must be equal on all ranks.
+// Order:  every rank runs the same sweep, whose decisions depend on the contenders' results alone.
 // Errors: DataLoss for a wrong result, else those of the contenders. A contender that does not
 //         support a cell is left out of it, which is reported once.
 
@@ -24,7 +23,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/tools/bench/case.h"
 #include "evenkeel/tools/bench/rows.h"
 
@@ -63,16 +61,11 @@ struct Cell {
 std::vector<Cell> CellsOf(std::span<const Op> ops, std::span<const int64_t> sizes,
                           std::span<const int64_t> loop_sizes);
 
-// Without a number of pairs as many are measured as time allows, from 3 to 30.
-inline constexpr int kLeastPairs = 3, kMostPairs = 30;
-
 struct SweepOptions {
   int world = 2;
   absl::Duration block_time = absl::Milliseconds(10);
-  int pairs = 0;                                   // Per cell; 0: as many as fit into
-  absl::Duration time_limit = absl::Seconds(200);  // the whole sweep. 3 are measured in any case.
-  std::vector<std::string> bases;                  // With which backends the others are compared.
-  std::function<absl::Time()> now = SteadyNow;
+  int pairs = 10;                  // Rounds per cell.
+  std::vector<std::string> bases;  // The backends with which the others are compared.
 };
 
 struct SweepObserver {

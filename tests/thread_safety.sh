@@ -54,7 +54,7 @@ if [[ $# -gt 0 ]]; then
   sources=("$@")
 else
   mapfile -t sources < <(git ls-files -- comm join bucket zero_optim |
-    grep '\.cc$' | grep -Ev '(_test|_benchmark)\.cc$|/testing/|devices_of_tests')
+    grep '\.cc$' | grep -Ev '(_test|_benchmark)\.cc$|/testing/')
 fi
 [[ ${#sources[@]} -gt 0 ]] || { echo "FAILED  each library $sentence: no sources"; exit 1; }
 printf '%s\0' "${sources[@]}" | xargs -0 -n 1 -P "$(nproc)" bash -c 'check "$1"' check

@@ -7,7 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "evenkeel/comm/device/devices_of_tests.h"
+#include "evenkeel/comm/device/cuda_if_built.h"
 
 namespace evenkeel {
 namespace {
@@ -26,7 +26,10 @@ std::string WhatIsMissing(int needed, const absl::StatusOr<int>& devices) {
 
 }  // namespace
 
-absl::StatusOr<int> GpusForTest() { return internal::DevicesOfTests(); }
+absl::StatusOr<int> GpusForTest() {
+  const absl::StatusOr<DeviceRuntime*> cuda = CudaIfBuilt();
+  return cuda.ok() ? (*cuda)->DeviceCount() : cuda.status();
+}
 
 GpuVerdict JudgeGpus(int needed, const absl::StatusOr<int>& devices, absl::string_view required) {
   int least = 0;

@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/base/clock.h"
+#include "evenkeel/comm/device/cuda_if_built.h"
 #include "evenkeel/comm/device/simulated.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
@@ -25,7 +26,7 @@ absl::StatusOr<BenchDevice> OpenBenchDevice(absl::string_view kind) {
     static SimulatedDevices* const devices = new SimulatedDevices();
     bench.runtime = devices;
   } else if (kind == "cuda") {
-    EK_ASSIGN_OR_RETURN(bench.runtime, internal::CudaOfThisBuild());
+    EK_ASSIGN_OR_RETURN(bench.runtime, CudaIfBuilt());
   } else {
     return absl::InvalidArgumentError(
         absl::StrCat("--device='", kind, "' is neither cuda nor simulated"));

@@ -30,12 +30,6 @@ struct BenchDevice {
 // Unimplemented where this build has no CUDA.
 absl::StatusOr<BenchDevice> OpenBenchDevice(absl::string_view kind);
 
-namespace internal {
-
-absl::StatusOr<DeviceRuntime*> CudaOfThisBuild();
-
-}  // namespace internal
-
 }  // namespace evenkeel
 
 #endif  // EVENKEEL_TOOLS_GPU_OPEN_DEVICE_H_

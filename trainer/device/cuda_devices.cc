@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "evenkeel/comm/base/clock.h"
+#include "evenkeel/comm/device/cuda_if_built.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/device/cuda_parts.h"
 
@@ -24,7 +25,7 @@ namespace {
 // Returns the child's answer: the number of devices, or the reason that there is none. A second
 // line is the reason that the devices cannot be used.
 std::string Answer(CudaUse use) {
-  const absl::StatusOr<DeviceRuntime*> cuda = internal::CudaIfBuilt();
+  const absl::StatusOr<DeviceRuntime*> cuda = CudaIfBuilt();
   const absl::StatusOr<int> count = cuda.ok() ? (*cuda)->DeviceCount() : cuda.status();
   if (!count.ok()) return std::string(count.status().message());
   absl::Status libraries = internal::LoadCublas();
@@ -53,12 +54,12 @@ absl::StatusOr<std::string> ReadAll(int file, absl::Time deadline) {
 }  // namespace
 
 absl::StatusOr<DeviceFacts> FactsOfCudaDevice(int index) {
-  EK_ASSIGN_OR_RETURN(DeviceRuntime* const cuda, internal::CudaIfBuilt());
+  EK_ASSIGN_OR_RETURN(DeviceRuntime* const cuda, CudaIfBuilt());
   return cuda->Facts(Device::Cuda(index));
 }
 
 absl::StatusOr<int> CountCudaDevices(CudaUse use, absl::Duration timeout) {
-  EK_RETURN_IF_ERROR(internal::CudaIfBuilt().status());
+  EK_RETURN_IF_ERROR(CudaIfBuilt().status());
   int pipes[2];
   if (pipe(pipes) != 0) return absl::ErrnoToStatus(errno, "pipe");
   const pid_t child = fork();

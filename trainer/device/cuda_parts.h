@@ -1,4 +1,4 @@
-// The optional parts of CUDA in a build: the runtime, cuBLAS for products, cuDNN for convolutions.
+// The optional parts of CUDA in a build: cuBLAS for products, cuDNN for convolutions.
 // Each is present or returns Unimplemented; the BUILD file chooses.
 
 #ifndef EVENKEEL_TRAINER_DEVICE_CUDA_PARTS_H_
@@ -13,9 +13,6 @@
 #include "evenkeel/trainer/device/math.h"
 
 namespace evenkeel::internal {
-
-// Unimplemented in a build without CUDA's runtime.
-absl::StatusOr<DeviceRuntime*> CudaIfBuilt();
 
 // Load the library at the first call. Unimplemented in a build without cuBLAS, or cuDNN;
 // FailedPrecondition if the library cannot be loaded. cuDNN loads cuBLAS by its name alone, so

@@ -1,8 +1,8 @@
 #include "evenkeel/comm/device/cuda.h"
-#include "evenkeel/trainer/device/cuda_parts.h"
+#include "evenkeel/comm/device/cuda_if_built.h"
 
-namespace evenkeel::internal {
+namespace evenkeel {
 
 absl::StatusOr<DeviceRuntime*> CudaIfBuilt() { return &CudaDevices(); }
 
-}  // namespace evenkeel::internal
+}  // namespace evenkeel

@@ -8,13 +8,12 @@
 //
 // Before each repetition all ranks meet in a barrier of their own, which they map from a file: the
 // transport's barrier may leave ranks apart by more than what is measured. A repetition is from
-// there to this rank's end of the collective; the slowest rank's counts. While other programs are
-// measured, or other transports of this one, no rank computes.
+// there to this rank's end of the collective; the slowest rank's counts. The other transports of a
+// rank are idle meanwhile.
 //
 // Order:   all ranks call the contenders in the same order.
-// Errors:  a rank that fails returns its error, and the group must be aborted for the others' sake.
-// A
-//          block that takes longer than two minutes ends the process by SIGALRM.
+// Errors:  those of the transport on the rank that fails; abort the group, for which the others
+//          wait. A block that takes longer than two minutes ends the process by SIGALRM.
 
 #ifndef EVENKEEL_TOOLS_BENCH_TRANSPORT_H_
 #define EVENKEEL_TOOLS_BENCH_TRANSPORT_H_

@@ -1,14 +1,15 @@
 // The ranks of a benchmark are processes of this program, which measure together.
 //
 //   if (!environment.launcher.empty()) return MeasureOnThisRank();
-//   EK_RETURN_IF_ERROR(RunRankProcesses("tcp", {.ranks = 2, .command = ...}));  // and waits for
-//   their end
+//   // waits for the end of all ranks
+//   EK_RETURN_IF_ERROR(RunRankProcesses("tcp", {.ranks = 2, .command = command}));
 //
 //   // on each rank, all together
 //   EK_ASSIGN_OR_RETURN(Numbers slowest, LargestOf(comm, seconds));
 //
 // Threads: as the communicator; RunRankProcesses() as Launch().
-// Errors:  those of the group; Unavailable with a name of the ranks and how they ended.
+// Errors:  those of the group and of Launch(); Unavailable if a rank fails, with its number and how
+//          it ended.
 
 #ifndef EVENKEEL_TOOLS_MEASURE_RANK_JOB_H_
 #define EVENKEEL_TOOLS_MEASURE_RANK_JOB_H_

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <random>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -14,31 +13,31 @@ namespace evenkeel {
 
 namespace {
 
-absl::StatusOr<std::unique_ptr<StepModel>> WithImages(const std::vector<int>& hidden, int count) {
-  EK_ASSIGN_OR_RETURN(std::unique_ptr<Model> model, MakeMlp({.hidden = hidden}));
-  BatchMemory batch;
+absl::StatusOr<StepModel> WithImages(const std::vector<int>& hidden, int count) {
+  StepModel step;
+  EK_ASSIGN_OR_RETURN(step.model, MakeMlp({.hidden = hidden}));
   std::minstd_rand random(17);
   for (int i = 0; i < count * 784; ++i)
-    batch.images.push_back(static_cast<float>(random() % 1001) * 1e-3f);
-  for (int i = 0; i < count; ++i) batch.labels.push_back(static_cast<uint8_t>(i % 10));
-  return std::make_unique<StepModel>(std::move(model), std::move(batch), 0);
+    step.memory.images.push_back(static_cast<float>(random() % 1001) * 1e-3f);
+  for (int i = 0; i < count; ++i) step.memory.labels.push_back(static_cast<uint8_t>(i % 10));
+  return step;
 }
 
-absl::StatusOr<std::unique_ptr<StepModel>> WithTokens(absl::string_view preset, int sequences) {
+absl::StatusOr<StepModel> WithTokens(absl::string_view preset, int sequences) {
   EK_ASSIGN_OR_RETURN(const GptOptions options, GptPreset(preset));
-  EK_ASSIGN_OR_RETURN(std::unique_ptr<Gpt> model, MakeGpt(options));
-  BatchMemory batch;
+  StepModel step{.context = options.context};
+  EK_ASSIGN_OR_RETURN(step.model, MakeGpt(options));
   std::minstd_rand random(17);
-  for (std::vector<int32_t>* tokens : {&batch.inputs, &batch.targets}) {
+  for (std::vector<int32_t>* tokens : {&step.memory.inputs, &step.memory.targets}) {
     for (int64_t i = 0; i < sequences * options.context; ++i)
       tokens->push_back(static_cast<int32_t>(random() % options.vocabulary));
   }
-  return std::make_unique<StepModel>(std::move(model), std::move(batch), options.context);
+  return step;
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<StepModel>> MakeStepModel(absl::string_view name) {
+absl::StatusOr<StepModel> MakeStepModel(absl::string_view name) {
   if (name == "mlp") return WithImages({1024, 1024}, 64);
   if (name == "tiny") return WithImages({32}, 4);
   if (name == "gpt") return WithTokens("mini", 8);

@@ -62,7 +62,7 @@ StepTraining::~StepTraining() = default;
 
 absl::Status StepTraining::Init(const TrainingSettings& settings) {
   EK_ASSIGN_OR_RETURN(model_, MakeStepModel(settings.model));
-  ParameterSet* const params = &model_->parameters();
+  ParameterSet* const params = &model_.model->parameters();
   if (way_ == SyncWay::kLocal) {
     plain_optimizer_ = std::make_unique<PlainOptimizer>(params, settings.rule);
     return absl::OkStatus();
@@ -92,7 +92,7 @@ absl::Status StepTraining::Steps(int steps, StepSamples& samples) {
 
 absl::Status StepTraining::Step(StepSamples& samples) {
   const absl::Time start = SteadyNow();
-  model_->parameters().ClearGradients();
+  model_.model->parameters().ClearGradients();
   EK_RETURN_IF_ERROR(ForwardAndBackward());
   const absl::Time reduced = SteadyNow();
   if (plain_optimizer_ != nullptr) plain_optimizer_->Step();
@@ -105,8 +105,8 @@ absl::Status StepTraining::Step(StepSamples& samples) {
 
 absl::Status StepTraining::ForwardAndBackward() {
   if (ddp_ != nullptr) EK_RETURN_IF_ERROR(ddp_->BeginStep());
-  EK_RETURN_IF_ERROR(model_->Forward());
-  EK_RETURN_IF_ERROR(model_->Backward(
+  EK_RETURN_IF_ERROR(model_.model->Forward(model_.batch(), Mode::kTraining).status());
+  EK_RETURN_IF_ERROR(model_.model->Backward(
       [&](int param) { return ddp_ == nullptr ? absl::OkStatus() : ddp_->GradientReady(param); }));
   return ddp_ == nullptr ? absl::OkStatus() : ddp_->FinishStep();
 }
@@ -126,15 +126,15 @@ void StepTraining::NoteExposed(StepSamples& samples) const {
 
 int64_t StepTraining::CountOfParameters() const {
   int64_t count = 0;
-  for (int i = 0; i < model_->parameters().size(); ++i)
-    count += model_->parameters()[i].value.count;
+  for (int i = 0; i < model_.model->parameters().size(); ++i)
+    count += model_.model->parameters()[i].value.count;
   return count;
 }
 
 uint64_t StepTraining::HashOfParameters() {
   uint64_t hash = 0;
-  for (int i = 0; i < model_->parameters().size(); ++i) {
-    const TensorView& value = model_->parameters()[i].value;
+  for (int i = 0; i < model_.model->parameters().size(); ++i) {
+    const TensorView& value = model_.model->parameters()[i].value;
     hash = StableHash(hash, absl::string_view(static_cast<const char*>(value.data), value.bytes()));
   }
   return hash;

@@ -81,7 +81,7 @@ class StepTraining {
   Communicator* const comm_;
   const SyncWay way_;
   Memory value_memory_;  // The model's values, except for kLocal.
-  std::unique_ptr<StepModel> model_;
+  StepModel model_;
   std::unique_ptr<PlainOptimizer> plain_optimizer_;  // kLocal's; the others have this one:
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<DataParallel> ddp_;

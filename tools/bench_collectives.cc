@@ -23,6 +23,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/base/available_memory.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/environment.h"
 #include "evenkeel/comm/factory.h"
@@ -37,6 +39,7 @@
 #include "evenkeel/tools/launcher.h"
 #include "evenkeel/tools/measure/rank_job.h"
 #include "evenkeel/tools/program.h"
+#include "evenkeel/tools/signal_reader.h"
 #include "gflags/gflags.h"
 
 DEFINE_string(backends, "auto", "What is measured: auto, or tcp,shm,raw_gloo,openmpi,mpich,mpi.");
@@ -147,19 +150,27 @@ class BenchRank {
  public:
   explicit BenchRank(Request request) : request_(std::move(request)) {}
 
+  // An error ends the process without destructors: MPI_Finalize() would wait for ranks that wait
+  // for this one. Its exit code makes the launcher or mpirun end them.
   absl::Status Run() {
+    const absl::Status status = MeasureAndFinalize();
+    if (status.ok()) return status;
+    std::cout << std::flush;
+    const int code = RunProgram([&]() -> absl::StatusOr<int> { return status; });
+    for (const auto& comm : group_) comm->Abort(status);
+    if (comm_ != nullptr) comm_->Abort(status);
+    _exit(code);
+  }
+
+ private:
+  absl::Status MeasureAndFinalize() {
     EK_RETURN_IF_ERROR(Connect());
-    absl::Status status = Measure();
-    if (!status.ok()) {
-      comm_->Abort(status);  // The others' blocks may wait for this rank.
-      return status;
-    }
+    EK_RETURN_IF_ERROR(Measure());
     contenders_.clear();
     for (const auto& comm : group_) EK_RETURN_IF_ERROR(comm->Finalize(kConnectTimeout));
     return comm_->Finalize(kConnectTimeout);
   }
 
- private:
   absl::Status Connect() {
     MpiRank mpi;
     if (!FLAGS_mpi.empty()) {
@@ -233,13 +244,16 @@ class BenchRank {
     }
     std::vector<Contender*> contenders;
     for (const auto& contender : contenders_) contenders.push_back(contender.get());
-    EK_ASSIGN_OR_RETURN(const std::vector<Row> rows,
-                        RunSweep(contenders, request_.cells,
-                                 {.world = FLAGS_world,
-                                  .block_time = absl::Seconds(FLAGS_min_time),
-                                  .pairs = FLAGS_pairs,
-                                  .bases = bases_},
-                                 observer));
+    SweepOptions options{.world = FLAGS_world,
+                         .block_time = absl::Seconds(FLAGS_min_time),
+                         .pairs = FLAGS_pairs,
+                         .bases = bases_};
+    const auto left = static_cast<double>(internal::ReadAvailableMemory().bytes);
+    EK_ASSIGN_OR_RETURN(const Numbers least, LargestOf(*comm_, {-left}));
+    options.memory = static_cast<int64_t>(-least[0] / 2);  // A transport needs about as much again.
+    EK_ASSIGN_OR_RETURN(std::vector<Row> rows,
+                        RunSweep(contenders, request_.cells, options, observer));
+    for (Row& row : rows) row.mpi = FLAGS_mpi;
     if (!prints) return absl::OkStatus();
     if (!bases_.empty()) {
       std::cout
@@ -266,24 +280,60 @@ class BenchRank {
 
 // The program that starts them --------------------------------------------------------------------
 
-// Runs the ranks that `mpi` starts, or without a name the launcher, and adds their rows.
-absl::Status RunJob(const Mpi& mpi, std::vector<std::string> arguments,
+struct Job {
+  std::string mpi;  // Empty: the launcher starts the ranks.
+  std::vector<std::string> mpirun;
+  std::unique_ptr<TemporaryFolder> folder;
+};
+
+absl::StatusOr<Job> Prepare(const Mpi& mpi) {
+  Job job{.mpi = mpi.name};
+  if (!mpi.name.empty()) EK_RETURN_IF_ERROR(CheckThere(mpi, SearchPath()));
+  EK_ASSIGN_OR_RETURN(job.folder, TemporaryFolder::Create("bench_collectives"));
+  if (mkdir((job.folder->path() + "/gloo").c_str(), 0700) != 0)
+    return absl::ErrnoToStatus(errno, job.folder->path());
+  if (mpi.name.empty()) return job;
+  EK_RETURN_IF_ERROR(CompileMpiLibrary(mpi, job.folder->path()).status());
+  EK_ASSIGN_OR_RETURN(job.mpirun, MpiCommand(mpi, FLAGS_world));
+  return job;
+}
+
+// Returns the jobs that can be run.
+absl::StatusOr<std::vector<Job>> PrepareAll(const std::vector<std::string>& backends) {
+  SignalReader signals;  // One that came would leave the folders.
+  std::vector<Job> jobs;
+  for (const Mpi& mpi : KnownMpis()) {
+    if (!Has(backends, mpi.name)) continue;
+    absl::StatusOr<Job> job = Prepare(mpi);
+    if (!signals.Wait(SteadyNow()).empty()) return absl::CancelledError("ended by a signal");
+    if (job.ok()) {
+      jobs.push_back(*std::move(job));
+    } else {
+      std::cout << mpi.name << " is not measured: " << job.status().message() << std::endl;
+    }
+  }
+  if (!jobs.empty()) return jobs;
+  if (std::all_of(backends.begin(), backends.end(), IsMpi))
+    return absl::InvalidArgumentError("nothing to measure; see --backends and --ops");
+  EK_ASSIGN_OR_RETURN(jobs.emplace_back(), Prepare({}));
+  return jobs;
+}
+
+// Adds its rows.
+absl::Status RunJob(const Job& job, std::vector<std::string> arguments,
                     std::vector<std::string>& rows) {
-  EK_ASSIGN_OR_RETURN(const auto folder, TemporaryFolder::Create("bench_collectives"));
   arguments[0] = OwnPath();
-  arguments.push_back(absl::StrCat("--folder=", folder->path()));
-  if (mkdir((folder->path() + "/gloo").c_str(), 0700) != 0)
-    return absl::ErrnoToStatus(errno, folder->path());
-  LaunchOptions launch{.ranks = FLAGS_world};
-  if (!mpi.name.empty()) {
-    EK_RETURN_IF_ERROR(CompileMpiLibrary(mpi, folder->path()).status());
-    EK_ASSIGN_OR_RETURN(launch.command, MpiCommand(mpi, FLAGS_world));
+  arguments.push_back(absl::StrCat("--folder=", job.folder->path()));
+  arguments.push_back(absl::StrCat("--mpi=", job.mpi));
+  LaunchOptions launch{.ranks = FLAGS_world, .command = job.mpirun};
+  std::string name = "the ranks";
+  if (!job.mpi.empty()) {
     launch.ranks = 1;
-    arguments.push_back(absl::StrCat("--mpi=", mpi.name));
+    name = job.mpirun[0];
   }
   launch.command.insert(launch.command.end(), arguments.begin(), arguments.end());
-  EK_RETURN_IF_ERROR(RunRankProcesses(mpi.name.empty() ? "the ranks" : mpi.name, launch));
-  EK_ASSIGN_OR_RETURN(const std::string text, ReadInput(folder->path() + "/rows"));
+  EK_RETURN_IF_ERROR(RunRankProcesses(name, launch));
+  EK_ASSIGN_OR_RETURN(const std::string text, ReadInput(job.folder->path() + "/rows"));
   for (const absl::string_view row : absl::StrSplit(text, '\n', absl::SkipEmpty()))
     rows.emplace_back(row);
   return absl::OkStatus();
@@ -295,28 +345,19 @@ absl::Status RunAll(const Request& request, const std::vector<std::string>& argu
     json.open(FLAGS_json);  // Now, so that minutes of measuring are not lost.
     if (!json) return absl::InvalidArgumentError(absl::StrCat("cannot write --json=", FLAGS_json));
   }
-  std::vector<Mpi> jobs;
-  for (const Mpi& mpi : KnownMpis()) {
-    if (!Has(request.backends, mpi.name)) continue;
-    const absl::Status status = CheckThere(mpi, SearchPath());
-    if (status.ok()) {
-      jobs.push_back(mpi);
-    } else {
-      std::cout << mpi.name << " is not measured: " << status.message() << std::endl;
-    }
-  }
-  const bool has_others = !std::all_of(request.backends.begin(), request.backends.end(), IsMpi);
-  if (jobs.empty() && !has_others)
-    return absl::InvalidArgumentError("nothing to measure; see --backends and --ops");
-  if (jobs.empty()) jobs.emplace_back();
+  EK_ASSIGN_OR_RETURN(const std::vector<Job> jobs, PrepareAll(request.backends));
   std::vector<std::string> rows, all = arguments;
   all.push_back(absl::StrCat("--backends=", absl::StrJoin(request.backends, ",")));
-  for (const Mpi& mpi : jobs) EK_RETURN_IF_ERROR(RunJob(mpi, all, rows));
-  if (FLAGS_json.empty()) return absl::OkStatus();
-  json << "[\n" << absl::StrJoin(rows, ",\n") << "\n]\n";
+  absl::Status status;
+  for (const Job& job : jobs) {
+    status = RunJob(job, all, rows);
+    if (!status.ok()) break;
+  }
+  if (FLAGS_json.empty()) return status;
+  json << "[\n" << absl::StrJoin(rows, ",\n") << "\n]\n";  // Also those before an error.
   json.close();
-  return json ? absl::OkStatus()
-              : absl::UnavailableError(absl::StrCat("cannot write ", FLAGS_json));
+  if (!json) status.Update(absl::UnavailableError(absl::StrCat("cannot write ", FLAGS_json)));
+  return status;
 }
 
 absl::StatusOr<int> Main(int argc, char** argv) {

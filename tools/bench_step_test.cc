@@ -99,6 +99,16 @@ TEST(BenchStepTest, MeasuresTheRowsThatAreAskedForOverAllBackends) {
   EXPECT_TRUE(outcome.report["bars"].empty());
 }
 
+TEST(BenchStepTest, ARowThatJoinsIsNoBaseOfOthers) {
+  const Outcome outcome =
+      RunBench(absl::StrCat(kTiny, "--startups=0 --backends=shm --rows=local,join,check_finite"));
+  ASSERT_EQ(outcome.code, 0) << outcome.output;
+  const json& rows = outcome.report["results"][0]["rows"];
+  ASSERT_EQ(rows.size(), 3);
+  for (const json& row : rows) EXPECT_TRUE(row["step_to_reducer"].is_null()) << row;
+  EXPECT_EQ(rows[2]["step_to_local"]["pairs"], 3);
+}
+
 TEST(BenchStepTest, StartsTheTrainer) {
   if (!std::filesystem::exists(kFashionMnist))
     GTEST_SKIP() << "dataset-fashion-mnist is not installed";

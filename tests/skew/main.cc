@@ -117,6 +117,9 @@ absl::StatusOr<Measured> Measure(Communicator& comm, const SkewSetting& setting)
       }));
   Measured measured{.follows_backward = ours->BucketsFollowBackward()};
   if (steps[0].empty()) return measured;  // An exhausted rank's view is of no interest.
+  if (steps[0].size() != steps[1].size())
+    return absl::InternalError(absl::StrCat("blocks of a row and of its base: ", steps[0].size(),
+                                            " and ", steps[1].size(), " (internal error)"));
   measured.step_ms = 1e3 * MedianOf(steps[0]);
   measured.backward_ms = 1e3 * MedianOf(backwards[0]);
   measured.samples = MedianOf(samples);

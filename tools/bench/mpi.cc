@@ -11,9 +11,10 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/time.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/tools/measure/rank_job.h"
 
 namespace evenkeel::bench {
 namespace {
@@ -42,6 +43,9 @@ void evenkeel_mpi_stop() { MPI_Finalize(); }
 }
 )";
 
+// For a compiler, an mpirun that starts programs that do nothing, and for an MPI's start and end.
+constexpr unsigned kMostSeconds = 60;
+
 bool IsThere(absl::string_view program, absl::string_view path) {
   if (absl::StrContains(program, '/')) return access(std::string(program).c_str(), X_OK) == 0;
   for (absl::string_view folder : absl::StrSplit(path, ':', absl::SkipEmpty())) {
@@ -53,10 +57,8 @@ bool IsThere(absl::string_view program, absl::string_view path) {
 // Runs a program to its end, and returns its output.
 absl::StatusOr<std::string> OutputOf(const std::vector<std::string>& command) {
   constexpr size_t kMostInMessage = 800;
-  std::string line;
-  for (const std::string& word : command)
-    absl::StrAppend(&line, "'", absl::StrReplaceAll(word, {{"'", "'\\''"}}), "' ");
-  FILE* const pipe = popen((line + "2>&1 </dev/null").c_str(), "r");
+  const std::string line = ShellCommand(command, absl::Seconds(kMostSeconds));
+  FILE* const pipe = popen((line + " 2>&1 </dev/null").c_str(), "r");
   if (pipe == nullptr) return absl::ErrnoToStatus(errno, command[0]);
   std::string output;
   char buffer[4096];
@@ -71,7 +73,11 @@ class MpiTransport : public Transport {
  public:
   MpiTransport(const char* (*all_reduce)(float*, long), void (*stop)())
       : all_reduce_(all_reduce), stop_(stop) {}
-  ~MpiTransport() override { stop_(); }
+  ~MpiTransport() override {
+    alarm(kMostSeconds);
+    stop_();
+    alarm(0);
+  }
 
   absl::Status Supports(const Case& what) const override { return OnlyAllReduce(what, "an MPI"); }
   absl::Status Run(const Case& what, float*, float* out) override {
@@ -129,6 +135,9 @@ absl::StatusOr<std::vector<std::string>> MpiCommand(const Mpi& mpi, int world) {
     command.insert(command.end(), {"--oversubscribe", "--bind-to", "none"});
     if (geteuid() == 0) command.push_back("--allow-run-as-root");
   }
+  std::vector<std::string> trial = command;
+  trial.push_back("true");
+  EK_RETURN_IF_ERROR(OutputOf(trial).status());
   return command;
 }
 
@@ -143,7 +152,9 @@ absl::StatusOr<MpiRank> StartMpi(const std::string& library) {
   if (start == nullptr || all_reduce == nullptr || stop == nullptr)
     return absl::InternalError(absl::StrCat(library, " lacks a function (internal error)"));
   MpiRank mpi;
+  alarm(kMostSeconds);
   if (start(&mpi.rank, &mpi.world) != 0) return absl::UnavailableError("MPI cannot be initialized");
+  alarm(0);
   mpi.transport = std::make_unique<MpiTransport>(all_reduce, stop);
   return mpi;
 }

@@ -9,7 +9,10 @@
 //   // on each rank
 //   EK_ASSIGN_OR_RETURN(MpiRank mpi, StartMpi(library));
 //
-// Errors: Unavailable with the output of the compiler or mpirun.
+// Errors: Unavailable with the output of the compiler or mpirun, which have 60 s, or if MPI does
+//         not start. SIGALRM ends a rank whose MPI takes 60 s to start or to finalize; the
+//         destruction of its transport waits for the other ranks, so a rank that fails must end
+//         without it.
 
 #ifndef EVENKEEL_TOOLS_BENCH_MPI_H_
 #define EVENKEEL_TOOLS_BENCH_MPI_H_
@@ -43,9 +46,9 @@ absl::Status CheckThere(const Mpi& mpi, absl::string_view path);
 // Compiles the library in `folder`; returns its path.
 absl::StatusOr<std::string> CompileMpiLibrary(const Mpi& mpi, const std::string& folder);
 
-// Returns the beginning of a command that starts `world` ranks, pinned to nothing. Asks mpirun
-// which MPI it is of: Open MPI refuses root, and more ranks than cores, unless it is told
-// otherwise.
+// Returns the beginning of a command that starts `world` ranks, pinned to nothing, after a trial
+// with a program that does nothing. Asks mpirun which MPI it is of: Open MPI refuses root, and more
+// ranks than cores, unless flags allow them.
 absl::StatusOr<std::vector<std::string>> MpiCommand(const Mpi& mpi, int world);
 
 struct MpiRank {

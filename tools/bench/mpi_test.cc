@@ -82,6 +82,16 @@ TEST_F(MpiTest, OthersAreNot) {
   EXPECT_THAT(*command, ElementsAre(other.mpirun, "-n", "3"));
 }
 
+TEST_F(MpiTest, AFlagThatMpirunRefusesIsFoundBeforeTheRun) {
+  const Mpi picky{"mpi",
+                  Add("picky",
+                      "[ \"$1\" = --version ] && exec echo 'Open MPI 6'\n"
+                      "echo \"there is no option $3\"; exit 2"),
+                  ""};
+  EXPECT_THAT(MpiCommand(picky, 3).status().message(),
+              HasSubstr("failed: there is no option --oversubscribe"));
+}
+
 TEST_F(MpiTest, WhatACompilerComplainsOfIsSaid) {
   const Mpi mpi{"mpi", "", Add("mpicxx", "echo there is no such option; exit 3")};
   EXPECT_THAT(CompileMpiLibrary(mpi, folder_).status().message(),

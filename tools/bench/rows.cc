@@ -102,7 +102,8 @@ std::string JsonOf(const Row& row) {
   nlohmann::ordered_json ratios = nlohmann::ordered_json::object();
   for (const auto& [base, ratio] : row.times)
     ratios[base] = {{"median", ratio.median}, {"low", ratio.low}, {"high", ratio.high}};
-  const nlohmann::ordered_json json = {{"backend", row.backend},
+  const nlohmann::ordered_json json = {{"mpi", row.mpi},
+                                       {"backend", row.backend},
                                        {"op", NameOf(row.what.op)},
                                        {"world", row.what.world},
                                        {"dtype", "float32"},

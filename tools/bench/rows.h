@@ -32,6 +32,7 @@ enum class Timing {
 const char* NameOf(Timing timing);  // "each", "loop"
 
 struct Row {
+  std::string mpi;  // The MPI that has started the ranks; empty: the launcher.
   std::string backend;
   bool registered = false;
   Case what;

@@ -4,9 +4,11 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/tools/measure/paired_ratio.h"
 #include "evenkeel/tools/measure/rounds.h"
+#include "evenkeel/tools/measure/table.h"
 
 namespace evenkeel::bench {
 namespace {
@@ -33,6 +35,12 @@ class CellRun {
 
   absl::StatusOr<std::vector<Row>> Run(std::span<Contender* const> contenders,
                                        const std::function<void(const std::string&)>& on_left_out) {
+    if (const int64_t needed = NeededMemory(contenders); needed > options_.memory) {
+      on_left_out(absl::StrCat(NameOf(what_.op), " of ", SizeText(what_.bytes), ": the buffers of ",
+                               what_.world, " ranks need ", needed >> 20, " MiB of ",
+                               options_.memory >> 20, " MiB; choose smaller --sizes"));
+      return std::vector<Row>();
+    }
     for (Contender* contender : contenders) {
       absl::Status status = Enter(contender);
       if (absl::IsUnimplemented(status)) {
@@ -55,6 +63,13 @@ class CellRun {
   }
 
  private:
+  // Ordinary memory is shared by the contenders of a rank; registered memory is each one's own.
+  int64_t NeededMemory(std::span<Contender* const> contenders) const {
+    const auto count = std::ranges::count_if(contenders, &Contender::registered) + 1;
+    const auto elements = what_.in_count() + what_.out_count();
+    return elements * static_cast<int64_t>(sizeof(float)) * what_.world * count;
+  }
+
   // Warms it up, and finds out how many repetitions fill a block.
   absl::Status Enter(Contender* contender) {
     Entrant entrant{.contender = contender, .block = {.timing = timing_}};
@@ -66,7 +81,7 @@ class CellRun {
     const int most = timing_ == Timing::kLoop ? kMostCallsOfALoop : kMostRepetitions;
     const double fit = absl::ToDoubleSeconds(options_.block_time) / each;
     entrant.block.repetitions = static_cast<int>(std::clamp(fit, 1.0, static_cast<double>(most)));
-    // After the others' blocks caches are cold, and the ranks have slept.
+    // After the others' blocks caches are cold.
     if (absl::Seconds(each) < kLong)
       entrant.block.warmups = std::clamp(entrant.block.repetitions / 10, 1, 20);
     entrants_.push_back(std::move(entrant));

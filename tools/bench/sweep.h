@@ -9,13 +9,15 @@
 //
 // Order:  every rank runs the same sweep, whose decisions depend on the contenders' results alone.
 // Errors: DataLoss for a wrong result, else those of the contenders. A contender that does not
-//         support a cell is left out of it, which is reported once.
+//         support a cell is left out of it, which is reported once; so is a cell that needs more
+//         memory than there is.
 
 #ifndef EVENKEEL_TOOLS_BENCH_SWEEP_H_
 #define EVENKEEL_TOOLS_BENCH_SWEEP_H_
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <span>
 #include <string>
 #include <vector>
@@ -64,7 +66,9 @@ std::vector<Cell> CellsOf(std::span<const Op> ops, std::span<const int64_t> size
 struct SweepOptions {
   int world = 2;
   absl::Duration block_time = absl::Milliseconds(10);
-  int pairs = 10;                  // Rounds per cell.
+  int pairs = 10;  // Rounds per cell.
+  // Bytes that the buffers of all ranks may take together; the same on all ranks.
+  int64_t memory = std::numeric_limits<int64_t>::max();
   std::vector<std::string> bases;  // The backends with which the others are compared.
 };
 

@@ -149,6 +149,22 @@ TEST_F(SweepTest, WhoDoesNotDoItIsLeftOutAndToldOfOnce) {
   EXPECT_THAT(rows_of_cells, ElementsAre(1, 1, 2));
 }
 
+TEST_F(SweepTest, ACellThatNeedsTooMuchMemoryIsLeftOut) {
+  options_.pairs = 1;
+  options_.world = 4;
+  options_.memory = 8 << 20;  // An all_to_all has two buffers on each rank.
+  std::vector<std::string> told;
+  const std::vector<Cell> cells = {
+      {Op::kAllToAll, 1 << 20}, {Op::kAllToAll, 2 << 20}, {Op::kAllReduce, 2 << 20}};
+  const auto rows =
+      RunSweep(contenders_, cells, options_,
+               {.on_left_out = [&](const std::string& sentence) { told.push_back(sentence); }});
+  ASSERT_TRUE(rows.ok()) << rows.status();
+  EXPECT_EQ(rows->size(), 4u);
+  EXPECT_THAT(told, ElementsAre("all_to_all of 2 MiB: the buffers of 4 ranks need 16 MiB of 8 MiB; "
+                                "choose smaller --sizes"));
+}
+
 TEST_F(SweepTest, BuffersAreFreedAfterACell) {
   options_.pairs = 2;
   ASSERT_TRUE(RunSweep(contenders_, std::vector<Cell>{{Op::kAllReduce, 1024}}, options_).ok());

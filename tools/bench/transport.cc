@@ -149,14 +149,17 @@ absl::Status RankContender::Check(const Case& what) {
 }
 
 absl::Status RankContender::Prepare(const Case& what) {
-  absl::Status supports = transport_->Supports(what);
-  if (absl::IsUnimplemented(supports))
-    return absl::UnimplementedError(absl::StrCat(name_, ": ", supports.message()));
-  EK_RETURN_IF_ERROR(supports);
-  if (buffers_->what == what) return absl::OkStatus();
-  *buffers_ = {.what = what};
+  absl::Status status = transport_->Supports(what);
+  if (status.ok() && buffers_->what != what) status = Allocate(what);
+  if (status.ok()) return status;
+  return absl::Status(status.code(), absl::StrCat(name_, ": ", status.message()));
+}
+
+absl::Status RankContender::Allocate(const Case& what) {
+  *buffers_ = {};
   EK_ASSIGN_OR_RETURN(buffers_->in, Zeros(what.in_count() * sizeof(float)));
   EK_ASSIGN_OR_RETURN(buffers_->out, Zeros(what.out_count() * sizeof(float)));
+  buffers_->what = what;  // Last: after an error the next call must allocate again.
   return absl::OkStatus();
 }
 

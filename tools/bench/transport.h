@@ -12,8 +12,9 @@
 // rank are idle meanwhile.
 //
 // Order:   all ranks call the contenders in the same order.
-// Errors:  those of the transport on the rank that fails; abort the group, for which the others
-//          wait. A block that takes longer than two minutes ends the process by SIGALRM.
+// Errors:  those of the transport on the rank that fails; abort the group, and end the process: the
+//          others may wait for it in a block. One that takes longer than two minutes ends the
+//          process by SIGALRM.
 
 #ifndef EVENKEEL_TOOLS_BENCH_TRANSPORT_H_
 #define EVENKEEL_TOOLS_BENCH_TRANSPORT_H_
@@ -93,6 +94,7 @@ class RankContender : public Contender {
 
  private:
   absl::Status Prepare(const Case& what);
+  absl::Status Allocate(const Case& what);
   absl::StatusOr<std::shared_ptr<void>> Zeros(int64_t bytes);
   absl::Status Run(const Case& what);
   absl::StatusOr<std::string> RunAndFindWrong(const Case& what);

@@ -5,6 +5,8 @@
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/strip.h"
 #include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/status.h"
 
@@ -13,7 +15,10 @@ namespace evenkeel {
 absl::Status RunRankProcesses(absl::string_view name, const LaunchOptions& options) {
   EK_ASSIGN_OR_RETURN(const LaunchResult result, Launch(options));
   if (result.exit_code == 0) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat(name, ": ", result.message));
+  absl::string_view message = result.message;
+  if (options.ranks == 1 && absl::ConsumePrefix(&message, "rank 0 "))
+    return absl::UnavailableError(absl::StrCat(name, " ", message));
+  return absl::UnavailableError(absl::StrCat(name, ": ", message));
 }
 
 absl::StatusOr<std::vector<Numbers>> GatherNumbers(Communicator& comm, const Numbers& mine) {
@@ -38,6 +43,14 @@ absl::StatusOr<Numbers> LargestOf(Communicator& comm, const Numbers& mine) {
     for (size_t i = 0; i < mine.size(); ++i) largest[i] = std::max(largest[i], numbers[i]);
   }
   return largest;
+}
+
+std::string ShellCommand(const std::vector<std::string>& words, absl::Duration limit) {
+  // In the foreground, so that Ctrl-C at a terminal ends the program too.
+  std::string line = absl::StrCat("exec timeout --foreground -k 5 ", absl::ToInt64Seconds(limit));
+  for (const std::string& word : words)
+    absl::StrAppend(&line, " '", absl::StrReplaceAll(word, {{"'", "'\\''"}}), "'");
+  return line;
 }
 
 absl::Status WriteJson(const std::string& path, const nlohmann::json& json) {

@@ -20,13 +20,15 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/tools/launcher.h"
 #include "nlohmann/json.hpp"
 
 namespace evenkeel {
 
-// Waits for the end of all ranks. An error begins with `name`.
+// Waits for the end of all ranks. An error begins with `name`; it names no rank of a single
+// process, which may be an mpirun.
 absl::Status RunRankProcesses(absl::string_view name, const LaunchOptions& options);
 
 using Numbers = std::vector<double>;
@@ -34,6 +36,10 @@ using Numbers = std::vector<double>;
 absl::StatusOr<std::vector<Numbers>> GatherNumbers(Communicator& comm, const Numbers& mine);
 // Returns the largest of all ranks, element by element. All ranks have as many.
 absl::StatusOr<Numbers> LargestOf(Communicator& comm, const Numbers& mine);
+
+// Returns a line for popen(): the program with its arguments, of which the shell interprets none.
+// It gets SIGTERM after `limit`, and SIGKILL 5 s later.
+std::string ShellCommand(const std::vector<std::string>& words, absl::Duration limit);
 
 // Writes a file for --json.
 absl::Status WriteJson(const std::string& path, const nlohmann::json& json);

@@ -1,5 +1,9 @@
 #include "evenkeel/tools/measure/rank_job.h"
 
+#include <cstdio>
+#include <string>
+#include <vector>
+
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/status.h"
@@ -17,8 +21,22 @@ TEST(RankJobTest, ARankThatFailsIsNamed) {
   const absl::Status failed = RunRankProcesses(
       "job", {.ranks = 2, .command = {"/bin/sh", "-c", "[ $RANK = 0 ] || exit 4"}});
   EXPECT_EQ(failed, absl::UnavailableError("job: rank 1 ended with exit code 4"));
+  EXPECT_EQ(RunRankProcesses("mpirun", {.ranks = 1, .command = {"/bin/false"}}),
+            absl::UnavailableError("mpirun ended with exit code 1"));
   EXPECT_THAT(RunRankProcesses("job", {.ranks = 1, .command = {"/no/such"}}).message(),
               HasSubstr("/no/such"));
+}
+
+TEST(RankJobTest, ACommandOfTheShellIsQuotedAndEnds) {
+  // A signal that is ignored stays so in the program that takes its place.
+  const std::string line = ShellCommand(
+      {"/bin/sh", "-c", "trap '' TERM; echo \"$1 it's\"; exec sleep 300", "sh", "$HOME"},
+      absl::Seconds(1));
+  FILE* const pipe = popen(line.c_str(), "r");
+  char text[32] = "";
+  EXPECT_NE(fgets(text, sizeof(text), pipe), nullptr);
+  EXPECT_STREQ(text, "$HOME it's\n");
+  EXPECT_NE(pclose(pipe), 0);
 }
 
 TEST(RankJobTest, AllRanksGetTheNumbersOfAll) {

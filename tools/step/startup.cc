@@ -16,6 +16,7 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/tools/launcher.h"
 #include "evenkeel/tools/measure/paired_ratio.h"
+#include "evenkeel/tools/measure/rank_job.h"
 
 namespace evenkeel {
 namespace {
@@ -28,12 +29,13 @@ struct Start {
   double group = 0, first_step = 0;
 };
 
-// The program writes its events to this process. `timeout` ends one that hangs.
+// The program writes its events to this process.
 absl::StatusOr<Start> StartOnce(const StartupOptions& options) {
-  std::string command =
-      absl::StrCat("exec timeout ", absl::ToInt64Seconds(options.timeout), " '", options.program,
-                   "' --model=mlp --nproc=", options.ranks, " --max_steps=1 --metrics=/dev/stdout");
-  if (!options.data_dir.empty()) absl::StrAppend(&command, " '--data=", options.data_dir, "'");
+  std::vector<std::string> words = {options.program, "--model=mlp",
+                                    absl::StrCat("--nproc=", options.ranks), "--max_steps=1",
+                                    "--metrics=/dev/stdout"};
+  if (!options.data_dir.empty()) words.push_back(absl::StrCat("--data=", options.data_dir));
+  const std::string command = ShellCommand(words, options.timeout);
   const absl::Time begin = SteadyNow();
   const std::unique_ptr<std::FILE, PipeCloser> pipe(popen(command.c_str(), "re"));
   if (pipe == nullptr) return absl::ErrnoToStatus(errno, "cannot start a shell");

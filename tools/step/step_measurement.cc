@@ -97,10 +97,11 @@ class Measurement {
     return result;
   }
 
-  // With the first row of that way, if there is one and it is another.
+  // With the first row of that way that does not join, if there is one and it is another.
   Json Compare(size_t index, SyncWay way, int column) const {
     const std::vector<StepRow>& rows = settings_.rows;
-    const auto base = std::ranges::find(rows, way, &StepRow::way);
+    const auto base = std::ranges::find_if(
+        rows, [way](const StepRow& row) { return row.way == way && !row.joins; });
     const size_t at = base - rows.begin();
     if (base == rows.end() || at == index || rows[index].way == SyncWay::kLocal) return Json();
     const PairedRatio ratio = RatioOf(rows_[index].columns[column], rows_[at].columns[column]);

@@ -38,8 +38,8 @@ struct StepRow {
 
 struct PlanSettings {
   TrainingSettings training;
-  std::vector<StepRow> rows;  // The one that is kLocal and the first that is kReducer are what
-                              // others are compared with.
+  std::vector<StepRow> rows;  // Others are compared with the one that is kLocal, and with the first
+                              // that is kReducer and does not join.
   int rounds = 30;            // Blocks of each row, that is pairs for each ratio.
   int steps = 8;              // Per block.
 };

@@ -25,6 +25,7 @@ __version__ = _bridge.version
 __all__ = [
     "Error",
     "Join",
+    "ProcessGroup",
     "flight_json",
     "make_default",
     "register",
@@ -96,6 +97,16 @@ def _create(options, backend_options):
         # The default group has no list of ranks, and its name is a number.
         name=options.group_id if options.global_ranks_in_group else "world",
         global_ranks=options.global_ranks_in_group,
+    )
+
+
+def ProcessGroup(store, rank, size, timeout=dist.default_pg_timeout):
+    """Returns a backend for libraries that make groups themselves, as ProcessGroupGloo does.
+
+    Groups that share a store need prefixes of their own: torch.distributed.PrefixStore.
+    """
+    return _bridge.create(
+        store=store, rank=rank, world_size=size, timeout=timeout, name="world", global_ranks=[]
     )
 
 

@@ -283,13 +283,8 @@ def dropped(rank, world, store):
     # The first group also starts a thread that stays (comm/base/clock.h).
     for name in "first", "second":
         before = threads()
-        backend = evenkeel_c10d._bridge.create(
-            store=store,
-            rank=rank,
-            world_size=world,
-            timeout=datetime.timedelta(seconds=20),
-            name=name,
-            global_ranks=[],
+        backend = evenkeel_c10d.ProcessGroup(
+            dist.PrefixStore(name, store), rank, world, datetime.timedelta(seconds=20)
         )
         backend.barrier().wait()
         assert threads() > before

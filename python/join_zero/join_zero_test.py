@@ -6,33 +6,17 @@ The installed torch stays as it is: the patch is applied to copies in a temporar
 to everything else. A torch that passes without the patch ends the test with success.
 """
 
-import importlib.util
 import os
 import pathlib
-import re
-import shutil
 import subprocess
 import sys
 import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "upstream"))
+from patched import patched  # noqa: E402
+
 PATCH = HERE / "zero_join.patch"
-
-
-def patched_torch(folder):
-    """Makes `folder`/torch: links to the installed torch, patched copies of the affected files."""
-    site = pathlib.Path(importlib.util.find_spec("torch").origin).parents[1]
-    for name in re.findall(r"^\+\+\+ b/(\S+)", PATCH.read_text(), flags=re.MULTILINE):
-        for level in reversed(pathlib.PurePath(name).parents[:-1]):
-            if (folder / level).is_symlink():
-                (folder / level).unlink()
-            (folder / level).mkdir(exist_ok=True)
-            for entry in (site / level).iterdir():
-                if not (folder / level / entry.name).exists() and entry.name != "__pycache__":
-                    (folder / level / entry.name).symlink_to(entry)
-        (folder / name).unlink()
-        shutil.copyfile(site / name, folder / name)
-    subprocess.run(["patch", "-p1", "-i", PATCH], cwd=folder, check=True)
 
 
 def reproduce(**environment):
@@ -46,7 +30,7 @@ def main():
         print("PASS: the installed torch is right without the patch.")
         return
     with tempfile.TemporaryDirectory() as name:
-        patched_torch(pathlib.Path(name))
+        patched(PATCH, pathlib.Path(name))
         print("Patched torch:", flush=True)
         path = os.pathsep.join(filter(None, [name, os.environ.get("PYTHONPATH")]))
         if reproduce(PYTHONPATH=path) != 0:

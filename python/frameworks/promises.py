@@ -55,6 +55,7 @@ def run(name, folder, backend, *options, may_fail=False, packages=None):
     """Runs a program as two ranks, each started by itself, as on two hosts."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     environment.pop("EVENKEEL_REPLACE_GLOO", None)
+    environment["RAY_AUTH_MODE"] = "disabled"  # Ray would write a token to the home folder.
     options = list(map(str, options))
     if packages is not None:  # Patched ones, which accept the name.
         paths = [str(packages), os.environ.get("PYTHONPATH", "")]
@@ -192,6 +193,23 @@ def goes_on(name, folder):
     return "; ".join(figures)
 
 
+def restarts(name, folder):
+    """Kills rank 1 in the second epoch; the ranks start again and resume."""
+    if name in ONE_PROCESS:
+        run(name, folder / "restarted", "evenkeel", "--lose", 10)
+    else:
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        launcher += ["--nproc-per-node=2", "--max-restarts=1", HERE / f"train_{name}.py"]
+        command = [*launcher, folder / "restarted", *NAME, "--lose=10", "--resume"]
+        subprocess.run(command, check=True, timeout=TIMEOUT_S, capture_output=True)
+    if not (folder / "restarted/killed").exists():
+        raise Failed("no rank was killed")
+    if not (folder / "evenkeel").exists():
+        run(name, folder / "evenkeel", "evenkeel")
+    one, two = weights(folder / "evenkeel"), weights(folder / "restarted")
+    _compare(one, two, "one run and a restarted one")
+
+
 def names_the_lost(name, folder):
     figures = []
     for backend in ("gloo", "evenkeel"):
@@ -232,6 +250,7 @@ PROMISES = {
     "uneven inputs count as in one process: weights, steps, metrics": counts_as_one,
     "a killed rank is named": names_the_lost,
     "the others go on without a killed rank": goes_on,
+    "the ranks start again and resume when one is killed, weights equal": restarts,
     "accepts the name with the patch of python/upstream, weights equal": takes_the_name,
     "the time of a step": steps,
 }
@@ -243,7 +262,9 @@ def _is_made(name, promise):
         joins: HOW.keys() - NO_JOIN,
         counts_as_one: {"lightning"},
         goes_on: {"torchft"},
-        names_the_lost: HOW.keys() - {"torchft"},
+        restarts: {"torchrun", "ray"},
+        resumes: HOW.keys() - ONE_PROCESS,
+        names_the_lost: HOW.keys() - {"torchft"} - ONE_PROCESS,
         takes_the_name: PATCHES.keys(),
     }
     return name in only_of.get(promise, HOW.keys())

@@ -61,8 +61,9 @@ def finish(rank, module, **figures):
 
 def _after_step(*_):
     _times.append(time.perf_counter())
-    if args.lose and len(_times) == args.lose and _rank() == 1:
-        (args.folder / "killed").write_text(str(time.time()))
+    killed = args.folder / "killed"  # Once: it may be started again.
+    if len(_times) == args.lose and _rank() == 1 and not killed.exists():
+        killed.write_text(str(time.time()))
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -77,16 +77,16 @@ class _JoinedEpochs:
             raise ValueError("JoinCallback: accumulate_grad_batches needs loaders with a length")
         self._longest = longest.item()
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+        before = self.batch_progress.total.ready
         with Join([trainer.model, *trainer.optimizers, *schedulers, _Progress(self)]):
-            self._is_joined = True
-            try:
-                super().run(data_fetcher)
-            finally:
-                self._is_joined = False
-        self._validate()
+            super().run(data_fetcher)
+        if self.batch_progress.total.ready > before:
+            self._validate()
 
     def _should_check_val_fx(self, data_fetcher):
-        return not self._is_joined and super()._should_check_val_fx(data_fetcher)
+        # Lightning also asks when it resumes: a checkpoint may be from the end of an epoch.
+        is_trained = self.batch_progress.current.ready >= self._longest
+        return self.restarting and is_trained and self._should_check_val_epoch()
 
     def _should_accumulate(self):
         is_last = self.batch_progress.current.ready >= self._longest

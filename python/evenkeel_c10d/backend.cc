@@ -26,6 +26,15 @@ constexpr std::chrono::seconds kCallbackTimeout{5};
 // An operation looks at this many flights that have not landed.
 constexpr size_t kFlightsToLookAt = 4;
 
+// Torch has the first names since 2.14; before, such a call has the type of one with one tensor.
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+constexpr OpType kAllGatherIntoTensor = OpType::ALLGATHER_INTO_TENSOR_COALESCED;
+constexpr OpType kReduceScatterTensor = OpType::REDUCE_SCATTER_TENSOR_COALESCED;
+#else
+constexpr OpType kAllGatherIntoTensor = OpType::_ALLGATHER_BASE;
+constexpr OpType kReduceScatterTensor = OpType::_REDUCE_SCATTER_BASE;
+#endif
+
 // The backends that have not been destroyed. Never freed: they may outlive static objects.
 struct Live {
   std::mutex mutex;
@@ -566,7 +575,7 @@ WorkPtr Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
 
 WorkPtr Backend::allgather_into_tensor_coalesced(TensorList& outputs, TensorList& inputs,
                                                  const c10d::AllgatherOptions& options) {
-  Operation operation("evenkeel:all_gather", OpType::ALLGATHER_INTO_TENSOR_COALESCED);
+  Operation operation("evenkeel:all_gather", kAllGatherIntoTensor);
   CheckSameSize(operation.name(), outputs.size(), inputs.size());
   for (size_t i = 0; i < inputs.size(); ++i) {
     CheckElements(operation.name(), "an output", outputs[i], inputs[i].scalar_type(),
@@ -710,7 +719,7 @@ WorkPtr Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
 
 WorkPtr Backend::reduce_scatter_tensor_coalesced(TensorList& outputs, TensorList& inputs,
                                                  const c10d::ReduceScatterOptions& options) {
-  Operation operation("evenkeel:reduce_scatter", OpType::REDUCE_SCATTER_TENSOR_COALESCED);
+  Operation operation("evenkeel:reduce_scatter", kReduceScatterTensor);
   CheckSameSize(operation.name(), outputs.size(), inputs.size());
   for (size_t i = 0; i < inputs.size(); ++i) {
     const at::ScalarType type = outputs[i].scalar_type();

@@ -106,7 +106,7 @@ class Backend : public c10d::Backend {
   WorkPtr alltoall(TensorList& outputs, TensorList& inputs,
                    const c10d::AllToAllOptions& options) override;
 
-  // PyTorch 2.15 gave these new names, and its base class forwards the new ones to the old.
+  // PyTorch 2.14 gave these new names, and its base class forwards the new ones to the old.
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
                           const c10d::AllgatherOptions& options) override;
   WorkPtr allgather_into_tensor_coalesced(TensorList& outputs, TensorList& inputs,
@@ -118,8 +118,9 @@ class Backend : public c10d::Backend {
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
                         std::vector<int64_t>& input_splits,
                         const c10d::AllToAllOptions& options) override;
+  // No `override`: torch has it since 2.14.
   WorkPtr gather_into_tensor(at::Tensor& output, at::Tensor& input,
-                             const c10d::GatherOptions& options) override;
+                             const c10d::GatherOptions& options);
 
   WorkPtr send(TensorList& tensors, int rank, int tag) override;
   WorkPtr recv(TensorList& tensors, int rank, int tag) override;

@@ -1,26 +1,26 @@
-"""Compiles the bridge for the Python and the PyTorch that run this script.
+"""Compiles the bridge for the Python that runs this script, and for its PyTorch.
 
-    python build.py --library DIR/libevenkeel.so --include DIR --out DIR
+    python build.py --library DIR/libevenkeel.so --include DIR --out DIR [--torch DIR]...
 
 `--include` contains evenkeel/comm/abi/group.h; a checkout of evenkeel will do. `--out` becomes a
 directory for PYTHONPATH: the package evenkeel_c10d with its libraries, and the metadata by which
-init_process_group("evenkeel") finds it.
+init_process_group("evenkeel") finds it. Each `--torch` is a folder that contains another PyTorch for
+this Python, such as an unpacked wheel of it, and gets a bridge.
 """
 
 import argparse
 import concurrent.futures
 import ctypes
+import importlib.util
 import pathlib
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
-
-import torch
-from torch.utils import cpp_extension
 
 HERE = pathlib.Path(__file__).resolve().parent
 SOURCES = ("backend.cc", "module.cc", "store.cc", "tensors.cc", "work.cc")
@@ -52,42 +52,55 @@ def include_root(include, scratch):
     return scratch
 
 
-def compile_bridge(library, include, target, version, compiler, jobs):
-    """Compiles the sources and links them to `target`."""
-    with tempfile.TemporaryDirectory() as name:
-        scratch = pathlib.Path(name)
-        includes = [include_root(include, scratch), HERE]
-        system = [*cpp_extension.include_paths(), sysconfig.get_paths()["include"]]
-        common = [
-            *compiler,
-            *FLAGS,
-            f'-DEVENKEEL_VERSION="{version}"',
-            f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
-            *(f"-I{path}" for path in includes),
-            *(f"-isystem{path}" for path in system),
+def own_torch():
+    """Returns the folder that contains the PyTorch of this Python."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None:
+        sys.exit(f"build.py: {sys.executable} has no torch: install it, or pass --torch")
+    return pathlib.Path(spec.origin).parent.parent
+
+
+def bridge_for(torch):
+    """Returns the name of the bridge for the PyTorch in a folder."""
+    version = torch / "torch" / "version.py"
+    if not version.exists():
+        sys.exit(f"build.py: --torch {torch}: {version} does not exist")
+    names = runpy.run_path(str(HERE / "evenkeel_c10d" / "_torches.py"))
+    return names["bridge_for"](str(runpy.run_path(str(version))["__version__"]))
+
+
+def compile_bridge(torch, library, include, package, version, compiler):
+    """Compiles the sources and links them to a library in `package`."""
+    bridge = bridge_for(torch)
+    target = package / (bridge + sysconfig.get_config_var("EXT_SUFFIX"))
+    target.unlink(missing_ok=True)  # Not over a file that a process may have mapped.
+    headers = torch / "torch" / "include"
+    with tempfile.TemporaryDirectory() as scratch:
+        includes = [include_root(include, pathlib.Path(scratch)), HERE]
+        system = [
+            headers, headers / "torch" / "csrc" / "api" / "include", sysconfig.get_paths()["include"]
         ]
-
-        def compile_one(source):
-            output = scratch / f"{source}.o"
-            subprocess.run([*common, "-c", str(HERE / source), "-o", str(output)], check=True)
-            return str(output)
-
-        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-            objects = list(pool.map(compile_one, SOURCES))
-        libraries = [f"-L{path}" for path in cpp_extension.library_paths()]
         subprocess.run(
             [
                 *compiler,
+                *FLAGS,
+                f'-DEVENKEEL_VERSION="{version}"',
+                f"-DEVENKEEL_BRIDGE={bridge}",
+                *(f"-I{path}" for path in includes),
+                *(f"-isystem{path}" for path in system),
                 "-shared",
-                *objects,
+                *("-x", "c++", "-", "-x", "none"),
                 *("-o", str(target)),
-                *libraries,
+                f"-L{torch / 'torch' / 'lib'}",
                 *("-ltorch_python", "-ltorch_cpu", "-lc10"),
                 str(library),
                 "-Wl,-rpath,$ORIGIN",
                 "-Wl,--as-needed",
                 "-Wl,-s",
             ],
+            # At once, since torch's headers take most of the time.
+            input="".join(f'#include "{source}"\n' for source in SOURCES),
+            text=True,
             check=True,
         )
 
@@ -110,6 +123,7 @@ def main():
     parser.add_argument("--library", type=pathlib.Path, required=True)
     parser.add_argument("--include", type=pathlib.Path, default=HERE.parent.parent)
     parser.add_argument("--out", type=pathlib.Path, required=True)
+    parser.add_argument("--torch", type=pathlib.Path, action="append")
     parser.add_argument("--compiler", default="g++")
     parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args()
@@ -126,11 +140,9 @@ def main():
     copy = package / soname(library)
     copy.unlink(missing_ok=True)
     shutil.copy2(library, copy)
-    target = package / ("_bridge" + sysconfig.get_config_var("EXT_SUFFIX"))
-    target.unlink(missing_ok=True)
-    compile_bridge(
-        copy, args.include.resolve(), target, version, shlex.split(args.compiler), args.jobs
-    )
+    common = (copy, args.include.resolve(), package, version, shlex.split(args.compiler))
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        list(pool.map(lambda torch: compile_bridge(torch, *common), args.torch or [own_torch()]))
     write_metadata(args.out.resolve(), version)
 
 

@@ -1,5 +1,5 @@
 // The Python module evenkeel_c10d._bridge: makes backends, and turns failures into Python's
-// exceptions.
+// exceptions. build.py names it after the version of torch: EVENKEEL_BRIDGE.
 //
 // An exception travels as torch's python_error. A translator of our own would not do: pybind's
 // translators see what torch's bindings throw, but not what the autograd engine throws, and the
@@ -123,7 +123,7 @@ void WithoutGil(const std::function<void()>& function) {
 
 }  // namespace evenkeel::bridge
 
-PYBIND11_MODULE(_bridge, module) {
+PYBIND11_MODULE(EVENKEEL_BRIDGE, module) {
   using evenkeel::bridge::Backend;
   const std::string loaded = evenkeel::abi::Version();
   if (loaded != EVENKEEL_VERSION) {

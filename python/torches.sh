@@ -14,7 +14,7 @@
 # A bridge is compiled against an unpacked wheel of torch, without the libraries of CUDA that torch
 # needs to run. For the tests it makes one environment at a time, with 5 GB, and removes it. The
 # oldest and the newest version get all tests of the bridge, the others a part. By hand, no part of
-# .ci/run. The last lines are a table: torch, Python, tests passed, tests failed.
+# .ci/run. The last lines are a table: torch, Python, tests passed, skipped, failed.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
@@ -83,15 +83,21 @@ if [[ -z $wheel ]]; then
   fi
 fi
 
-# Sets `passed` and `lost` to the tests of the output of a unittest.
+# Returns what the last line of a unittest says of `kind`: "FAILED (failures=1, skipped=3)".
+said() { # kind
+  grep -E '^(OK|FAILED) \(' "$work/out" | tail -n 1 | grep -oE "$1=[0-9]+" | awk -F= '{ sum += $2 } END { print sum + 0 }'
+}
+
+# Adds the tests of the output of a unittest to `passed`, `skipped` and `lost`.
 count() { # status
-  local ran bad
+  local ran bad idle
   ran=$(sed -n 's/^Ran \([0-9]*\) tests\? in .*/\1/p' "$work/out")
-  bad=$(grep -oE '^FAILED \(.*' "$work/out" | grep -oE '(failures|errors)=[0-9]+' | cut -d= -f2 |
-    awk '{ sum += $1 } END { print sum + 0 }')
+  bad=$(said '(failures|errors)')
+  idle=$(said skipped)
   if (($1 != 0 && bad == 0)); then bad=1; fi # It did not come to its end.
-  passed=$((passed + (${ran:-0} > bad ? ${ran:-0} - bad : 0)))
   lost=$((lost + bad))
+  skipped=$((skipped + idle))
+  passed=$((passed + (${ran:-0} > bad + idle ? ${ran:-0} - bad - idle : 0)))
 }
 
 table=
@@ -103,6 +109,7 @@ for version in "${chosen[@]}"; do
     failed=1
   else
     passed=0
+    skipped=0
     lost=0
     tests=("${part[@]}")
     [[ $version != "${versions[0]}" && $version != "${versions[-1]}" ]] || tests=("${full[@]}")
@@ -113,10 +120,10 @@ for version in "${chosen[@]}"; do
       count "$failed"
       failed=$((was | failed))
     done
-    table+=$(printf '%-8s %-8s %6d %6d' "$version" \
-      "$("$home/bin/python" -c 'import platform; print(platform.python_version())')" "$passed" "$lost")$'\n'
+    table+=$(printf '%-8s %-8s %7d %7d %7d' "$version" \
+      "$("$home/bin/python" -c 'import platform; print(platform.python_version())')" "$passed" "$skipped" "$lost")$'\n'
   fi
   rm -rf "$home"
 done
-printf '\n%-8s %-8s %6s %6s\n%s' torch Python passed failed "$table"
+printf '\n%-8s %-8s %7s %7s %7s\n%s' torch Python passed skipped failed "$table"
 exit "$failed"

@@ -61,6 +61,8 @@ std::string ToString(const Collective& collective) {
   if (Reduces(collective.kind)) absl::StrAppend(&text, " ", ToString(collective.op));
   if (collective.root >= 0)
     absl::StrAppend(&text, " ", RootWord(collective.kind), " ", collective.root);
+  if (collective.kind == CollectiveKind::kRecv && collective.root < 0)
+    absl::StrAppend(&text, " from any rank");
   if (collective.tag != 0) absl::StrAppend(&text, " tag ", collective.tag);
   return text;
 }

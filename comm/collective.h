@@ -42,7 +42,7 @@ enum class CollectiveKind : uint8_t {
   kAllToAll,
   kBarrier,     // A kind of its own, not a disguised all-reduce: it can pair with nothing else.
   kSend,        // `root` is the receiver.
-  kRecv,        // `root` is the sender.
+  kRecv,        // `root` is the sender; -1 in records of a receive from any rank.
   kAllGatherV,  // Inputs have a size for each rank,
   kAllToAllV,   // and here for each pair of ranks.
 };

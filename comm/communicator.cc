@@ -239,6 +239,15 @@ Work Channel::Recv(TensorView data, int from, const CallOptions& options) {
   return Issue(what, {}, {data}, options);
 }
 
+Work Channel::RecvAny(TensorView data, int* from, const CallOptions& options) {
+  if (communicator_->world_size() == 1) {
+    return Work(absl::InvalidArgumentError(
+        absl::StrCat("recv from any rank on channel ", name_, ": the group has no other rank")));
+  }
+  return Issue(Describe(CollectiveKind::kRecv, data.dtype, data.count, options), {}, {data},
+               options, from);
+}
+
 Work Channel::Barrier(const CallOptions& options) {
   return Issue(Describe(CollectiveKind::kBarrier, DType::kInt8, 0, options), {}, {}, options);
 }
@@ -259,9 +268,16 @@ absl::Status AtLeastIn(const std::optional<FlightEntry>& entry, absl::Status sta
 
 Work Channel::Issue(const Collective& what, TensorList in, TensorList out,
                     const CallOptions& options) {
+  return Issue(what, std::move(in), std::move(out), options, nullptr);
+}
+
+Work Channel::Issue(const Collective& what, TensorList in, TensorList out,
+                    const CallOptions& options, int* from) {
   Communicator& comm = *communicator_;
   if (absl::Status ended = comm.status(); !ended.ok()) return Work(std::move(ended));
-  if (absl::Status wrong = Validate(what, in, out, comm); !wrong.ok()) {
+  Collective checked = what;
+  if (from != nullptr) checked.root = comm.rank() == 0 ? 1 : 0;  // As good as any other rank.
+  if (absl::Status wrong = Validate(checked, in, out, comm); !wrong.ok()) {
     return Work(Annotate(
         wrong, absl::StrCat(ToString(what.kind), " on channel ", name_, ", rank ", comm.rank())));
   }
@@ -298,6 +314,7 @@ Work Channel::Issue(const Collective& what, TensorList in, TensorList out,
   absl::MutexLock lock(&mutex_);
   if (IsPair(what.kind)) {
     operation.sequence = pair_positions_[{what.root, what.kind, what.tag}]++;
+    if (any_ != nullptr) OnPair(what);
   } else {
     if (comm.a_peer_left_) {
       absl::Status left = comm.CheckAgainstLeft(name_, position_, ToString(what));
@@ -307,10 +324,33 @@ Work Channel::Issue(const Collective& what, TensorList in, TensorList out,
     issued_hash_ = HashOf(what, issued_hash_);
     last_issued_ = what;
   }
+  auto [number, work] = Record(operation, now);
+  if (from != nullptr) {
+    ReceiveFromAny(std::move(operation), number, work, from);
+    return Work(std::move(work));
+  }
+  if (conclude != nullptr) {
+    work->on_end = [conclude, end = std::move(work->on_end)](absl::Status status) {
+      if (status.ok()) conclude();
+      return end(std::move(status));
+    };
+  }
+  const bool is_compared =
+      comm.verify_level() == VerifyLevel::kEvery && !IsPair(what.kind) && comm.world_size() > 1;
+  const auto moves = is_compared ? comm.CompareBeside(name_, what, operation, work) : work;
+  comm.backend_->Start(std::move(operation), moves);
+  if (is_compared)
+    work->order_before = moves->order_before;  // Streams do not wait for comparisons on the host.
+  return Work(std::move(work));
+}
+
+std::pair<int64_t, std::shared_ptr<WorkState>> Channel::Record(const Operation& operation,
+                                                               absl::Time issued) {
+  Communicator& comm = *communicator_;
   const int64_t number = comm.flight_.Begin({.channel = id_,
                                              .sequence = operation.sequence,
-                                             .what = what,
-                                             .issued = now,
+                                             .what = operation.what,
+                                             .issued = issued,
                                              .deadline = operation.deadline});
   auto work = std::make_shared<WorkState>(
       operation.deadline, [this, number] { communicator_->OnOperationDeadline(*this, number); },
@@ -325,19 +365,7 @@ Work Channel::Issue(const Collective& what, TensorList in, TensorList out,
     comm.OnBackendFailure(status);
     return AtLeastIn(comm.flight_.Get(number), std::move(status));
   };
-  if (conclude != nullptr) {
-    work->on_end = [conclude, end = std::move(work->on_end)](absl::Status status) {
-      if (status.ok()) conclude();
-      return end(std::move(status));
-    };
-  }
-  const bool is_compared =
-      comm.verify_level() == VerifyLevel::kEvery && !IsPair(what.kind) && comm.world_size() > 1;
-  const auto moves = is_compared ? comm.CompareBeside(name_, what, operation, work) : work;
-  comm.backend_->Start(std::move(operation), moves);
-  if (is_compared)
-    work->order_before = moves->order_before;  // Streams do not wait for comparisons on the host.
-  return Work(std::move(work));
+  return {number, std::move(work)};
 }
 
 int64_t Channel::position() const {
@@ -426,6 +454,7 @@ Communicator::~Communicator() {
 
 void Communicator::OnNotice(int from, absl::string_view topic, absl::string_view notice) {
   if (topic == "finalize") return OnFinalizeNotice(from, notice);
+  if (topic == Channel::kAnySource) return OnAnySourceNotice(from, notice);
   if (extension_in_use_ == nullptr) {
     absl::MutexLock lock(&extension_mutex_);
     if (extension_ == nullptr) {
@@ -502,6 +531,7 @@ void Communicator::Fail(const absl::Status& why, End end) {
   const absl::Status first = status();
   if (end == End::kFailure) KeepFlight();  // Before the operations in flight end.
   backend_->Abort(first);
+  for (Channel* channel : channels()) channel->EndAnySource(first);
   control_->Close(first);
   {
     absl::MutexLock lock(&mutex_);

@@ -143,6 +143,12 @@ class Channel {
                 const CallOptions& options = {});
   Work Send(TensorView data, int to, const CallOptions& options = {});
   Work Recv(TensorView data, int from, const CallOptions& options = {});
+  // Receives a message of any other rank, the first that is announced, and writes the sender to
+  // `*from`, which must live as long as `data`. Messages of one sender arrive in their order. A
+  // receive from a named rank takes that rank's next message, also if it is issued later than this
+  // one. Each message costs a control message of its sender; the first call for a tag asks for
+  // these.
+  Work RecvAny(TensorView data, int* from, const CallOptions& options = {});
   Work Barrier(const CallOptions& options = {});
 
   // The general form, used for the entries of a schedule. `in` and `out` are those of Operation.
@@ -158,6 +164,24 @@ class Channel {
  private:
   friend class Communicator;
 
+  // `from`: the place for the sender; null if `what` names the ranks.
+  Work Issue(const Collective& what, TensorList in, TensorList out, const CallOptions& options,
+             int* from);
+  // Makes the work of an operation, and the entry of the flight record with this number.
+  std::pair<int64_t, std::shared_ptr<WorkState>> Record(const Operation& operation,
+                                                        absl::Time issued);
+
+  // Receives from any rank (communicator_any.cc).
+  static constexpr char kAnySource[] = "any source";  // The topic of announcements.
+  struct AnySource;
+  void ReceiveFromAny(Operation operation, int64_t number, std::shared_ptr<WorkState> work,
+                      int* from) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // A send, or a receive from a named rank, was counted.
+  void OnPair(const Collective& what) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // `sends`: another rank has issued so many with the tag to this one; -1: it asks for these.
+  void OnAnnouncement(int from, int64_t tag, int64_t sends);
+  void EndAnySource(const absl::Status& why);
+
   Communicator* const communicator_;
   const std::string name_;
   const uint64_t id_;
@@ -167,7 +191,8 @@ class Channel {
   uint64_t issued_hash_ ABSL_GUARDED_BY(mutex_) = 0;
   std::optional<Collective> last_issued_ ABSL_GUARDED_BY(mutex_);
   std::map<std::tuple<int, CollectiveKind, int64_t>, int64_t> pair_positions_
-      ABSL_GUARDED_BY(mutex_);  // For send and recv: by peer, direction and tag.
+      ABSL_GUARDED_BY(mutex_);  // For send and recv: by peer (-1: any), direction and tag.
+  std::shared_ptr<AnySource> any_ ABSL_GUARDED_BY(mutex_);  // Null until a rank needs it.
 };
 
 // How ranks watch each other. Equal on all ranks, since the first rank that gives up ends the
@@ -374,6 +399,7 @@ class Communicator {
   // The same on a thread that waits and holds no locks; afterwards nothing is in flight here.
   void OnDeadline(const absl::Status& why);
   void OnFinalizeNotice(int peer, absl::string_view positions);
+  void OnAnySourceNotice(int from, absl::string_view notice);
   // The end of Finalize() and Leave().
   void EndCleanly();
   void OnNotice(int from, absl::string_view topic, absl::string_view notice);

@@ -24,6 +24,15 @@ int64_t FlightRecorder::Begin(const FlightEntry& entry) {
   return number;
 }
 
+void FlightRecorder::Meet(int64_t number, int peer, int64_t sequence) {
+  absl::MutexLock lock(&mutex_);
+  const auto older = older_.find(number);
+  if (older == older_.end() && Find(number) == nullptr) return;
+  FlightEntry& entry = older == older_.end() ? ring_[number % capacity_] : older->second;
+  entry.what.root = peer;
+  entry.sequence = sequence;
+}
+
 void FlightRecorder::End(int64_t number, const absl::Status& status) {
   const absl::Time now = SteadyNow();
   absl::MutexLock lock(&mutex_);

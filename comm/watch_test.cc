@@ -330,10 +330,18 @@ TEST_P(WatchTest, GroupsMayEndAtAnyMoment) {
     std::vector<std::thread> threads;
     for (auto& comm : *group) {
       threads.emplace_back([&comm, round] {
-        std::vector<float> data(100);
+        std::vector<float> data(100), message(100);
+        const TensorView view(absl::MakeSpan(message));
+        int from = -1;
+        const auto half = [&] {
+          return comm->rank() == 0 ? comm->user().RecvAny(view, &from) : comm->user().Send(view, 0);
+        };
         for (int i = 0; i < 10 * (1 + comm->rank()); ++i) {
+          const Work work = half();
           if (!comm->AllReduce(absl::MakeSpan(data), ReduceOp::kSum).ok()) break;
+          if (!work.Wait().ok()) break;
         }
+        half();
         if (comm->rank() == round % 2) comm->Abort(absl::InternalError("enough"));
         comm.reset();
       });

@@ -247,6 +247,7 @@ class GroupOverCommunicator final : public Group {
         if (fits(1, 0)) return channel.Send(in[0], call.root, options);
         break;
       case Kind::kRecv:
+        if (fits(0, 1) && call.from != nullptr) return channel.RecvAny(out[0], call.from, options);
         if (fits(0, 1)) return channel.Recv(out[0], call.root, options);
         break;
     }

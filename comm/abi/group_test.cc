@@ -110,6 +110,14 @@ TEST_P(GroupTest, EachKindOfCallMovesItsData) {
       EXPECT_DONE(Do(*group, {.kind = Kind::kRecv, .out = {Of(token)}, .root = 0, .tag = 7}));
       EXPECT_EQ(token, std::vector<float>(4, 0));
     }
+    if (rank > 0) {
+      EXPECT_DONE(Do(*group, {.kind = Kind::kSend, .in = {Of(token)}, .root = 0, .tag = 8}));
+    }
+    for (int i = 1, from = -1; rank == 0 && i < world; ++i) {
+      EXPECT_DONE(Do(*group, {.kind = Kind::kRecv, .out = {Of(token)}, .from = &from, .tag = 8}));
+      EXPECT_GT(from, 0);
+      EXPECT_EQ(token, std::vector<float>(4, from == 1 ? 0 : from));
+    }
     EXPECT_DONE(Do(*group, {.kind = Kind::kBarrier}));
     EXPECT_DONE(group->MonitoredBarrier(milliseconds(10'000)));
     EXPECT_DONE(group->Leave(milliseconds(10'000)));
@@ -174,13 +182,16 @@ TEST_P(GroupTest, LeavingWithWorkInFlightIsAnAbort) {
 TEST_P(GroupTest, LeavingEndsReceives) {
   if (GetParam().world_size == 1) GTEST_SKIP() << "there is no other rank";
   RunRanks([&](std::unique_ptr<Group> group) {
-    std::vector<float> data(10, 1);
-    std::shared_ptr<Work> work;
-    if (group->rank() == 0)
-      work = group->Issue({.kind = Kind::kRecv, .out = {Of(data)}, .root = 1});
+    std::vector<float> data(10, 1), other(10, 1);
+    int from = -1;
+    std::vector<std::shared_ptr<Work>> works;
+    if (group->rank() == 0) {
+      works.push_back(group->Issue({.kind = Kind::kRecv, .out = {Of(data)}, .root = 1}));
+      works.push_back(group->Issue({.kind = Kind::kRecv, .out = {Of(other)}, .from = &from}));
+    }
     EXPECT_DONE(Do(*group, {.kind = Kind::kBarrier}));
     EXPECT_DONE(group->Leave(milliseconds(20'000)));
-    EXPECT_TRUE(work == nullptr || !work->Wait());
+    for (const auto& work : works) EXPECT_FALSE(work->Wait());
   });
 }
 

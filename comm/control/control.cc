@@ -276,8 +276,13 @@ void ControlChannel::Discard(absl::string_view topic) {
 }
 
 void ControlChannel::Notify(absl::string_view topic, std::string payload) {
+  Notify(-1, topic, std::move(payload));
+}
+
+void ControlChannel::Notify(int to, absl::string_view topic, std::string payload) {
   waits_->Use();
   link_->Send({.type = ControlMessage::Type::kNotice,
+               .rank = to,
                .topic = std::string(topic),
                .payload = std::move(payload)});
 }

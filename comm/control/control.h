@@ -93,6 +93,7 @@ class ControlChannel {
 
   // Sends a message to all other ranks; their notice handlers run on their control threads.
   void Notify(absl::string_view topic, std::string payload);
+  void Notify(int to, absl::string_view topic, std::string payload);  // Only to this rank.
   // Like Notify(), unless a rank of the group has sent an equal message by NotifyOnce(): for
   // messages that many ranks send, and of which one is enough.
   void NotifyOnce(absl::string_view topic, std::string payload);

@@ -229,7 +229,9 @@ void ControlHub::Handle(int rank, ControlMessage message, Outbox& outbox) {
       if (message.sequence == 1 && !passed_on_.emplace(message.topic, message.payload).second)
         return;
       std::vector<int> to = AllRanks();
-      std::erase(to, rank);
+      std::erase_if(to, [&](int each) {
+        return each == rank || (message.rank >= 0 && each != message.rank);
+      });
       message.rank = rank;
       outbox.push_back({std::move(to), std::move(message)});
       return;

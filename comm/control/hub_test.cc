@@ -278,6 +278,16 @@ TEST(ControlHubTest, EqualNoticesArePassedOnOnce) {
   EXPECT_EQ(group.CountTold(0), 4);
 }
 
+TEST(ControlHubTest, ANoticeToOneRankReachesThatOne) {
+  Group group(3);
+  group.hub.OnMessage(0, {.type = Type::kNotice, .rank = 2, .topic = "sends", .payload = "5"});
+  ASSERT_EQ(group.CountTold(2), 1);
+  EXPECT_EQ(group.told[2][0].rank, 0);
+  group.hub.OnMessage(0, {.type = Type::kNotice, .rank = 0, .topic = "sends", .payload = "5"});
+  group.hub.OnMessage(0, {.type = Type::kNotice, .rank = 9, .topic = "sends", .payload = "5"});
+  EXPECT_EQ(group.CountTold(0) + group.CountTold(1) + group.CountTold(2), 1);
+}
+
 TEST(ControlHubTest, AMessageToSeveralRanksReachesThose) {
   Group group(4);
   group.hub.OnMessage(0, {.type = Type::kSend,

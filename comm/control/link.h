@@ -51,7 +51,8 @@ struct ControlMessage {
     // To the hub: rank = receiver, topic, payload; rank = -1: several receivers, the counts of
     // `parts`. To a rank: rank = sender.
     kSend,
-    // As kSend, to all other ranks; sequence = 1: unless an equal notice of any rank was passed on.
+    // As kSend, with rank = -1 to all other ranks; sequence = 1: unless an equal notice of any rank
+    // was passed on.
     kNotice,
     // To the hub: this rank ends the group, status. To every rank, the sender too: status, rank =
     // the culprit; sequence = 1: the receiver is cut off for it. To the hub: request = the time in

@@ -142,6 +142,7 @@ class Elimination {
           return HasIssued(ReportOf(each), wait.channel, wait.sequence);
         });
       case Wait::Kind::kPair:
+        if (wait.peer == -1) return can_any_go_on_;
         if (!IsRank(wait.peer)) return true;
         return can_go_on_[wait.peer] || HasIssuedHalf(ReportOf(wait.peer), rank, wait);
       case Wait::Kind::kExchange: {
@@ -345,12 +346,13 @@ std::vector<int> MissingFrom(const Wait& wait, int rank, const std::vector<RankF
   for (int each = 0; each < static_cast<int>(ranks.size()); ++each) {
     const RankFacts& facts = ranks[each];
     if (each == rank || !facts.has_report) continue;
+    const bool is_pair = wait.kind == Wait::Kind::kPair;
     const bool is_missing =
         wait.kind == Wait::Kind::kCollective
             ? !HasIssued(facts.report, wait.channel, wait.sequence)
-            : each == wait.peer &&
-                  (wait.kind == Wait::Kind::kMessage ||
-                   (wait.kind == Wait::Kind::kPair && !HasIssuedHalf(facts.report, rank, wait)));
+            : (is_pair && wait.peer == -1) ||
+                  (each == wait.peer && (wait.kind == Wait::Kind::kMessage ||
+                                         (is_pair && !HasIssuedHalf(facts.report, rank, wait))));
     if (is_missing) missing.push_back(each);
   }
   return missing;

@@ -57,7 +57,8 @@ struct Wait {
   enum class Kind : uint8_t {
     kCollective,  // channel, sequence: waits for every rank that has not issued it.
     // channel, sequence, peer, is_send, tag: waits for the peer's half; `sequence` is the position
-    // among those of the pair, direction and tag.
+    // among those of the pair, direction and tag. peer = -1: for a message of any other rank, which
+    // announces it.
     kPair,
     kExchange,  // topic, sequence: waits for every rank that has not begun it.
     kMessage,   // peer: waits for a message of this rank; -1: of any other rank.

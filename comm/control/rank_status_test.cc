@@ -319,6 +319,30 @@ TEST(JudgeTest, TheHalvesOfAPairMeet) {
   EXPECT_THAT(Judge({half(1, false, 0), sent}, {}).stuck, ElementsAre(0, 1));
 }
 
+TEST(JudgeTest, AReceiveFromAnyRankNeedsOneThatCanGoOn) {
+  const auto receiver = [](bool is_waited_for) {
+    std::vector<Wait> waits = {ForMessage(1, "")};
+    if (is_waited_for) waits = {{.kind = Wait::Kind::kPair, .channel = 1, .text = "any"}};
+    RankFacts facts = Waiting(waits);
+    facts.report.open_pairs = {{.channel = 1}};
+    return facts;
+  };
+  const RankFacts waiting = receiver(true), stuck = Waiting({ForMessage(0, "")});
+  EXPECT_THAT(Judge({waiting, stuck, Running()}, {}).stuck, IsEmpty());
+  EXPECT_THAT(Judge({waiting, stuck, receiver(true)}, {}).stuck, ElementsAre(0, 1, 2));
+  EXPECT_THAT(Judge({receiver(false), stuck, Running()}, {}).stuck, IsEmpty())
+      << "a callback may go on at its end";
+  RankFacts told = waiting;
+  told.sent = told.report.received + 1;
+  EXPECT_THAT(Judge({told, stuck}, {}).stuck, IsEmpty()) << "an announcement is on its way";
+  RankFacts left = Running();
+  left.has_left = true;
+  const Judgement judgement = Judge({waiting, left, left}, {});
+  EXPECT_THAT(judgement.stuck, ElementsAre(0));
+  EXPECT_THAT(TextOf(judgement), HasSubstr("rank 0 waits in any; ranks 1,2 have left"));
+  EXPECT_THAT(MissingFrom(waiting.report.waits[0], 0, {waiting, left, stuck}), ElementsAre(1, 2));
+}
+
 TEST(JudgeTest, HalvesWithDifferentTagsDoNotMeet) {
   const auto half = [](int peer, bool is_send, int64_t tag) {
     RankFacts facts = Waiting(

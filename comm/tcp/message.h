@@ -7,8 +7,7 @@
 //
 // A note goes ahead of the data, on a slot of the channel and the tag. Two ranks' notes meet in the
 // order of their issue, whatever they say, so the receiver finds halves that differ:
-// FailedPrecondition with both. A receive from any of several ranks would take the first note that
-// comes.
+// FailedPrecondition with both.
 //
 // Ownership: the transport and the operation's buffers must outlive it. Once it is gone, the
 //            transport does not touch the buffers any more.

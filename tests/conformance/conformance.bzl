@@ -4,6 +4,7 @@ load("//tools/build_defs:backend_tests.bzl", "BACKENDS", "backend_tests")
 load("//tools/build_defs:cc.bzl", "ek_cc_library", "ek_cc_test", "ek_multirank_test")
 
 _CASES = [
+    "any_source",
     "channels",
     "failures",
     "large",

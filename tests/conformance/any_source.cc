@@ -1,0 +1,332 @@
+// Receives from any rank.
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/failure_info.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/comm/types.h"
+#include "evenkeel/comm/work.h"
+#include "evenkeel/tests/conformance/placed.h"
+#include "evenkeel/tests/conformance/tested_backend.h"
+#include "evenkeel/tests/conformance/world_test.h"
+#include "gtest/gtest.h"
+
+namespace evenkeel {
+namespace {
+
+class AnySourceTest : public WorldTest {};         // World size.
+class AnySourceFailureTest : public WorldTest {};  // World size, at least 2.
+
+// A number that one rank sends, or a place for one.
+struct Number {
+  int from = -1;
+  std::vector<int32_t> values;
+  Placed<int32_t> placed;
+  Work work;
+
+  TensorView view() { return placed.view(); }
+};
+
+absl::StatusOr<std::unique_ptr<Number>> NewNumber(Communicator& comm, int32_t value,
+                                                  size_t count = 3) {
+  auto number = std::make_unique<Number>();
+  number->values.assign(count, value);
+  EK_ASSIGN_OR_RETURN(number->placed, Place(comm, number->values));
+  return number;
+}
+
+std::vector<int> Others(int world_size) {
+  std::vector<int> others;
+  for (int rank = 1; rank < world_size; ++rank) others.push_back(rank);
+  return others;
+}
+
+TEST_P(AnySourceTest, MessagesOfEachSenderArriveInOrder) {
+  absl::Status status = RunTested(GetParam(), [](Communicator& comm) -> absl::Status {
+    constexpr int kMessages = 10;
+    const int world = comm.world_size();
+    for (const bool receives_first : {false, true}) {
+      std::vector<std::unique_ptr<Number>> sent, received;
+      const auto receive = [&]() -> absl::Status {
+        for (int i = 0; i < kMessages * (world - 1); ++i) {
+          EK_ASSIGN_OR_RETURN(auto number, NewNumber(comm, -1));
+          number->work = comm.user().RecvAny(number->view(), &number->from);
+          received.push_back(std::move(number));
+        }
+        return absl::OkStatus();
+      };
+      if (receives_first) EK_RETURN_IF_ERROR(receive());
+      for (int i = 0; i < kMessages; ++i) {
+        for (int to = 0; to < world; ++to) {
+          if (to == comm.rank()) continue;
+          EK_ASSIGN_OR_RETURN(auto number, NewNumber(comm, 1000 * comm.rank() + i));
+          number->work = comm.user().Send(number->view(), to);
+          sent.push_back(std::move(number));
+        }
+      }
+      if (!receives_first) EK_RETURN_IF_ERROR(receive());
+      std::map<int, int> next;
+      for (const auto& number : received) {
+        EK_RETURN_IF_ERROR(number->work.Wait());
+        EK_RETURN_IF_ERROR(number->placed.Fetch());
+        for (const int32_t value : number->values)
+          EXPECT_EQ(value, 1000 * number->from + next[number->from]);
+        ++next[number->from];
+      }
+      for (int from = 0; from < world; ++from)
+        EXPECT_EQ(next[from], from == comm.rank() ? 0 : kMessages) << from;
+      for (const auto& number : sent) EK_RETURN_IF_ERROR(number->work.Wait());
+      EK_RETURN_IF_ERROR(comm.Barrier());
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_P(AnySourceTest, AReceiveFromANamedRankTakesItsNextMessage) {
+  absl::Status status = RunTested(GetParam(), [](Communicator& comm) -> absl::Status {
+    EK_ASSIGN_OR_RETURN(auto first, NewNumber(comm, 1));
+    EK_ASSIGN_OR_RETURN(auto second, NewNumber(comm, 2));
+    if (comm.rank() == 0 && comm.world_size() > 1) {
+      second->work = comm.user().RecvAny(second->view(), &second->from);
+      first->work = comm.user().Recv(first->view(), 1);
+      for (auto* values : {&first->values, &second->values}) values->assign(3, -1);
+    }
+    EK_RETURN_IF_ERROR(comm.Barrier());
+    if (comm.rank() == 1) {
+      first->work = comm.user().Send(first->view(), 0);
+      second->work = comm.user().Send(second->view(), 0);
+    }
+    EK_RETURN_IF_ERROR(first->work.Wait());
+    EK_RETURN_IF_ERROR(second->work.Wait());
+    EK_RETURN_IF_ERROR(first->placed.Fetch());
+    EK_RETURN_IF_ERROR(second->placed.Fetch());
+    EXPECT_EQ(first->values[2], 1);
+    EXPECT_EQ(second->values[2], 2);
+    EXPECT_EQ(second->from, comm.rank() == 0 && comm.world_size() > 1 ? 1 : -1);
+    return comm.Barrier();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// Rank 1 sends more messages than the others, which are received by its name.
+TEST_P(AnySourceTest, EachReceiveTakesOneMessage) {
+  absl::Status status = RunTested(GetParam(), [](Communicator& comm) -> absl::Status {
+    constexpr size_t kNamed = 20;
+    if (comm.world_size() < 2) return absl::OkStatus();
+    const size_t others = comm.world_size() - 1;
+    std::vector<std::unique_ptr<Number>> numbers;
+    while (numbers.size() < (comm.rank() < 2 ? kNamed : 0) + (comm.rank() == 0 ? others : 1)) {
+      EK_ASSIGN_OR_RETURN(
+          auto number, NewNumber(comm, comm.rank() == 0 ? -1 : static_cast<int>(numbers.size())));
+      if (comm.rank() > 0) {
+        number->work = comm.user().Send(number->view(), 0);
+      } else if (numbers.size() < kNamed) {
+        number->work = comm.user().Recv(number->view(), 1);
+      } else {
+        number->work = comm.user().RecvAny(number->view(), &number->from);
+      }
+      numbers.push_back(std::move(number));
+    }
+    std::vector<int> from;
+    for (size_t i = 0; i < numbers.size(); ++i) {
+      Number& number = *numbers[i];
+      EK_RETURN_IF_ERROR(number.work.Wait());
+      EK_RETURN_IF_ERROR(number.placed.Fetch());
+      if (comm.rank() > 0) continue;
+      EXPECT_EQ(number.values[2], i < kNamed ? i : number.from == 1 ? kNamed : 0);
+      if (i >= kNamed) from.push_back(number.from);
+    }
+    std::sort(from.begin(), from.end());
+    EXPECT_EQ(from, comm.rank() > 0 ? std::vector<int>() : Others(comm.world_size()));
+    return comm.Barrier();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_P(AnySourceTest, OnlyMessagesWithItsTagAreMet) {
+  absl::Status status = RunTested(GetParam(), [](Communicator& comm) -> absl::Status {
+    if (!comm.Supports({.kind = CollectiveKind::kSend, .root = 0, .tag = 1}).ok())
+      return absl::OkStatus();
+    for (const size_t count : {size_t{1}, size_t{3'000'001}}) {
+      EK_ASSIGN_OR_RETURN(auto one, NewNumber(comm, comm.rank() * 10 + 1, count));
+      EK_ASSIGN_OR_RETURN(auto two, NewNumber(comm, comm.rank() * 10 + 2, count));
+      if (comm.rank() > 0) {
+        one->work = comm.user().Send(one->view(), 0, {.tag = 1});
+        two->work = comm.user().Send(two->view(), 0, {.tag = 2});
+        EK_RETURN_IF_ERROR(one->work.Wait());
+        EK_RETURN_IF_ERROR(two->work.Wait());
+      }
+      for (int i = 1; comm.rank() == 0 && i < comm.world_size(); ++i) {
+        EK_RETURN_IF_ERROR(comm.user().RecvAny(two->view(), &two->from, {.tag = 2}).Wait());
+        EK_RETURN_IF_ERROR(comm.user().RecvAny(one->view(), &one->from, {.tag = 1}).Wait());
+        EXPECT_EQ(std::count(one->values.begin(), one->values.end(), one->from * 10 + 1), count);
+        EXPECT_EQ(std::count(two->values.begin(), two->values.end(), two->from * 10 + 2), count);
+      }
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// A server: what it gives to whom depends on who asks.
+TEST_P(AnySourceTest, AServerAnswersEachRankThatAsks) {
+  absl::Status status = RunTested(GetParam(), [](Communicator& comm) -> absl::Status {
+    constexpr int kQuestions = 20;
+    EK_ASSIGN_OR_RETURN(auto question, NewNumber(comm, comm.rank()));
+    EK_ASSIGN_OR_RETURN(auto answer, NewNumber(comm, -1));
+    for (int i = 0; i < kQuestions * (comm.world_size() - 1) && comm.rank() == 0; ++i) {
+      int asker = -1;
+      EK_RETURN_IF_ERROR(comm.user().RecvAny(question->view(), &asker).Wait());
+      EK_RETURN_IF_ERROR(question->placed.Fetch());
+      EXPECT_EQ(question->values[2], asker);
+      answer->values.assign(3, asker + 100);
+      EK_RETURN_IF_ERROR(answer->placed.Store());
+      EK_RETURN_IF_ERROR(comm.user().Send(answer->view(), asker).Wait());
+    }
+    for (int i = 0; i < kQuestions && comm.rank() != 0; ++i) {
+      EK_RETURN_IF_ERROR(comm.user().Send(question->view(), 0).Wait());
+      EK_RETURN_IF_ERROR(comm.user().Recv(answer->view(), 0).Wait());
+      EK_RETURN_IF_ERROR(answer->placed.Fetch());
+      EXPECT_EQ(answer->values[2], comm.rank() + 100);
+    }
+    return comm.Barrier();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_P(AnySourceTest, WithoutAnotherRankItIsRefused) {
+  absl::Status status = RunTested(GetParam(), [](Communicator& comm) -> absl::Status {
+    EK_ASSIGN_OR_RETURN(auto number, NewNumber(comm, 0));
+    if (comm.world_size() > 1) return absl::OkStatus();
+    const absl::Status refused = comm.user().RecvAny(number->view(), &number->from).Wait();
+    EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+    return comm.Barrier();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// Failures ----------------------------------------------------------------------------------------
+
+// Rank 0 waits for any rank while the others run `others`. Returns the error of rank 0.
+absl::Status ErrorOfRank0(int world_size, const CommunicatorOptions& options,
+                          absl::FunctionRef<absl::Status(Communicator&)> others) {
+  absl::Status ended;
+  const absl::Time start = absl::Now();
+  absl::Status ignored = RunTested(
+      world_size,
+      [&](Communicator& comm) -> absl::Status {
+        EK_ASSIGN_OR_RETURN(auto number, NewNumber(comm, comm.rank()));
+        if (comm.rank() > 0) return others(comm);
+        ended = comm.user().RecvAny(number->view(), &number->from).Wait();
+        EXPECT_EQ(number->from, -1);
+        return ended;
+      },
+      options);
+  EXPECT_FALSE(ended.ok());
+  EXPECT_LT(absl::Now() - start, kAtOnce);
+  return ended;
+}
+
+const CommunicatorOptions kWatched = {.timeout = kPatience,
+                                      .watch = {.beat = absl::Milliseconds(50)}};
+
+std::vector<int> RanksOf(const absl::Status& status) {
+  return FailureInfoOf(status).value_or(FailureInfo()).ranks;
+}
+
+TEST_P(AnySourceFailureTest, RanksThatAllWaitForAnyOtherLearnOfIt) {
+  const absl::Status ended =
+      ErrorOfRank0(GetParam(), kWatched, [](Communicator& comm) -> absl::Status {
+        EK_ASSIGN_OR_RETURN(auto number, NewNumber(comm, 0));
+        return comm.user().RecvAny(number->view(), &number->from).Wait();
+      });
+  EXPECT_TRUE(absl::IsFailedPrecondition(ended)) << ended;
+  EXPECT_TRUE(absl::StrContains(ended.message(), "#0 recv (user) int32[3] from any rank")) << ended;
+}
+
+TEST_P(AnySourceFailureTest, AWaitForALateRankIsNoDeadlock) {
+  absl::Status status = RunTested(
+      GetParam(),
+      [](Communicator& comm) -> absl::Status {
+        EK_ASSIGN_OR_RETURN(auto number, NewNumber(comm, comm.rank()));
+        if (comm.rank() == 0) {
+          EK_RETURN_IF_ERROR(comm.user().RecvAny(number->view(), &number->from).Wait());
+        } else if (comm.rank() == comm.world_size() - 1) {
+          absl::SleepFor(absl::Milliseconds(500));  // For ten heartbeats.
+          EK_RETURN_IF_ERROR(comm.user().Send(number->view(), 0).Wait());
+        }
+        return comm.Barrier();
+      },
+      kWatched);
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_P(AnySourceFailureTest, WhenTheOthersHaveLeftItEnds) {
+  const absl::Status ended =
+      ErrorOfRank0(GetParam(), kWatched, [](Communicator& comm) { return comm.Leave(); });
+  EXPECT_TRUE(absl::IsFailedPrecondition(ended)) << ended;
+  EXPECT_TRUE(absl::StrContains(ended.message(), GetParam() == 2 ? "has left" : "have left"))
+      << ended;
+}
+
+TEST_P(AnySourceFailureTest, AFailedRankIsNamed) {
+  const int last = GetParam() - 1;
+  const absl::Status ended =
+      ErrorOfRank0(GetParam(), kWatched, [&](Communicator& comm) -> absl::Status {
+        EK_ASSIGN_OR_RETURN(auto number, NewNumber(comm, 0));
+        if (comm.rank() == last) return absl::DataLossError("no such file");
+        return comm.user().RecvAny(number->view(), &number->from).Wait();
+      });
+  EXPECT_TRUE(absl::StrContains(ended.message(), "no such file")) << ended;
+  EXPECT_EQ(RanksOf(ended), std::vector<int>{last}) << ended;
+}
+
+TEST_P(AnySourceFailureTest, AMissedDeadlineNamesTheOthers) {
+  CommunicatorOptions options = kWatched;
+  options.timeout = absl::Milliseconds(500);
+  const absl::Status ended =
+      ErrorOfRank0(GetParam(), options, [](Communicator& comm) -> absl::Status {
+        while (comm.status().ok()) absl::SleepFor(absl::Milliseconds(20));
+        return comm.status();
+      });
+  EXPECT_TRUE(absl::IsDeadlineExceeded(ended)) << ended;
+  EXPECT_TRUE(
+      absl::StrContains(ended.message(), "int32[3] from any rank on channel \"user\" for rank"))
+      << ended;
+  EXPECT_EQ(RanksOf(ended), Others(GetParam())) << ended;
+}
+
+TEST_P(AnySourceFailureTest, AMessageOfAnotherSizeEndsTheGroup) {
+  const absl::Status ended =
+      ErrorOfRank0(GetParam(), kWatched, [](Communicator& comm) -> absl::Status {
+        EK_ASSIGN_OR_RETURN(auto number, NewNumber(comm, 0, 4));
+        return comm.rank() == 1 ? comm.user().Send(number->view(), 0).Wait() : comm.Barrier();
+      });
+  EXPECT_TRUE(absl::IsFailedPrecondition(ended)) << ended;
+  for (const absl::string_view half :
+       {"#0 send (user) int32[4] to rank 0", "#0 recv (user) int32[3] from rank 1"})
+    EXPECT_TRUE(absl::StrContains(ended.message(), half)) << ended;
+}
+
+INSTANTIATE_TEST_SUITE_P(WorldSize, AnySourceTest, testing::ValuesIn(WorldSizes(1)),
+                         testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(WorldSize, AnySourceFailureTest, testing::ValuesIn(WorldSizes(2)),
+                         testing::PrintToStringParamName());
+
+}  // namespace
+}  // namespace evenkeel

@@ -32,7 +32,10 @@ def make_group(make, asked):
         # A bare name makes the backend the default one of the group, as a bare gloo does.
         made, store = make("evenkeel" if len(legs) == 1 else _text(legs))
     except dist.DistError as error:
-        error.args = (f"{error}{_QUESTION}",)
+        gpu = ", or without a GPU, while this one sees one" if "gloo" in legs.values() else ""
+        error.args = (
+            f"{error} (does a rank run without EVENKEEL_REPLACE_GLOO=1, with Gloo{gpu}?)",
+        )
         raise
     if made in existing or made not in c10d._world.pg_map:
         return made, store  # The group has existed (pg_tag), or this rank is not in it.
@@ -45,9 +48,6 @@ def make_group(make, asked):
             "evenkeel: groups that ask for gloo use evenkeel %s (%s)", __version__, transport(made)
         )
     return made, store
-
-
-_QUESTION = " (does a rank run without EVENKEEL_REPLACE_GLOO=1, with Gloo?)"
 
 
 def replaced(legs, sees_a_gpu):

@@ -321,6 +321,17 @@ def only_rank_1_replaces(rank, world, store):
         return type(error), str(error)
 
 
+def only_rank_1_sees_a_gpu(rank, world, store):
+    evenkeel_c10d.replace_gloo()
+    with unittest.mock.patch("torch.cuda.device_count", lambda: rank):
+        try:
+            with group_of(store, rank, world, timeout=datetime.timedelta(seconds=3)):
+                dist.barrier()
+        except dist.DistError as error:
+            return str(error)
+    raise AssertionError("no error")
+
+
 def an_existing_group_keeps_its_name(rank, world, store):
     evenkeel_c10d.replace_gloo()
     with group_of(store, rank, world, "evenkeel"):
@@ -505,6 +516,11 @@ class GlooTest(unittest.TestCase):
         _, (kind, message) = self.run_ranks(only_rank_1_replaces)
         self.assertIs(kind, evenkeel_c10d.Error, message)
         self.assertIn("does a rank run without EVENKEEL_REPLACE_GLOO=1, with Gloo?", message)
+
+    def test_the_error_asks_for_ranks_without_a_gpu(self):
+        without, with_gpu = self.run_ranks(only_rank_1_sees_a_gpu)
+        self.assertIn("or without a GPU, while this one sees one?", with_gpu)
+        self.assertIn("rank 1", without)
 
     def test_groups_of_other_backends_load_nothing(self):
         run_python("-c", OTHER_GROUPS, EVENKEEL_REPLACE_GLOO="1")

@@ -324,7 +324,7 @@ at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
 // ---- Running operations ----
 
 WorkPtr Backend::Run(Operation operation, std::chrono::milliseconds timeout, TensorList inputs,
-                     TensorLists results, int source_rank) {
+                     TensorLists results) {
   CheckUsable(operation.name());
   if (timeout.count() <= 0) timeout = std::chrono::milliseconds(timeout_ms_);
   const bool is_message = c10d::isP2POp(operation.type());
@@ -335,7 +335,7 @@ WorkPtr Backend::Run(Operation operation, std::chrono::milliseconds timeout, Ten
       " Wait for the future, and then call ", operation.name(), ".");
   const bool has_copies = operation.has_copies();
   const Work::Attributes attributes{.rank = rank_,
-                                    .source_rank = source_rank,
+                                    .sender = operation.sender,
                                     .title = operation.title(),
                                     .type = operation.type(),
                                     .sequence = is_message ? sequence_.load() : ++sequence_,
@@ -775,16 +775,23 @@ WorkPtr Backend::send(TensorList& tensors, int rank, int tag) {
 WorkPtr Backend::recv(TensorList& tensors, int rank, int tag) {
   Operation operation("evenkeel:recv", OpType::RECV);
   CheckPeer(operation.name(), rank, tag);
+  operation.sender = std::make_shared<int>(rank);
   operation.Add({.kind = Kind::kRecv,
                  .out = {operation.Write(OnlyOne(operation.name(), "tensor", tensors))},
                  .root = rank,
                  .tag = tag});
-  return Run(std::move(operation), c10d::kUnsetTimeout, tensors, {tensors}, rank);
+  return Run(std::move(operation), c10d::kUnsetTimeout, tensors, {tensors});
 }
 
-WorkPtr Backend::recvAnysource(TensorList& /*tensors*/, int /*tag*/) {
-  C10_THROW_ERROR(NotImplementedError,
-                  "evenkeel: recv needs the rank of the sender. Pass src= to recv() or irecv().");
+WorkPtr Backend::recvAnysource(TensorList& tensors, int tag) {
+  Operation operation("evenkeel:recvAnySource", OpType::RECVANYSOURCE);
+  CheckPeer(operation.name(), rank_, tag);
+  operation.sender = std::make_shared<int>(-1);
+  operation.Add({.kind = Kind::kRecv,
+                 .out = {operation.Write(OnlyOne(operation.name(), "tensor", tensors))},
+                 .from = operation.sender.get(),
+                 .tag = tag});
+  return Run(std::move(operation), c10d::kUnsetTimeout, tensors, {tensors});
 }
 
 }  // namespace evenkeel::bridge

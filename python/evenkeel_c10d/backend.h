@@ -129,7 +129,7 @@ class Backend : public c10d::Backend {
  private:
   // Issues the calls of `operation`, each with this timeout (not positive: the group's).
   WorkPtr Run(Operation operation, std::chrono::milliseconds timeout, TensorList inputs,
-              TensorLists results, int source_rank = -1);
+              TensorLists results);
   // Waits for all ranks and returns their FactsOf() the tensor, by rank.
   TensorList GatherSparseFacts(const at::Tensor& tensor, std::chrono::milliseconds timeout);
   // Keeps the tensors of `flight` until it has ended, and drops the flights that have.

@@ -15,6 +15,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -67,6 +68,9 @@ class Operation {
   bool has_copies() const { return !copies_.empty() || last_ != nullptr; }
   // Copies the outputs to the tensors of the caller.
   void CopyBack();
+
+  // A receive's: the rank of the sender, from any rank -1 until the message has arrived.
+  std::shared_ptr<int> sender;
 
  private:
   // The tensor, or a copy whose elements are contiguous. Keeps it.

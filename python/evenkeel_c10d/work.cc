@@ -201,7 +201,7 @@ Work::Work(const Attributes& attributes, std::shared_ptr<Flight> flight,
     : c10d::Work(attributes.rank, attributes.type, attributes.title, attributes.inputs),
       flight_(std::move(flight)),
       completer_(std::move(completer)),
-      source_rank_(attributes.source_rank),
+      sender_(attributes.sender),
       sequence_(attributes.sequence),
       timeout_(attributes.timeout),
       results_(attributes.results) {}
@@ -248,8 +248,10 @@ std::exception_ptr Work::exception() const {
 }
 
 int Work::sourceRank() const {
-  TORCH_CHECK(source_rank_ >= 0, "evenkeel: only a work of recv() has a source rank.");
-  return source_rank_;
+  TORCH_CHECK(sender_ != nullptr, "evenkeel: only a work of recv() has a source rank.");
+  TORCH_CHECK(retrieveOpType() != c10d::OpType::RECVANYSOURCE || isSuccess(),
+              "evenkeel: the source rank is known when the message has arrived.");
+  return *sender_;
 }
 
 std::vector<at::Tensor> Work::result() {

@@ -85,8 +85,8 @@ class Work : public c10d::Work {
  public:
   struct Attributes {
     int rank = 0;
-    int source_rank = -1;
-    const char* title = nullptr;  // The name of the profiler's range.
+    std::shared_ptr<const int> sender;  // Operation::sender.
+    const char* title = nullptr;        // The name of the profiler's range.
     c10d::OpType type = c10d::OpType::UNKNOWN;
     uint64_t sequence = 0;
     std::chrono::milliseconds timeout{0};
@@ -122,7 +122,7 @@ class Work : public c10d::Work {
 
   const std::shared_ptr<Flight> flight_;
   const std::shared_ptr<Completer> completer_;
-  const int source_rank_;
+  const std::shared_ptr<const int> sender_;
   const uint64_t sequence_;
   const std::chrono::milliseconds timeout_;
   const std::vector<std::vector<at::Tensor>> results_;

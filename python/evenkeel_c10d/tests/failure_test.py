@@ -167,6 +167,18 @@ def left(rank, world, store):
     return failure_of(two_barriers)
 
 
+def killed_while_others_wait_for_any(rank, world):
+    die(rank, world - 1)
+    return failure_of(lambda: dist.recv(torch.ones(1)))
+
+
+def others_left(rank, world, store):
+    """Only rank 0 remains, and waits for any other."""
+    dist.init_process_group("evenkeel", store=store, rank=rank, world_size=world)
+    dist.barrier()
+    return failure_of(lambda: dist.recv(torch.ones(1))) if rank == 0 else None
+
+
 def exits(rank, world, store):
     """A rank ends as one of torch.multiprocessing.spawn does whose function has failed."""
     dist.init_process_group("evenkeel", store=store, rank=rank, world_size=world)
@@ -268,6 +280,20 @@ class FailureTest(unittest.TestCase):
                 self.assertEqual(failure["kind"], "disagreement", failure)
                 self.assertEqual(failure["ranks"], (world - 1,), failure)
                 self.assertIn("barrier", failure["operation"])
+
+    def test_a_wait_for_any_rank_names_a_killed_one(self):
+        for world in WORLDS:
+            for failure in self.failures(killed_while_others_wait_for_any, world, dead=world - 1):
+                self.assertEqual((failure["kind"], failure["ranks"]), ("lost", (world - 1,)), failure)
+                self.assertIn("recv (user) float32[1] from any rank", failure["operation"])
+                self.assertLess(failure["seconds"], 10)
+
+    def test_a_wait_for_any_rank_ends_when_all_others_have_left(self):
+        for world in WORLDS:
+            failure = self.failures(others_left, world, init=False)[0]
+            self.assertEqual(failure["kind"], "disagreement", failure)
+            self.assertRegex(failure["text"], "from any rank.* (has|have) left: it cannot go on")
+            self.assertLess(failure["seconds"], 10)
 
     def test_a_rank_that_exits_with_an_error_is_named(self):
         for world in WORLDS:

@@ -423,7 +423,9 @@ def refusals(rank, world):
     if world > 1:
         refuses(RuntimeError, "evenly", dist.all_to_all_single, torch.zeros(3 * world + 1),
                 torch.zeros(3 * world + 1))
-    refuses(NotImplementedError, "rank of the sender", dist.recv, one)
+    if world == 1:
+        refuses(RuntimeError, "the group has no other rank", dist.recv, one)
+    refuses(RuntimeError, "the tag -1", dist.irecv, one, tag=-1)
     refuses(RuntimeError, "the tag -1", group.send, [one], 0, -1)
     sparse = torch.eye(3).to_sparse()
     refuses(RuntimeError, "Use ReduceOp.SUM", dist.all_reduce, sparse, dist.ReduceOp.MAX)
@@ -432,6 +434,36 @@ def refusals(rank, world):
         refuses(RuntimeError, f"rank {world - 1} Float of shape [3, 3]",
                 dist.all_reduce, other)
     dist.barrier()  # The group still works.
+
+
+def any_source(rank, world):
+    if rank > 0:
+        for number in range(3):
+            dist.send(torch.full((2, 4), 10 * rank + number), 0, tag=5)
+        dist.barrier()
+        dist.send(torch.full((2,), rank, dtype=torch.int8), 0)
+    else:
+        following = dict.fromkeys(range(1, world), 0)
+        for _ in range(3 * (world - 1)):
+            tensor = torch.zeros(4, 2, dtype=torch.long).t()  # Not contiguous.
+            sender = dist.recv(tensor, tag=5)
+            assert tensor.eq(10 * sender + following[sender]).all(), (sender, tensor)
+            following[sender] += 1
+        tensors = [torch.zeros(2, dtype=torch.int8) for _ in range(1, world)]
+        works = [dist.irecv(tensor) for tensor in tensors]
+        refuses(RuntimeError, "when the message has arrived", works[0]._source_rank)
+        dist.barrier()
+        assert works[-1].get_future().wait()[0] is not None
+        for tensor, work in zip(tensors, works):
+            work.wait()
+            assert tensor.tolist() == [work._source_rank()] * 2
+        assert sorted(work._source_rank() for work in works) == list(range(1, world))
+    # The sender is a rank of the job, also in a group of some ranks.
+    group = dist.new_group(range(1, world))
+    if rank == 1 < world - 1:
+        dist.send(torch.ones(1), world - 1, group=group)
+    elif rank == world - 1 > 1:
+        assert dist.recv(torch.zeros(1), group=group) == 1
 
 
 def sparse_values(rank, dtype):
@@ -629,6 +661,10 @@ class OperationsTest(unittest.TestCase):
 
     def test_sparse(self):
         self.run_all(sparse)
+
+    def test_any_source(self):
+        for world in (2, 3, 5):
+            run_ranks(world, any_source)
 
     def test_refuses_wrong_arguments(self):
         self.run_all(refusals)

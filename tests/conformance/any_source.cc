@@ -123,6 +123,40 @@ TEST_P(AnySourceTest, AReceiveFromANamedRankTakesItsNextMessage) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+TEST_P(AnySourceTest, AnAnnouncedMessageIsTakenOnce) {
+  absl::Status status = RunTested(GetParam(), [](Communicator& comm) -> absl::Status {
+    if (comm.world_size() < 2) return absl::OkStatus();
+    const int last = comm.world_size() - 1;
+    std::vector<std::unique_ptr<Number>> numbers;
+    for (const int value : {1, 2, 3}) {
+      EK_ASSIGN_OR_RETURN(auto number, NewNumber(comm, comm.rank() == 0 ? -1 : value));
+      numbers.push_back(std::move(number));
+    }
+    Number &first = *numbers[0], &second = *numbers[1], &third = *numbers[2];
+    if (comm.rank() == 0) first.work = comm.user().RecvAny(first.view(), &first.from);
+    // After it all ranks have handled the control messages from before.
+    EK_RETURN_IF_ERROR(comm.AgreeAny(false).status());
+    for (Number* number : {&first, &second})
+      if (comm.rank() == 1) number->work = comm.user().Send(number->view(), 0);
+    EK_RETURN_IF_ERROR(comm.AgreeAny(false).status());
+    if (comm.rank() == 0) {
+      second.work = comm.user().Recv(second.view(), 1);
+      third.work = comm.user().RecvAny(third.view(), &third.from);
+    }
+    if (comm.rank() == last) third.work = comm.user().Send(third.view(), 0);
+    for (const int value : {1, 2, 3}) {
+      Number& number = *numbers[value - 1];
+      EK_RETURN_IF_ERROR(number.work.Wait());
+      EK_RETURN_IF_ERROR(number.placed.Fetch());
+      EXPECT_EQ(number.values[2], value);
+    }
+    EXPECT_EQ(first.from, comm.rank() == 0 ? 1 : -1);
+    EXPECT_EQ(third.from, comm.rank() == 0 ? last : -1);
+    return comm.Barrier();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 // Rank 1 sends more messages than the others, which are received by its name.
 TEST_P(AnySourceTest, EachReceiveTakesOneMessage) {
   absl::Status status = RunTested(GetParam(), [](Communicator& comm) -> absl::Status {

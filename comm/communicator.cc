@@ -108,14 +108,21 @@ absl::Status CheckUneven(const Collective& what, const TensorList& in, const Ten
   return absl::OkStatus();
 }
 
+enum class Peer { kNamed, kAny };
+
 absl::Status Validate(const Collective& what, const TensorList& in, const TensorList& out,
-                      const Communicator& comm) {
+                      const Communicator& comm, Peer peer = Peer::kNamed) {
   if (what.count < 0) return absl::InvalidArgumentError(absl::StrCat("count is ", what.count));
   if (what.tag < 0 || (what.tag != 0 && !IsPair(what.kind))) {
     return absl::InvalidArgumentError(
         absl::StrCat("tag is ", what.tag, ", expected ", IsPair(what.kind) ? "0 or more" : "0"));
   }
-  if (HasRoot(what.kind)) {
+  if (peer == Peer::kAny) {
+    if (comm.world_size() == 1) {
+      return absl::InvalidArgumentError(
+          "the group has no other rank (receive only in groups of two or more)");
+    }
+  } else if (HasRoot(what.kind)) {
     if (what.root < 0 || what.root >= comm.world_size()) {
       return absl::InvalidArgumentError(
           absl::StrCat("rank ", what.root, " is not in a group of ", comm.world_size()));
@@ -240,10 +247,6 @@ Work Channel::Recv(TensorView data, int from, const CallOptions& options) {
 }
 
 Work Channel::RecvAny(TensorView data, int* from, const CallOptions& options) {
-  if (communicator_->world_size() == 1) {
-    return Work(absl::InvalidArgumentError(
-        absl::StrCat("recv from any rank on channel ", name_, ": the group has no other rank")));
-  }
   return Issue(Describe(CollectiveKind::kRecv, data.dtype, data.count, options), {}, {data},
                options, from);
 }
@@ -275,11 +278,11 @@ Work Channel::Issue(const Collective& what, TensorList in, TensorList out,
                     const CallOptions& options, int* from) {
   Communicator& comm = *communicator_;
   if (absl::Status ended = comm.status(); !ended.ok()) return Work(std::move(ended));
-  Collective checked = what;
-  if (from != nullptr) checked.root = comm.rank() == 0 ? 1 : 0;  // As good as any other rank.
-  if (absl::Status wrong = Validate(checked, in, out, comm); !wrong.ok()) {
+  const Peer peer = from == nullptr ? Peer::kNamed : Peer::kAny;
+  if (absl::Status wrong = Validate(what, in, out, comm, peer); !wrong.ok()) {
     return Work(Annotate(
-        wrong, absl::StrCat(ToString(what.kind), " on channel ", name_, ", rank ", comm.rank())));
+        wrong, absl::StrCat(ToString(what.kind), peer == Peer::kAny ? " from any rank" : "",
+                            " on channel ", name_, ", rank ", comm.rank())));
   }
   Operation operation;
   operation.what = what;
@@ -314,7 +317,7 @@ Work Channel::Issue(const Collective& what, TensorList in, TensorList out,
   absl::MutexLock lock(&mutex_);
   if (IsPair(what.kind)) {
     operation.sequence = pair_positions_[{what.root, what.kind, what.tag}]++;
-    if (any_ != nullptr) OnPair(what);
+    if (any_ != nullptr) OnPair(what, operation.sequence + 1);
   } else {
     if (comm.a_peer_left_) {
       absl::Status left = comm.CheckAgainstLeft(name_, position_, ToString(what));
@@ -454,7 +457,8 @@ Communicator::~Communicator() {
 
 void Communicator::OnNotice(int from, absl::string_view topic, absl::string_view notice) {
   if (topic == "finalize") return OnFinalizeNotice(from, notice);
-  if (topic == Channel::kAnySource) return OnAnySourceNotice(from, notice);
+  if (topic == Channel::kAskForSends || topic == Channel::kAnnounceSends)
+    return OnAnySourceNotice(from, topic, notice);
   if (extension_in_use_ == nullptr) {
     absl::MutexLock lock(&extension_mutex_);
     if (extension_ == nullptr) {
@@ -655,9 +659,9 @@ std::string Communicator::SerializePositions() const {
   positions[internal::kStepsChannel].position = extension == nullptr ? 0 : extension->position();
   for (const Channel* channel : channels()) {
     absl::MutexLock lock(&channel->mutex_);
-    positions[channel->name_] = {
-        channel->position_, channel->issued_hash_,
-        channel->last_issued_.has_value() ? ToString(*channel->last_issued_) : ""};
+    if (!channel->last_issued_.has_value()) continue;  // Not all ranks may have opened it.
+    positions[channel->name_] = {channel->position_, channel->issued_hash_,
+                                 ToString(*channel->last_issued_)};
   }
   return internal::Serialize(positions);
 }

@@ -143,11 +143,14 @@ class Channel {
                 const CallOptions& options = {});
   Work Send(TensorView data, int to, const CallOptions& options = {});
   Work Recv(TensorView data, int from, const CallOptions& options = {});
-  // Receives a message of any other rank, the first that is announced, and writes the sender to
-  // `*from`, which must live as long as `data`. Messages of one sender arrive in their order. A
-  // receive from a named rank takes that rank's next message, also if it is issued later than this
-  // one. Each message costs a control message of its sender; the first call for a tag asks for
-  // these.
+  // Receives a message of any other rank, the first that is announced. `*from` must live as long as
+  // `data`, and is the sender once the operation has ended with OK. Messages of one sender arrive
+  // in their order. A receive from a named rank takes that rank's next message, also if it is
+  // issued later than this one. The first call for a tag asks the other ranks for announcements.
+  // From then on, as long as the channel lives, each message to this rank with that tag costs a
+  // control message of its sender, and the tag costs each rank some hundred bytes, this one 50 more
+  // for each sender. On a device `options.after` is recorded when the receive gets its message, not
+  // at the call, so pass `after_event`; and Work::OrderBefore() waits on the host.
   Work RecvAny(TensorView data, int* from, const CallOptions& options = {});
   Work Barrier(const CallOptions& options = {});
 
@@ -172,13 +175,20 @@ class Channel {
                                                         absl::Time issued);
 
   // Receives from any rank (communicator_any.cc).
-  static constexpr char kAnySource[] = "any source";  // The topic of announcements.
+  static constexpr char kAskForSends[] = "any source: ask";  // Topics of notices.
+  static constexpr char kAnnounceSends[] = "any source: sends";
   struct AnySource;
+  struct AnySourceDeleter {
+    void operator()(AnySource* any) const;
+  };
+  AnySource& Any() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReceiveFromAny(Operation operation, int64_t number, std::shared_ptr<WorkState> work,
                       int* from) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // A send, or a receive from a named rank, was counted.
-  void OnPair(const Collective& what) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // `sends`: another rank has issued so many with the tag to this one; -1: it asks for these.
+  // A send, or a receive from a named rank, was counted: `count` with its peer and tag by now.
+  void OnPair(const Collective& what, int64_t count) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Another rank asks for announcements of the sends to it with the tag.
+  void OnAsked(int from, int64_t tag);
+  // Another rank has issued so many sends with the tag to this one.
   void OnAnnouncement(int from, int64_t tag, int64_t sends);
   void EndAnySource(const absl::Status& why);
 
@@ -192,7 +202,8 @@ class Channel {
   std::optional<Collective> last_issued_ ABSL_GUARDED_BY(mutex_);
   std::map<std::tuple<int, CollectiveKind, int64_t>, int64_t> pair_positions_
       ABSL_GUARDED_BY(mutex_);  // For send and recv: by peer (-1: any), direction and tag.
-  std::shared_ptr<AnySource> any_ ABSL_GUARDED_BY(mutex_);  // Null until a rank needs it.
+  // Null until a rank receives from any other.
+  std::unique_ptr<AnySource, AnySourceDeleter> any_ ABSL_GUARDED_BY(mutex_);
 };
 
 // How ranks watch each other. Equal on all ranks, since the first rank that gives up ends the
@@ -399,7 +410,7 @@ class Communicator {
   // The same on a thread that waits and holds no locks; afterwards nothing is in flight here.
   void OnDeadline(const absl::Status& why);
   void OnFinalizeNotice(int peer, absl::string_view positions);
-  void OnAnySourceNotice(int from, absl::string_view notice);
+  void OnAnySourceNotice(int from, absl::string_view topic, absl::string_view notice);
   // The end of Finalize() and Leave().
   void EndCleanly();
   void OnNotice(int from, absl::string_view topic, absl::string_view notice);

@@ -1,19 +1,21 @@
 // Receives from any rank.
 //
-// No backend knows them. The first receive for a tag asks all ranks for announcements, and from
-// then on each send with that tag announces the number of those so far, over the control plane. So
-// the receiver knows from which ranks messages come that no receive has taken yet. The oldest
-// receive from any rank takes the first of these: it becomes a receive from that rank, which the
-// backend gets. Since numbers of sends and receives only grow, it makes no difference which of a
-// message's announcement and a receive from its named rank comes first.
+// No backend has them. The first receive for a tag asks all ranks for announcements, and from then
+// on each send with that tag announces the number of those so far, over the control plane. The
+// receiver compares this number with that of its own receives from the sender, and so finds the
+// messages that no receive has taken yet. The oldest receive from any rank takes the first of
+// these: it becomes a receive from that rank, which the backend gets. Since numbers of sends and
+// receives only grow, the order of a message's announcement and of a receive from its named rank
+// makes no difference.
 //
-// A deadlock is judged right: an announcement leaves before its sender reports that it waits, and
-// has been handled here before this rank reports that it has received it
+// The detection of deadlocks needs that an announcement leaves before its sender reports that it
+// waits, and that it is handled here before this rank reports that it has received it
 // (comm/control/rank_status.h).
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
-#include <deque>
+#include <list>
 #include <map>
 #include <memory>
 #include <set>
@@ -34,40 +36,65 @@
 namespace evenkeel {
 namespace {
 
-// Instead of the number of sends in a notice: the sender of the notice asks for announcements.
-constexpr int64_t kAsks = -1;
+std::string Notice(const Channel& channel, int64_t tag) {
+  return internal::ByteWriter().Bytes(channel.name()).I64(tag).Take();
+}
 
 std::string Notice(const Channel& channel, int64_t tag, int64_t sends) {
   return internal::ByteWriter().Bytes(channel.name()).I64(tag).I64(sends).Take();
 }
 
+// A receive from any rank that has its sender. Ends the caller's work when the backend has ended
+// the receive, and the thread that started it has released the channel's lock: callbacks of users
+// may need that lock.
+class Matched {
+ public:
+  explicit Matched(std::shared_ptr<WorkState> work) : work_(std::move(work)) {}
+
+  void End(const absl::Status& status) {
+    status_ = status;
+    Down();
+  }
+  void Release() { Down(); }
+  // The group has ended, and the backend does nothing more.
+  void Abort(const absl::Status& why) { work_->Finish(why); }
+
+ private:
+  void Down() {
+    if (left_.fetch_sub(1) == 1) work_->Finish(status_);
+  }
+
+  const std::shared_ptr<WorkState> work_;
+  std::atomic<int> left_ = 2;
+  absl::Status status_;  // Constant after End().
+};
+
 }  // namespace
 
 struct Channel::AnySource {
-  struct Open {  // A receive that has met no message.
+  struct Open {  // A receive without a message.
     Operation operation;
     int64_t number = 0;  // In the flight record.
     std::shared_ptr<WorkState> work;
     int* from = nullptr;
   };
-  struct Met {  // One that has: its work ends with that of the receive from `sender`.
-    std::shared_ptr<WorkState> work, from_sender;
-    int* from = nullptr;
-    int sender = -1;
-  };
   struct Tag {                         // One that this rank has asked for.
     std::map<int, int64_t> announced;  // Sends, by sender.
     // The senders of announced messages that no receive has taken, in order. Empty, or `open` is.
-    std::deque<int> untaken;
-    std::deque<Open> open;
+    // Lists, since an empty deque has half a kilobyte.
+    std::list<int> untaken;
+    std::list<Open> open;
   };
 
   std::map<int64_t, Tag> tags;
   std::set<std::pair<int, int64_t>> askers;  // The ranks that have asked this one, with the tags.
+  std::vector<std::shared_ptr<Matched>> unreleased;
 
-  std::vector<Met> Meet(Channel& channel, Tag& tag) ABSL_EXCLUSIVE_LOCKS_REQUIRED(channel.mutex_) {
+  // Gives messages to receives, and starts these. The caller releases them.
+  std::vector<std::shared_ptr<Matched>> Match(Channel& channel, Tag& tag)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(channel.mutex_) {
     Communicator& comm = *channel.communicator_;
-    std::vector<Met> met;
+    std::vector<std::shared_ptr<Matched>> all;
     for (; !tag.open.empty() && !tag.untaken.empty(); tag.untaken.pop_front()) {
       Open receive = std::move(tag.open.front());
       tag.open.pop_front();
@@ -76,79 +103,80 @@ struct Channel::AnySource {
       operation.what.root = sender;
       operation.sequence =
           channel.pair_positions_[{sender, CollectiveKind::kRecv, operation.what.tag}]++;
-      comm.flight_.Meet(receive.number, sender, operation.sequence);
-      // Not the caller's work, since backends add to a work before it is handed out.
+      comm.flight_.SetPeer(receive.number, sender, operation.sequence);
+      *receive.from = sender;  // Before EndAnySource(), so not after Abort() has returned.
+      all.push_back(std::make_shared<Matched>(std::move(receive.work)));
+      // Not the caller's work, since backends add to a work before it is handed out. It has its
+      // callback before it starts: backends leave the end of such works to their own threads.
       auto from_sender = std::make_shared<WorkState>(operation.deadline, nullptr);
-      comm.backend_->Start(std::move(operation), from_sender);
-      met.push_back({std::move(receive.work), std::move(from_sender), receive.from, sender});
+      from_sender->OnDone(
+          [matched = all.back()](const absl::Status& status) { matched->End(status); });
+      comm.backend_->Start(std::move(operation), std::move(from_sender));
     }
-    return met;
-  }
-
-  // Runs callbacks of users if a receive has ended by now.
-  static void Link(const std::vector<Met>& all) {
-    for (const Met& met : all) {
-      met.from_sender->OnDone([met](const absl::Status& status) {
-        if (status.ok()) *met.from = met.sender;
-        met.work->Finish(status);
-      });
-    }
+    return all;
   }
 };
+
+void Channel::AnySourceDeleter::operator()(AnySource* any) const { delete any; }
+
+Channel::AnySource& Channel::Any() {
+  if (any_ == nullptr) any_.reset(new AnySource());
+  return *any_;
+}
 
 void Channel::ReceiveFromAny(Operation operation, int64_t number, std::shared_ptr<WorkState> work,
                              int* from) {
   // Under the lock: an end of the group that is not seen here comes before EndAnySource().
   if (absl::Status ended = communicator_->status(); !ended.ok())
     return work->Finish(std::move(ended));
-  if (any_ == nullptr) any_ = std::make_shared<AnySource>();
   const int64_t id = operation.what.tag;
-  const auto [at, is_new] = any_->tags.try_emplace(id);
-  if (is_new) communicator_->control_->Notify(kAnySource, Notice(*this, id, kAsks));
+  const auto [at, is_new] = Any().tags.try_emplace(id);
+  if (is_new) communicator_->control_->Notify(kAskForSends, Notice(*this, id));
   at->second.open.push_back({std::move(operation), number, std::move(work), from});
-  AnySource::Link(any_->Meet(*this, at->second));  // It has no callbacks yet.
+  // At most this receive, whose work is not handed out yet and has no callbacks.
+  for (const auto& matched : any_->Match(*this, at->second)) matched->Release();
 }
 
-void Channel::OnPair(const Collective& what) {
+void Channel::OnPair(const Collective& what, int64_t count) {
   if (what.kind == CollectiveKind::kSend) {
-    if (!any_->askers.contains({what.root, what.tag})) return;
-    const int64_t sends = pair_positions_[{what.root, what.kind, what.tag}];
-    communicator_->control_->Notify(what.root, kAnySource, Notice(*this, what.tag, sends));
+    if (any_->askers.contains({what.root, what.tag}))
+      communicator_->control_->Notify(what.root, kAnnounceSends, Notice(*this, what.tag, count));
   } else if (const auto tag = any_->tags.find(what.tag); tag != any_->tags.end()) {
-    std::deque<int>& untaken = tag->second.untaken;
+    std::list<int>& untaken = tag->second.untaken;
     const auto taken = std::find(untaken.begin(), untaken.end(), what.root);
     if (taken != untaken.end()) untaken.erase(taken);
   }
 }
 
+void Channel::OnAsked(int from, int64_t tag) {
+  absl::MutexLock lock(&mutex_);
+  Any().askers.emplace(from, tag);
+  const auto sends = pair_positions_.find({from, CollectiveKind::kSend, tag});
+  if (sends != pair_positions_.end())
+    communicator_->control_->Notify(from, kAnnounceSends, Notice(*this, tag, sends->second));
+}
+
 void Channel::OnAnnouncement(int from, int64_t tag, int64_t sends) {
-  const auto count = [&](CollectiveKind kind) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    const auto at = pair_positions_.find({from, kind, tag});
-    return at == pair_positions_.end() ? 0 : at->second;
-  };
-  std::vector<AnySource::Met> met;
+  std::vector<std::shared_ptr<Matched>> all;
   {
     absl::MutexLock lock(&mutex_);
-    if (any_ == nullptr) any_ = std::make_shared<AnySource>();
-    if (sends == kAsks) {
-      any_->askers.emplace(from, tag);
-      if (const int64_t sent = count(CollectiveKind::kSend); sent > 0)
-        communicator_->control_->Notify(from, kAnySource, Notice(*this, tag, sent));
-      return;
-    }
-    const auto asked = any_->tags.find(tag);
+    const auto asked = Any().tags.find(tag);
     if (asked == any_->tags.end()) return;
+    const auto received = pair_positions_.find({from, CollectiveKind::kRecv, tag});
     int64_t& announced = asked->second.announced[from];
-    const int64_t known = std::max(announced, count(CollectiveKind::kRecv));
-    for (int64_t i = known; i < sends; ++i) asked->second.untaken.push_back(from);
+    int64_t counted = std::max(announced, received == pair_positions_.end() ? 0 : received->second);
+    for (; counted < sends; ++counted) asked->second.untaken.push_back(from);
     announced = std::max(announced, sends);
-    met = any_->Meet(*this, asked->second);
+    all = any_->unreleased = any_->Match(*this, asked->second);
   }
-  AnySource::Link(met);
+  for (const auto& matched : all) matched->Release();
+  absl::MutexLock lock(&mutex_);
+  any_->unreleased.clear();
 }
 
 void Channel::EndAnySource(const absl::Status& why) {
   std::vector<std::shared_ptr<WorkState>> works;
+  std::vector<std::shared_ptr<Matched>> unreleased;
   {
     absl::MutexLock lock(&mutex_);
     if (any_ == nullptr) return;
@@ -156,18 +184,26 @@ void Channel::EndAnySource(const absl::Status& why) {
       for (AnySource::Open& receive : tag.open) works.push_back(std::move(receive.work));
       tag.open.clear();
     }
+    unreleased.swap(any_->unreleased);
   }
   for (const auto& work : works) work->Finish(why);
+  for (const auto& matched : unreleased) matched->Abort(why);
 }
 
-void Communicator::OnAnySourceNotice(int from, absl::string_view notice) {
+void Communicator::OnAnySourceNotice(int from, absl::string_view topic, absl::string_view notice) {
+  const bool is_announcement = topic == Channel::kAnnounceSends;
   internal::ByteReader reader(notice);
   const absl::StatusOr<Channel*> channel = OpenChannel(reader.Bytes());
-  const int64_t tag = reader.I64(), sends = reader.I64();
-  absl::Status read = reader.Finish("announcement of a send");
+  const int64_t tag = reader.I64(), sends = is_announcement ? reader.I64() : 0;
+  absl::Status read = reader.Finish(topic);
   read.Update(channel.status());
-  if (read.ok()) return (*channel)->OnAnnouncement(from, tag, sends);
-  OnBackendFailure(Annotate(read, absl::StrCat("rank ", from)));
+  if (read.ok() && (tag < 0 || (is_announcement && sends < 1))) {
+    read = absl::InvalidArgumentError(
+        absl::StrCat("notice \"", topic, "\" has the tag ", tag, " and ", sends, " sends"));
+  }
+  if (!read.ok()) return OnBackendFailure(Annotate(read, absl::StrCat("rank ", from)));
+  if (is_announcement) return (*channel)->OnAnnouncement(from, tag, sends);
+  (*channel)->OnAsked(from, tag);
 }
 
 }  // namespace evenkeel

@@ -224,8 +224,9 @@ internal::RankStatus Communicator::RankStatusNow() const {
       absl::MutexLock lock(&channel->mutex_);
       position = channel->position_;
       for (const auto& [lane, count] : channel->pair_positions_) {
-        if (mine.lacks_lanes = mine.lanes.size() >= kReportedLanes; mine.lacks_lanes) break;
         const auto& [peer, kind, tag] = lane;
+        if (peer < 0) continue;  // No other rank waits for a receive from any.
+        if (mine.lacks_lanes = mine.lanes.size() >= kReportedLanes; mine.lacks_lanes) break;
         mine.lanes.push_back({.channel = channel->id_,
                               .peer = peer,
                               .is_send = kind == CollectiveKind::kSend,

@@ -24,7 +24,7 @@ int64_t FlightRecorder::Begin(const FlightEntry& entry) {
   return number;
 }
 
-void FlightRecorder::Meet(int64_t number, int peer, int64_t sequence) {
+void FlightRecorder::SetPeer(int64_t number, int peer, int64_t sequence) {
   absl::MutexLock lock(&mutex_);
   const auto older = older_.find(number);
   if (older == older_.end() && Find(number) == nullptr) return;

@@ -54,9 +54,9 @@ class FlightRecorder {
 
   // Records an operation that was issued at `entry.issued`. Returns its number, for End().
   int64_t Begin(const FlightEntry& entry);
-  // A receive from any rank has met a message: sets its peer, and its position among those of the
+  // Sets the peer of a receive from any rank, once it is known, and the position among those of the
   // pair.
-  void Meet(int64_t number, int peer, int64_t sequence);
+  void SetPeer(int64_t number, int peer, int64_t sequence);
   // Only the first call for a number counts.
   void End(int64_t number, const absl::Status& status);
 

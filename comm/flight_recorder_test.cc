@@ -56,14 +56,14 @@ TEST(FlightRecorderTest, AReceiveFromAnyRankGetsItsSender) {
   FlightEntry any = Barrier(7, 3);
   any.what = {.kind = CollectiveKind::kRecv};
   const int64_t in_the_ring = recorder.Begin(any);
-  recorder.Meet(in_the_ring, 2, 5);
+  recorder.SetPeer(in_the_ring, 2, 5);
   const int64_t older = in_the_ring, newer = recorder.Begin(any);  // There is one place.
-  recorder.Meet(newer, 4, 6);
+  recorder.SetPeer(newer, 4, 6);
   EXPECT_EQ(recorder.Get(older)->what.root, 2);
   EXPECT_EQ(recorder.Get(older)->sequence, 5);
   EXPECT_EQ(recorder.Get(newer)->what.root, 4);
-  recorder.Meet(older, 1, 0);
-  recorder.Meet(99, 1, 0);
+  recorder.SetPeer(older, 1, 0);
+  recorder.SetPeer(99, 1, 0);
   EXPECT_EQ(recorder.Get(older)->what.root, 1);
   EXPECT_EQ(recorder.Get(newer)->sequence, 6);
 }

@@ -80,6 +80,22 @@ TEST_P(SplitTest, EachColorIsAGroupOfItsOwnAndTheOldOneGoesOn) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+TEST_P(SplitTest, ASenderIsARankOfItsGroup) {
+  const absl::Status status = Run([&](Communicator& comm) -> absl::Status {
+    EK_ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> reversed, comm.Split(0, -comm.rank()));
+    std::vector<float> number = {static_cast<float>(reversed->rank())};
+    const TensorView view(absl::MakeSpan(number));
+    for (int i = 1; i < world() && reversed->rank() == 0; ++i) {
+      int from = -1;
+      EK_RETURN_IF_ERROR(reversed->user().RecvAny(view, &from).Wait());
+      EXPECT_EQ(number[0], static_cast<float>(from));
+    }
+    if (reversed->rank() > 0) EK_RETURN_IF_ERROR(reversed->user().Send(view, 0).Wait());
+    return reversed->Finalize();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST_P(SplitTest, KeysSayTheOrderAndRanksBreakTies) {
   const absl::Status status = Run([&](Communicator& comm) -> absl::Status {
     EK_ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> reversed, comm.Split(7, -comm.rank()));

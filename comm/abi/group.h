@@ -82,8 +82,8 @@ struct Call {
   std::vector<Buffer> out;
   ReduceOp op = ReduceOp::kSum;
   int root = -1;
-  // kRecv: if it is not null, the message is that of any rank, whose number is written here. Lives
-  // as long as the buffers.
+  // kRecv: if it is not null, the message is that of any other rank, which is here once the work
+  // has ended with kOk. Must live as long as the buffers.
   int* from = nullptr;
   // Messages with different tags do not wait for each other. Not negative.
   int64_t tag = 0;

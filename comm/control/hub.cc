@@ -228,10 +228,13 @@ void ControlHub::Handle(int rank, ControlMessage message, Outbox& outbox) {
     case Type::kNotice: {
       if (message.sequence == 1 && !passed_on_.emplace(message.topic, message.payload).second)
         return;
-      std::vector<int> to = AllRanks();
-      std::erase_if(to, [&](int each) {
-        return each == rank || (message.rank >= 0 && each != message.rank);
-      });
+      std::vector<int> to;
+      if (message.rank < 0) {
+        to = AllRanks();
+      } else if (message.rank < world_size_) {
+        to = {static_cast<int>(message.rank)};
+      }
+      std::erase(to, rank);
       message.rank = rank;
       outbox.push_back({std::move(to), std::move(message)});
       return;

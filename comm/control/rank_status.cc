@@ -244,6 +244,11 @@ Judgement FindContradiction(const std::vector<RankFacts>& ranks) {
   return Contradiction(key.first, at);
 }
 
+bool WaitsForMessages(const RankStatus& report) {
+  return std::all_of(report.waits.begin(), report.waits.end(),
+                     [](const Wait& wait) { return wait.kind == Wait::Kind::kPair; });
+}
+
 bool WaitsOnUserChannel(const RankStatus& report) {
   return std::any_of(report.waits.begin(), report.waits.end(), [&](const Wait& wait) {
     if (wait.kind != Wait::Kind::kCollective) return false;
@@ -301,11 +306,12 @@ std::pair<std::vector<int>, std::string> FindOmission(const std::vector<RankFact
 Judgement Deadlock(const std::vector<RankFacts>& ranks, std::set<int> stuck) {
   Parties parties;
   std::vector<int> left, exhausted;
-  bool user_waits = false;
+  bool user_waits = false, all_wait_for_messages = true;
   for (int rank = 0; rank < static_cast<int>(ranks.size()); ++rank) {
     if (ranks[rank].has_left) left.push_back(rank);
     if (!stuck.contains(rank)) continue;
     parties[rank] = WaitsText(ranks[rank].report);
+    all_wait_for_messages &= WaitsForMessages(ranks[rank].report);
     if (IsExhausted(ranks[rank].report)) {
       exhausted.push_back(rank);
     } else if (WaitsOnUserChannel(ranks[rank].report)) {
@@ -325,6 +331,8 @@ Judgement Deadlock(const std::vector<RankFacts>& ranks, std::set<int> stuck) {
     absl::StrAppend(&text, " (with no more input on ", RankList(exhausted),
                     ", the loop does not run there: move collectives that exhausted ranks do not "
                     "shadow out of the join)");
+  } else if (all_wait_for_messages) {
+    absl::StrAppend(&text, " (", kMessagesAdvice, ")");
   } else {
     absl::StrAppend(&text, " (", kCallsAdvice,
                     exhausted.empty() ? absl::StrCat("; ", kJoinAdvice) : "", ")");
@@ -350,7 +358,7 @@ std::vector<int> MissingFrom(const Wait& wait, int rank, const std::vector<RankF
     const bool is_missing =
         wait.kind == Wait::Kind::kCollective
             ? !HasIssued(facts.report, wait.channel, wait.sequence)
-            : (is_pair && wait.peer == -1) ||
+            : (is_pair && wait.peer == -1 && !facts.has_left) ||
                   (each == wait.peer && (wait.kind == Wait::Kind::kMessage ||
                                          (is_pair && !HasIssuedHalf(facts.report, rank, wait))));
     if (is_missing) missing.push_back(each);

@@ -14,8 +14,8 @@
 //      a rank can go on if it runs, if it has not reported, if a message of the hub is on its way
 //      to it, or if one of its pending events can happen: the end of a thread's wait, of an open
 //      operation, or of an exchange that it has begun (their callbacks may do more than wake a
-//      thread). Each of these can happen if every rank whose part is missing can go on; if no part
-//      is missing, it is happening.
+//      thread). Each of these can happen if every rank whose part is missing can go on, or for a
+//      receive from any rank, if one other rank can; if no part is missing, it is happening.
 //    The remaining ranks are stuck. A rank that has left does nothing more.
 //
 // A report is older than the hub's other facts. This is harmless: the first of the stuck ranks to
@@ -23,7 +23,8 @@
 // when that one reported, and which could not happen before the first rank went on either. The
 // argument needs that positions only grow, and that a rank's report covers every message that the
 // hub had sent it (`received`): a message is the one event that reaches a rank without an action of
-// the others.
+// the others. For a receive from any rank, all others are stuck or have left: a message that one of
+// these sent before was announced before its report, and the announcement counts in `received`.
 //
 // Threads: pure functions of values.
 
@@ -49,6 +50,9 @@ inline constexpr char kCallsAdvice[] = "all ranks must make the same calls, in t
 inline constexpr char kJoinAdvice[] =
     "a loop over uneven inputs needs a join: RunJoined() in C++, ddp.join() in libtorch, Join in "
     "Python";
+inline constexpr char kMessagesAdvice[] =
+    "no rank is left that can send or receive: count the messages that each rank sends and "
+    "receives";
 // The channel of a user's own collectives.
 inline constexpr char kUserChannel[] = "user";
 

@@ -3,21 +3,20 @@
 // No backend has them. The first receive for a tag asks all ranks for announcements, and from then
 // on each send with that tag announces the number of those so far, over the control plane. The
 // receiver compares this number with that of its own receives from the sender, and so finds the
-// messages that no receive has taken yet. The oldest receive from any rank takes the first of
-// these: it becomes a receive from that rank, which the backend gets. Since numbers of sends and
-// receives only grow, the order of a message's announcement and of a receive from its named rank
-// makes no difference.
+// messages that no receive has taken yet (comm/control/announced_messages.h). The oldest receive
+// from any rank takes the first of these: it becomes a receive from that rank, which the backend
+// gets.
 //
 // The detection of deadlocks needs that an announcement leaves before its sender reports that it
 // waits, and that it is handled here before this rank reports that it has received it
 // (comm/control/rank_status.h).
 
-#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -31,6 +30,7 @@
 #include "absl/synchronization/mutex.h"
 #include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/control/announced_messages.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
@@ -78,11 +78,8 @@ struct Channel::AnySource {
     std::shared_ptr<WorkState> work;
     int* from = nullptr;
   };
-  struct Tag {                         // One that this rank has asked for.
-    std::map<int, int64_t> announced;  // Sends, by sender.
-    // The senders of announced messages that no receive has taken, in order. Empty, or `open` is.
-    // Lists, since an empty deque has half a kilobyte.
-    std::list<int> untaken;
+  struct Tag {  // One that this rank has asked for. Has no message for a receive that is open.
+    internal::AnnouncedMessages messages;
     std::list<Open> open;
   };
 
@@ -95,16 +92,17 @@ struct Channel::AnySource {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(channel.mutex_) {
     Communicator& comm = *channel.communicator_;
     std::vector<std::shared_ptr<Matched>> all;
-    for (; !tag.open.empty() && !tag.untaken.empty(); tag.untaken.pop_front()) {
+    while (!tag.open.empty()) {
+      const std::optional<int> sender = tag.messages.TakeFirst();
+      if (!sender.has_value()) break;
       Open receive = std::move(tag.open.front());
       tag.open.pop_front();
-      const int sender = tag.untaken.front();
       Operation& operation = receive.operation;
-      operation.what.root = sender;
+      operation.what.root = *sender;
       operation.sequence =
-          channel.pair_positions_[{sender, CollectiveKind::kRecv, operation.what.tag}]++;
-      comm.flight_.SetPeer(receive.number, sender, operation.sequence);
-      *receive.from = sender;  // Before EndAnySource(), so not after Abort() has returned.
+          channel.pair_positions_[{*sender, CollectiveKind::kRecv, operation.what.tag}]++;
+      comm.flight_.SetPeer(receive.number, *sender, operation.sequence);
+      *receive.from = *sender;  // Before EndAnySource(), so not after Abort() has returned.
       all.push_back(std::make_shared<Matched>(std::move(receive.work)));
       // Not the caller's work, since backends add to a work before it is handed out. It has its
       // callback before it starts: backends leave the end of such works to their own threads.
@@ -142,9 +140,7 @@ void Channel::OnPair(const Collective& what, int64_t count) {
     if (any_->askers.contains({what.root, what.tag}))
       communicator_->control_->Notify(what.root, kAnnounceSends, Notice(*this, what.tag, count));
   } else if (const auto tag = any_->tags.find(what.tag); tag != any_->tags.end()) {
-    std::list<int>& untaken = tag->second.untaken;
-    const auto taken = std::find(untaken.begin(), untaken.end(), what.root);
-    if (taken != untaken.end()) untaken.erase(taken);
+    tag->second.messages.TakeFrom(what.root);
   }
 }
 
@@ -163,10 +159,8 @@ void Channel::OnAnnouncement(int from, int64_t tag, int64_t sends) {
     const auto asked = Any().tags.find(tag);
     if (asked == any_->tags.end()) return;
     const auto received = pair_positions_.find({from, CollectiveKind::kRecv, tag});
-    int64_t& announced = asked->second.announced[from];
-    int64_t counted = std::max(announced, received == pair_positions_.end() ? 0 : received->second);
-    for (; counted < sends; ++counted) asked->second.untaken.push_back(from);
-    announced = std::max(announced, sends);
+    asked->second.messages.Announce(from, sends,
+                                    received == pair_positions_.end() ? 0 : received->second);
     all = any_->unreleased = any_->Match(*this, asked->second);
   }
   for (const auto& matched : all) matched->Release();

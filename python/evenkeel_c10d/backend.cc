@@ -324,7 +324,7 @@ at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
 // ---- Running operations ----
 
 WorkPtr Backend::Run(Operation operation, std::chrono::milliseconds timeout, TensorList inputs,
-                     TensorLists results) {
+                     TensorLists results, int source_rank) {
   CheckUsable(operation.name());
   if (timeout.count() <= 0) timeout = std::chrono::milliseconds(timeout_ms_);
   const bool is_message = c10d::isP2POp(operation.type());
@@ -335,6 +335,7 @@ WorkPtr Backend::Run(Operation operation, std::chrono::milliseconds timeout, Ten
       " Wait for the future, and then call ", operation.name(), ".");
   const bool has_copies = operation.has_copies();
   const Work::Attributes attributes{.rank = rank_,
+                                    .source_rank = source_rank,
                                     .sender = operation.sender,
                                     .title = operation.title(),
                                     .type = operation.type(),
@@ -393,6 +394,10 @@ void Backend::CheckListSize(const char* operation, const char* what, size_t size
 void Backend::CheckPeer(const char* operation, int rank, int tag) const {
   TORCH_CHECK(rank >= 0 && rank < size_, "evenkeel: ", operation, " got the peer rank ", rank,
               ", which is not in a group of ", size_, " ranks.");
+  CheckTag(operation, tag);
+}
+
+void Backend::CheckTag(const char* operation, int tag) const {
   TORCH_CHECK(tag >= 0, "evenkeel: ", operation, " got the tag ", tag, ", which is negative.");
 }
 
@@ -775,17 +780,16 @@ WorkPtr Backend::send(TensorList& tensors, int rank, int tag) {
 WorkPtr Backend::recv(TensorList& tensors, int rank, int tag) {
   Operation operation("evenkeel:recv", OpType::RECV);
   CheckPeer(operation.name(), rank, tag);
-  operation.sender = std::make_shared<int>(rank);
   operation.Add({.kind = Kind::kRecv,
                  .out = {operation.Write(OnlyOne(operation.name(), "tensor", tensors))},
                  .root = rank,
                  .tag = tag});
-  return Run(std::move(operation), c10d::kUnsetTimeout, tensors, {tensors});
+  return Run(std::move(operation), c10d::kUnsetTimeout, tensors, {tensors}, rank);
 }
 
 WorkPtr Backend::recvAnysource(TensorList& tensors, int tag) {
   Operation operation("evenkeel:recvAnySource", OpType::RECVANYSOURCE);
-  CheckPeer(operation.name(), rank_, tag);
+  CheckTag("recv from any rank", tag);
   operation.sender = std::make_shared<int>(-1);
   operation.Add({.kind = Kind::kRecv,
                  .out = {operation.Write(OnlyOne(operation.name(), "tensor", tensors))},

@@ -129,7 +129,7 @@ class Backend : public c10d::Backend {
  private:
   // Issues the calls of `operation`, each with this timeout (not positive: the group's).
   WorkPtr Run(Operation operation, std::chrono::milliseconds timeout, TensorList inputs,
-              TensorLists results);
+              TensorLists results, int source_rank = -1);
   // Waits for all ranks and returns their FactsOf() the tensor, by rank.
   TensorList GatherSparseFacts(const at::Tensor& tensor, std::chrono::milliseconds timeout);
   // Keeps the tensors of `flight` until it has ended, and drops the flights that have.
@@ -146,6 +146,7 @@ class Backend : public c10d::Backend {
   void CheckRoot(const char* operation, int64_t root) const;
   void CheckListSize(const char* operation, const char* what, size_t size) const;
   void CheckPeer(const char* operation, int rank, int tag) const;
+  void CheckTag(const char* operation, int tag) const;
 
   const pid_t pid_;
   const c10::intrusive_ptr<Options> options_;

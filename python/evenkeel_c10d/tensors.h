@@ -69,7 +69,7 @@ class Operation {
   // Copies the outputs to the tensors of the caller.
   void CopyBack();
 
-  // A receive's: the rank of the sender, from any rank -1 until the message has arrived.
+  // The sender of a receive from any rank, once it has succeeded.
   std::shared_ptr<int> sender;
 
  private:

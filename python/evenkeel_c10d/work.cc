@@ -201,6 +201,7 @@ Work::Work(const Attributes& attributes, std::shared_ptr<Flight> flight,
     : c10d::Work(attributes.rank, attributes.type, attributes.title, attributes.inputs),
       flight_(std::move(flight)),
       completer_(std::move(completer)),
+      source_rank_(attributes.source_rank),
       sender_(attributes.sender),
       sequence_(attributes.sequence),
       timeout_(attributes.timeout),
@@ -223,12 +224,15 @@ void Work::Complete() {
     if (std::exchange(is_complete_, true)) return;
     future = future_;
   }
-  if (future == nullptr) return;
+  if (future != nullptr) Fill(*future);
+}
+
+void Work::Fill(c10::ivalue::Future& future) const {
   const abi::Failure& failure = flight_->failure();
   if (failure.code == abi::Code::kOk) {
-    future->markCompleted(FutureValue(results_));
+    future.markCompleted(FutureValue(results_));
   } else {
-    future->setError(ExceptionOf(failure));
+    future.setError(ExceptionOf(failure));
   }
 }
 
@@ -248,9 +252,11 @@ std::exception_ptr Work::exception() const {
 }
 
 int Work::sourceRank() const {
-  TORCH_CHECK(sender_ != nullptr, "evenkeel: only a work of recv() has a source rank.");
-  TORCH_CHECK(retrieveOpType() != c10d::OpType::RECVANYSOURCE || isSuccess(),
-              "evenkeel: the source rank is known when the message has arrived.");
+  TORCH_CHECK(source_rank_ >= 0 || sender_ != nullptr,
+              "evenkeel: only a work of recv() has a source rank.");
+  if (sender_ == nullptr) return source_rank_;
+  TORCH_CHECK(isSuccess(),
+              "evenkeel: a recv() from any rank has a source rank when the message has arrived.");
   return *sender_;
 }
 
@@ -269,28 +275,36 @@ bool Work::wait(std::chrono::milliseconds timeout) {
   }
   flight_->Wait();
   EndProfilerRange();
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  {
+    const std::lock_guard lock(future_mutex_);
+    future = future_;
+  }
+  if (future != nullptr) {
+    // In a callback this may be the thread that would complete it.
+    if (Completer::IsRunning()) Complete();
+    future->wait();
+  }
   const abi::Failure& failure = flight_->failure();
   if (failure.code != abi::Code::kOk) std::rethrow_exception(ExceptionOf(failure));
   return true;
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
+  const bool has_ended = isCompleted();
   c10::intrusive_ptr<c10::ivalue::Future> future;
-  bool is_complete = false;
-  bool is_watched = false;
   {
     const std::lock_guard lock(future_mutex_);
     if (future_ != nullptr) return future_;
-    future_ = NewFuture(results_.size());
-    future = future_;
-    is_complete = std::exchange(is_complete_, false);
-    is_watched = is_watched_;
+    future = NewFuture(results_.size());
+    if (has_ended || is_complete_) {
+      is_complete_ = true;
+      Fill(*future);  // No other thread has it yet, so no callback runs here.
+    }
+    future_ = future;
+    if (is_complete_) return future;
   }
-  if (is_complete || (!is_watched && isCompleted())) {
-    Complete();  // No callback is attached yet, so that none runs here.
-  } else {
-    WatchOnce();
-  }
+  WatchOnce();
   return future;
 }
 

@@ -85,6 +85,7 @@ class Work : public c10d::Work {
  public:
   struct Attributes {
     int rank = 0;
+    int source_rank = -1;
     std::shared_ptr<const int> sender;  // Operation::sender.
     const char* title = nullptr;        // The name of the profiler's range.
     c10d::OpType type = c10d::OpType::UNKNOWN;
@@ -109,6 +110,7 @@ class Work : public c10d::Work {
   std::exception_ptr exception() const override;
   int sourceRank() const override;
   std::vector<at::Tensor> result() override;
+  // Returns, as with Gloo, once the future is complete, but does not wait for its callbacks.
   bool wait(std::chrono::milliseconds timeout) override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   uint64_t getSequencenumber() const override { return sequence_; }
@@ -116,12 +118,14 @@ class Work : public c10d::Work {
   std::chrono::milliseconds getTimeout() const { return timeout_; }
 
  private:
+  void Fill(c10::ivalue::Future& future) const;
   void EndProfilerRange();
   // Returns false at the timeout.
   bool WaitUntilLanded(std::chrono::milliseconds timeout);
 
   const std::shared_ptr<Flight> flight_;
   const std::shared_ptr<Completer> completer_;
+  const int source_rank_;
   const std::shared_ptr<const int> sender_;
   const uint64_t sequence_;
   const std::chrono::milliseconds timeout_;

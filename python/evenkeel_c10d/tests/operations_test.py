@@ -425,7 +425,7 @@ def refusals(rank, world):
                 torch.zeros(3 * world + 1))
     if world == 1:
         refuses(RuntimeError, "the group has no other rank", dist.recv, one)
-    refuses(RuntimeError, "the tag -1", dist.irecv, one, tag=-1)
+    refuses(RuntimeError, "recv from any rank got the tag -1", dist.irecv, one, tag=-1)
     refuses(RuntimeError, "the tag -1", group.send, [one], 0, -1)
     sparse = torch.eye(3).to_sparse()
     refuses(RuntimeError, "Use ReduceOp.SUM", dist.all_reduce, sparse, dist.ReduceOp.MAX)
@@ -453,8 +453,9 @@ def any_source(rank, world):
         works = [dist.irecv(tensor) for tensor in tensors]
         refuses(RuntimeError, "when the message has arrived", works[0]._source_rank)
         dist.barrier()
-        assert works[-1].get_future().wait()[0] is not None
         for tensor, work in zip(tensors, works):
+            result = work.get_future().wait()
+            assert len(result) == 1 and result[0].data_ptr() == tensor.data_ptr(), result
             work.wait()
             assert tensor.tolist() == [work._source_rank()] * 2
         assert sorted(work._source_rank() for work in works) == list(range(1, world))
@@ -550,6 +551,17 @@ def works(rank, world):
     chained = future.then(lambda _: seen.append(threading.get_ident()))
     chained.then(lambda _: seen.append(threading.get_ident()))
     assert seen == [threading.get_ident()] * 3, seen
+
+    # As with Gloo, a future is complete when wait() returns, also one whose results are copied.
+    for _ in range(100):
+        early, late = (
+            dist.all_reduce(torch.ones(2, 3).t(), async_op=True) for _ in range(2)
+        )
+        future = early.get_future()
+        for work in (early, late):
+            work.wait()
+        assert future.done() and future.value()[0].tolist() == [[world] * 2] * 3
+        assert late.get_future().value()[0].tolist() == [[world] * 2] * 3
 
     outputs = [torch.zeros(1) for _ in range(world)]
     future = dist.all_gather(outputs, torch.tensor([float(rank)]), async_op=True).get_future()

@@ -197,7 +197,7 @@ absl::Status DataParallel::BeginStep(StepMode mode) {
   // The record of a step that another object has begun lacks the samples of this one.
   if (join_config().divisor.by() == DivideBy::kSamples && steps.has_more_samples()) steps.EndStep();
   // A step that another object has begun has the parameters that were trained at that time.
-  if (!steps.WillBegin(this, static_cast<int>(join_phase()))) {
+  if (!steps.WillBegin(join_name(), static_cast<int>(join_phase()))) {
     EK_ASSIGN_OR_RETURN(const bool has_changed, trainability_.BeforeStep(steps.steps_begun()));
     if (has_changed) steps.EndStep(OtherFlagsText());
   }

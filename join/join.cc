@@ -1,12 +1,11 @@
 // The loop runs; then this rank is exhausted and takes part in the others' steps until nobody is
 // active:
 //
-//   record {joined} -> answer -> catch up with the plan -> what the lowest active rank does, in its
-//   order, until it says that the step is over -> next record
+//   record {joined} -> answer -> catch up with the plan -> the entries of the lowest active rank,
+//   in their order, up to the end of the step -> next record
 //
-// Which Joinables take part in a step, and what they do there (an optimizer's step, with its
-// learning rate), is told by the lowest active rank over the control plane, so an exhausted rank
-// guesses nothing.
+// The entries (steps/step_log.h) are the Joinables that take part in a step and their actions (an
+// optimizer's step, with its learning rate), so an exhausted rank guesses nothing.
 
 #include "evenkeel/join/join.h"
 
@@ -32,6 +31,7 @@
 #include "evenkeel/join/internal/join_list.h"
 #include "evenkeel/join/scope.h"
 #include "evenkeel/join/steps/step_control.h"
+#include "evenkeel/join/steps/step_log.h"
 
 namespace evenkeel {
 namespace {
@@ -279,23 +279,23 @@ class JoinRun {
   absl::Status ShadowStep(const StepAnswer& answer) {
     EK_RETURN_IF_ERROR(steps().CatchUp(answer));
     while (true) {
-      EK_ASSIGN_OR_RETURN(const StepAction action, steps().NextAction(answer));
-      if (action.kind == StepAction::Kind::kEnd) return absl::OkStatus();
-      if (action.kind == StepAction::Kind::kCall) {
-        if (steps().TakeCall(action)) EK_RETURN_IF_ERROR(scope_.Follow(action.payload));
+      EK_ASSIGN_OR_RETURN(const StepEntry entry, steps().NextEntry(answer));
+      if (entry.kind == StepEntry::Kind::kEnd) return absl::OkStatus();
+      if (entry.kind == StepEntry::Kind::kCall) {
+        EK_RETURN_IF_ERROR(scope_.Follow(entry.payload));
         continue;
       }
       size_t i = 0;
-      while (i < joinables_.size() && joinables_[i]->join_name() != action.actor) ++i;
+      while (i < joinables_.size() && joinables_[i]->join_name() != entry.participant) ++i;
       if (i == joinables_.size()) {
         return absl::FailedPreconditionError(absl::StrCat(
-            "rank ", rank(), ": ", action.actor, " takes part on rank ", answer.lowest_active,
+            "rank ", rank(), ": ", entry.participant, " takes part on rank ", answer.lowest_active,
             " but not on this rank: the same objects must join on all ranks"));
       }
-      EK_RETURN_IF_ERROR(OfObject(action.kind == StepAction::Kind::kEntered
+      EK_RETURN_IF_ERROR(OfObject(entry.kind == StepEntry::Kind::kEntered
                                       ? hooks_[i]->MainHook(answer)
-                                      : hooks_[i]->OnAction(answer, action.payload),
-                                  action.actor));
+                                      : hooks_[i]->OnAction(answer, entry.payload),
+                                  entry.participant));
     }
   }
 

@@ -581,7 +581,7 @@ TEST(StepsTest, ActiveRanksThatDifferAreNamedWithWhatTheyDifferIn) {
     const absl::Status status = RunTestRanks(3, [&, &other = other](Communicator& comm) {
       FixedParticipant participant(comm.rank() == 1 ? other : ParticipantState());
       StepControl::Of(comm).Register(&participant);
-      const auto ticket = StepControl::Of(comm).Enter(&participant, "part", 0);
+      const auto ticket = StepControl::Of(comm).Enter("part", 0);
       absl::Status& result = results[comm.rank()] =
           ticket.ok() ? (*ticket)->Wait().status() : ticket.status();
       StepControl::Of(comm).Unregister(&participant);
@@ -606,7 +606,7 @@ TEST(StepsTest, AnswersAreOutstandingOfSixtyFourStepsAtMost) {
     if (comm.rank() == 1) is_ahead.WaitForNotification();
     std::vector<std::shared_ptr<StepTicket>> tickets;
     for (int step = 0; step < kSteps; ++step) {
-      EK_ASSIGN_OR_RETURN(tickets.emplace_back(), StepControl::Of(comm).Enter(&tickets, "who", 0));
+      EK_ASSIGN_OR_RETURN(tickets.emplace_back(), StepControl::Of(comm).Enter("who", 0));
       EXPECT_TRUE(step < kMost || tickets[step - kMost]->IsAnswered()) << step;
       if (comm.rank() == 0 && step == kMost - 1) is_ahead.Notify();
     }
@@ -620,8 +620,7 @@ TEST(StepsTest, AnswersAreOutstandingOfSixtyFourStepsAtMost) {
 TEST(StepsTest, AnswersAreToldInTheOrderInWhichTheyWereAskedFor) {
   auto group = CreateTestGroup(2);
   ASSERT_TRUE(group.ok()) << group.status();
-  int who = 0;
-  auto ticket = StepControl::Of(*(*group)[0]).Enter(&who, "who", 0);
+  auto ticket = StepControl::Of(*(*group)[0]).Enter("who", 0);
   ASSERT_TRUE(ticket.ok()) << ticket.status();
   absl::Notification started, go, done;
   std::vector<std::string> order;
@@ -630,7 +629,7 @@ TEST(StepsTest, AnswersAreToldInTheOrderInWhichTheyWereAskedFor) {
     go.WaitForNotification();
   });
   (*ticket)->OnAnswer([&](const absl::StatusOr<StepAnswer>&) { order.push_back("announced"); });
-  ASSERT_TRUE(StepControl::Of(*(*group)[1]).Enter(&who, "who", 0).ok());
+  ASSERT_TRUE(StepControl::Of(*(*group)[1]).Enter("who", 0).ok());
   started
       .WaitForNotification();  // The control thread is in the first callback; the answer is there.
   (*ticket)->OnAnswer([&](const absl::StatusOr<StepAnswer>&) {

@@ -70,7 +70,7 @@ absl::StatusOr<std::shared_ptr<StepTicket>> Joinable::Notify() {
                      "shadow it: use it outside of the loop, or pass it to the join, too"));
   }
   EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket,
-                      steps.Enter(this, name_, static_cast<int>(join_phase())));
+                      steps.Enter(name_, static_cast<int>(join_phase())));
   if (config_.enable && config_.min_active_ranks > 1) {
     EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
     if (answer.active < config_.min_active_ranks) {

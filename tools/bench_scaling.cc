@@ -246,8 +246,7 @@ absl::StatusOr<Agreements> AgreeInMemory(int ranks) {
     StepControl& steps = StepControl::Of(comm);
     steps.Register(&participant);
     const auto agree = [&]() -> absl::Status {
-      EK_ASSIGN_OR_RETURN(const std::shared_ptr<StepTicket> ticket,
-                          steps.Enter(&participant, "participant", 0));
+      EK_ASSIGN_OR_RETURN(const std::shared_ptr<StepTicket> ticket, steps.Enter("participant", 0));
       return ticket->Wait().status();
     };
     EK_ASSIGN_OR_RETURN(const Agreements mine, Measure(agree));

@@ -313,7 +313,7 @@ TEST(ClipTest, ACheckWithoutAStepLeavesTheGradientsToTheNextOne) {
     EK_ASSIGN_OR_RETURN(const GradientCheck first, trainer->zero->CheckGradients());
     EK_ASSIGN_OR_RETURN(const GradientCheck again, trainer->zero->CheckGradients());
     EXPECT_EQ(first.norm, again.norm);
-    EK_RETURN_IF_ERROR(StepControl::Of(comm).Enter(&comm, "another step", 0).status());
+    EK_RETURN_IF_ERROR(StepControl::Of(comm).Enter("another step", 0).status());
     EK_RETURN_IF_ERROR(trainer->zero->Step());
     TestModel plain_model(kSizes);
     PlainTraining plain(&plain_model, kMomentum);

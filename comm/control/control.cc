@@ -239,6 +239,7 @@ absl::StatusOr<std::string> ControlChannel::Receive(absl::string_view topic, abs
   const Waits::Scope scope(
       from.is_endless ? waits_ : IfEndless(timeout),
       [&] {
+        if (from.as.has_value()) return *from.as;
         return Wait{
             .peer = from.rank,
             .text = from.text.empty() ? absl::StrCat("a message \"", topic, "\"") : from.text};

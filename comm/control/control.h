@@ -28,6 +28,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -79,6 +80,8 @@ class ControlChannel {
     std::string text;  // After "waits in".
     // Nothing but the message helps, although the timeout is shorter than that of the group.
     bool is_endless = false;
+    // The wait to report instead, if the message stands for an event of several ranks.
+    std::optional<internal::Wait> as = std::nullopt;
   };
   void Send(int to, absl::string_view topic, std::string payload);
   // Sends the same to several ranks, in one message to the hub.

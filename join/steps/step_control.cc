@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
@@ -18,6 +17,7 @@
 #include "evenkeel/comm/control/waits.h"
 #include "evenkeel/comm/failure_info.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/join/steps/step_log.h"
 #include "evenkeel/join/steps/step_status.h"
 
 namespace evenkeel {
@@ -25,11 +25,11 @@ namespace {
 
 constexpr size_t kMaxUnanswered = 64;
 constexpr char kStepTopic[] = "step";
+constexpr char kLogTopic[] = "step log";
 
 std::string StateTopic(absl::string_view name, int64_t step) {
   return absl::StrCat("state/", name, "/", step);
 }
-std::string ActionTopic(int64_t step) { return absl::StrCat("action/", step); }
 
 // An exhausted rank gets everything in a step from the lowest active rank.
 ControlChannel::From FromLeader(const StepAnswer& answer) {
@@ -37,6 +37,21 @@ ControlChannel::From FromLeader(const StepAnswer& answer) {
           .text = absl::StrCat(internal::kExhausted, "what rank ", answer.lowest_active,
                                " does in step ", answer.step)};
 }
+
+class LogChannel : public StepLog::Channel {
+ public:
+  explicit LogChannel(Communicator* comm) : comm_(comm) {}
+  void Send(absl::Span<const int> to, std::string entry) override {
+    comm_->control().Send(to, kLogTopic, std::move(entry));
+  }
+  void Notify(std::string entry) override { comm_->control().Notify(kLogTopic, std::move(entry)); }
+  absl::StatusOr<std::string> Receive(const ControlChannel::From& from) override {
+    return comm_->control().Receive(kLogTopic, comm_->timeout(), from);
+  }
+
+ private:
+  Communicator* const comm_;
+};
 
 constexpr size_t kMaxNote = 256;
 
@@ -267,9 +282,9 @@ absl::StatusOr<StepAnswer> StepTicket::Wait() const {
   return *answer_;
 }
 
-absl::Time StepTicket::Renew() {
+void StepTicket::Renew() {
   absl::MutexLock lock(&mutex_);
-  return deadline_ = SteadyNow() + control_->comm_->timeout();
+  deadline_ = SteadyNow() + control_->comm_->timeout();
 }
 
 internal::Wait StepTicket::Describe() const {
@@ -325,9 +340,29 @@ StepControl& StepControl::Of(Communicator& comm) {
       comm.Extension([](Communicator* group) { return std::make_unique<StepControl>(group); }));
 }
 
+StepControl::StepControl(Communicator* comm)
+    : GroupExtension(comm),
+      log_(std::make_unique<StepLog>(comm->rank(), comm->world_size(),
+                                     std::make_unique<LogChannel>(comm))),
+      stragglers_(comm->world_size()) {}
+
+StepControl::~StepControl() = default;
+
 void StepControl::OnNotice(int from, absl::string_view topic, absl::string_view notice) {
-  if (topic == FollowedCalls::kTopic) calls_.OnNotice(from, notice);
+  if (topic != kLogTopic) return;
+  if (const absl::Status status = log_->OnNotice(from, notice); !status.ok()) FailWithAll(status);
 }
+
+void StepControl::SetScope(const void* scope, uint64_t hash) {
+  log_->SetLoop(records_sent_);
+  if (scope == nullptr) samples_ = StepRecord::kNotSaid;  // No other loop's.
+  absl::MutexLock lock(&mutex_);
+  active_ranks_.clear();
+  scope_ = scope;
+  scope_hash_ = hash;
+}
+
+void StepControl::BecomeExhausted() { log_->BecomeExhausted(records_sent_); }
 
 void StepControl::Register(StepParticipant* participant) {
   absl::MutexLock lock(&mutex_);
@@ -364,12 +399,11 @@ std::vector<StepParticipant*> StepControl::participants() const {
   return participants_;
 }
 
-absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Enter(const void* who,
-                                                               absl::string_view name, int phase) {
-  if (!WillBegin(who, phase)) {
-    entered_.insert(who);
+absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Enter(absl::string_view name, int phase) {
+  if (!WillBegin(name, phase)) {
+    entered_.emplace(name);
     entered_phase_ = phase;
-    TellJoined(StepAction::Kind::kEntered, name, "");
+    if (agreement_) log_->Add(records_sent_, StepEntry::Kind::kEntered, name, "");
     return current_;
   }
   EndStep();
@@ -390,10 +424,10 @@ absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Enter(const void* who,
   record.requests = requests_;
   requests_ = 0;
   EK_ASSIGN_OR_RETURN(current_, Begin(std::move(record)));
-  entered_ = {who};
+  entered_ = {std::string(name)};
   entered_phase_ = phase;
   ended_ = false;
-  TellJoined(StepAction::Kind::kEntered, name, "");
+  if (agreement_) log_->Add(records_sent_, StepEntry::Kind::kEntered, name, "");
   return current_;
 }
 
@@ -415,10 +449,7 @@ absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::EnterJoined() {
     state.name_hash = StableHash(0, participant->participant_name());
     record.participants.push_back(std::move(state));
   }
-  EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, Begin(std::move(record)));
-  ticket->OnAnswer(
-      [this, step = ticket->step_](const absl::StatusOr<StepAnswer>&) { calls_.Answered(step); });
-  return ticket;
+  return Begin(std::move(record));
 }
 
 absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Begin(StepRecord record) {
@@ -440,7 +471,7 @@ absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Begin(StepRecord record
     EK_RETURN_IF_ERROR(unanswered_.front()->Wait().status());
     unanswered_.pop_front();
   }
-  record.calls = calls_.position();
+  record.calls = log_->calls();
   record.times = phases_.Take();
   if (record.joined) phases_.Reset();
   record.ledger = comm_->ledger().Serialize(record.joined ? StepLedger::Plans::kWithout
@@ -505,10 +536,14 @@ void StepControl::OnRecords(int64_t step, StepTicket& ticket,
     FailWithAll(status);  // They have the same records.
     return ticket.Resolve(comm_->status());
   }
-  int64_t followed_by_all = answer.record(0).calls;
-  for (const StepRecord& record : *answer.records)
-    followed_by_all = std::min(followed_by_all, record.calls);
-  calls_.Forget(followed_by_all);
+  int64_t calls_of_all = answer.record(0).calls;
+  std::vector<std::pair<int, int64_t>> exhausted;
+  for (int rank = 0; rank < answer.world_size; ++rank) {
+    const StepRecord& record = answer.record(rank);
+    calls_of_all = std::min(calls_of_all, record.calls);
+    if (record.joined) exhausted.emplace_back(rank, record.calls);
+  }
+  log_->OnAnswer(step, answer.lowest_active, calls_of_all, exhausted);
   HelpThoseBehind(answer);
   ticket.Resolve(std::move(answer));
 }
@@ -560,75 +595,30 @@ absl::Status StepControl::CatchUp(const StepAnswer& answer) {
   return absl::OkStatus();
 }
 
-absl::Status StepControl::Announce(absl::string_view actor, absl::string_view payload) {
+absl::Status StepControl::Announce(absl::string_view name, absl::string_view payload) {
   if (current_ == nullptr || ended_)
     return absl::FailedPreconditionError("Announce: no step has begun");
-  TellJoined(StepAction::Kind::kAction, actor, payload);
+  if (agreement_) log_->Add(records_sent_, StepEntry::Kind::kAction, name, payload);
   return absl::OkStatus();
 }
 
-// By the lowest active rank, if there are joined ones; the control thread does it once that is
-// known.
-void StepControl::TellJoined(StepAction::Kind kind, absl::string_view actor,
-                             absl::string_view payload) {
-  const auto has_to_tell = [comm = comm_](const absl::StatusOr<StepAnswer>& answer) {
-    return answer.ok() && !answer->everyone_active() && answer->lowest_active == comm->rank();
-  };
-  if (current_->IsAnswered() && !has_to_tell(current_->Wait())) return;
-  std::string message(1, static_cast<char>(kind));
-  absl::StrAppend(&message, actor, "\n", payload);
-  current_->OnAnswer([comm = comm_, has_to_tell, message = std::move(message)](const auto& answer) {
-    if (!has_to_tell(answer)) return;
-    std::vector<int> exhausted;
-    for (int rank = 0; rank < answer->world_size; ++rank) {
-      if (answer->record(rank).joined) exhausted.push_back(rank);
-    }
-    comm->control().Send(exhausted, ActionTopic(answer->step), message);
-  });
-}
-
-absl::StatusOr<StepAction> StepControl::NextAction(const StepAnswer& answer) {
-  EK_ASSIGN_OR_RETURN(
-      std::string message,
-      comm_->control().Receive(ActionTopic(answer.step), comm_->timeout(), FromLeader(answer)));
-  StepAction action;
-  const size_t newline = message.find('\n');
-  if (message.empty() ||
-      static_cast<uint8_t>(message[0]) > static_cast<uint8_t>(StepAction::Kind::kCall) ||
-      newline == std::string::npos) {
-    return absl::InternalError("a step's action is malformed");
-  }
-  action.kind = static_cast<StepAction::Kind>(message[0]);
-  action.actor = message.substr(1, newline - 1);
-  action.payload = message.substr(newline + 1);
-  if (action.kind == StepAction::Kind::kCall && !absl::SimpleAtoi(action.actor, &action.number)) {
-    return absl::InternalError("a call of a step is malformed");
-  }
-  return action;
+absl::StatusOr<StepEntry> StepControl::NextEntry(const StepAnswer& answer) {
+  return log_->NextIn(answer.step, FromLeader(answer));
 }
 
 void StepControl::AnnounceCall(const std::string& call) {
-  const bool in_step = current_ != nullptr && !ended_;
-  const std::shared_ptr<StepTicket> ticket = in_step && current_->IsAnswered() ? current_ : nullptr;
-  const absl::StatusOr<StepAnswer> answer =
-      ticket != nullptr ? ticket->Wait() : absl::UnknownError("");
-  const int64_t number = calls_.Add(call, records_sent_ + 1, [&](int rank) {
-    return answer.ok() && answer->lowest_active == comm_->rank() && answer->record(rank).joined;
-  });
-  if (in_step) TellJoined(StepAction::Kind::kCall, absl::StrCat(number), call);
+  log_->Add(records_sent_, StepEntry::Kind::kCall, "", call);
 }
 
 absl::StatusOr<std::optional<std::string>> StepControl::NextCall(
     const std::shared_ptr<StepTicket>& ticket) {
-  const absl::Time deadline = ticket->Renew();
-  {
-    const internal::Waits::Scope scope(
-        waits(), [&] { return ticket->Describe(); },
-        [&] { return ticket->IsAnswered() || calls_.HasNext(ticket->step_); });
-    calls_.AwaitNext(ticket->step_, deadline);
-  }
-  if (calls_.HasNext(ticket->step_)) return calls_.TakeNext();
+  ticket->Renew();
+  const ControlChannel::From from{.as = ticket->Describe()};
+  const absl::StatusOr<std::optional<std::string>> call = log_->NextCall(ticket->step_, from);
+  if (call.ok() ? call->has_value() : !absl::IsDeadlineExceeded(call.status())) return call;
+  // Of two errors, that of the ticket names the ranks that have not begun the step.
   EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
+  EK_RETURN_IF_ERROR(call.status());
   // Ends with the lowest active rank's last call before the step; at the end of the loop, with the
   // last one of all.
   int64_t before = 0;
@@ -636,26 +626,15 @@ absl::StatusOr<std::optional<std::string>> StepControl::NextCall(
     if (answer.active > 0 ? rank == answer.lowest_active : true)
       before = std::max(before, answer.record(rank).calls);
   }
-  // Over a tree the answer can overtake the notices of calls.
-  while (calls_.position() < before) {
-    EK_RETURN_IF_ERROR(comm_->status());
-    if (SteadyNow() > deadline) {
-      return absl::DeadlineExceededError(
-          absl::StrCat("rank ", comm_->rank(), " did not receive call ", calls_.position(), " of ",
-                       before, " before step ", answer.step));
-    }
-    if (calls_.HasNext(ticket->step_)) return calls_.TakeNext();
-    absl::SleepFor(absl::Milliseconds(1));
-  }
-  return std::nullopt;
+  if (log_->calls() >= before) return std::nullopt;
+  return log_->NextCall(ticket->step_, from, StepLog::Call::kDue);
 }
 
 void StepControl::EndStep(std::string why) {
   if (ended_ || current_ == nullptr) return;
   ended_ = true;
   why_ended_ = std::move(why);
-  TellJoined(StepAction::Kind::kEnd, "",
-             "");  // The answer of a step without reduction may still be on its way.
+  if (agreement_) log_->Add(records_sent_, StepEntry::Kind::kEnd, "", "");
 }
 
 }  // namespace evenkeel

@@ -2,13 +2,14 @@
 // the control plane.
 //
 //   StepControl& steps = StepControl::Of(comm);                      // one for each communicator
-//   EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, steps.Enter(this, name, 0));
+//   EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, steps.Enter(name, 0));
 //   ...
 //   // the active ranks, the requests of all ranks, ...
 //   EK_ASSIGN_OR_RETURN(StepAnswer answer, ticket->Wait());
 //
 // It replaces the small all-reduces that other systems add to each step: nothing of it is on the
-// data plane. An exhausted rank sends records too, and receives the actions of the active ranks.
+// data plane. An exhausted rank sends records too, and repeats the actions of the lowest active
+// rank (step_log.h).
 //
 // A record also contains the rank's ledger (comm/step_ledger.h): the number of steps that each part
 // has finished, and their settings. The ledgers of all ranks are compared, so that no rank
@@ -55,7 +56,6 @@
 #include "absl/time/time.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/group_extension.h"
-#include "evenkeel/join/steps/followed_calls.h"
 #include "evenkeel/join/steps/phase_clock.h"
 #include "evenkeel/join/steps/straggler_detector.h"
 
@@ -157,9 +157,8 @@ class StepTicket {
  private:
   friend class StepControl;
   StepTicket(int64_t step, bool is_exhausted, StepControl* control, std::string why = "");
-  // Restarts the timeout, because the other ranks are making progress before this step. Returns the
-  // new deadline.
-  absl::Time Renew();
+  // Restarts the timeout, because the other ranks are making progress before this step.
+  void Renew();
   void Resolve(absl::StatusOr<StepAnswer> answer);
   // Null before it is there; never changes afterwards.
   const absl::StatusOr<StepAnswer>* GivenAnswer() const;
@@ -177,42 +176,30 @@ class StepTicket {
   bool is_calling_back_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-// An action of the lowest active rank in a step, which exhausted ranks repeat.
-struct StepAction {
-  enum class Kind : uint8_t {
-    kEntered,  // The actor takes part in the step: Enter().
-    kAction,   // Announce().
-    kEnd,      // The step is over.
-    kCall,     // A collective of the user's: AnnounceCall().
-  };
-  Kind kind = Kind::kEnd;
-  std::string actor;  // Name of the Joinable that acts.
-  std::string payload;
-  int64_t number = 0;  // A kCall's number.
-};
+class StepLog;     // step_log.h
+struct StepEntry;  // step_log.h
 
 class StepControl final : public internal::GroupExtension {
  public:
   // That of the communicator, which makes it at the first call and owns it. From any thread.
   static StepControl& Of(Communicator& comm);
-  explicit StepControl(Communicator* comm)
-      : GroupExtension(comm), calls_(&comm->control()), stragglers_(comm->world_size()) {}
+  explicit StepControl(Communicator* comm);
+  ~StepControl() override;
 
   // Registration is local, in the same order on all ranks.
   void Register(StepParticipant* participant);
   void Unregister(StepParticipant* participant);
 
-  // Makes `who` take part in the current step. Begins a new step, and sends its record, if there is
-  // none, or if `who` or an object of a later phase (gradients: 0, optimizers: last) takes part in
-  // the current one already. Waits if 64 steps have no answer yet. Exhausted ranks receive the
-  // `name` of each object that takes part, in the order of these calls.
-  absl::StatusOr<std::shared_ptr<StepTicket>> Enter(const void* who, absl::string_view name,
-                                                    int phase);
+  // Makes the object of that name take part in the current step. Begins a new step, and sends its
+  // record, if there is none, or if that object or one of a later phase (gradients: 0, optimizers:
+  // last) takes part in the current one already. Waits if 64 steps have no answer yet. Exhausted
+  // ranks receive the name of each object that takes part, in the order of these calls.
+  absl::StatusOr<std::shared_ptr<StepTicket>> Enter(absl::string_view name, int phase);
   // Begins the next step of an exhausted rank.
   absl::StatusOr<std::shared_ptr<StepTicket>> EnterJoined();
   // Returns whether Enter() would begin a new step.
-  bool WillBegin(const void* who, int phase) const {
-    return ended_ || entered_.contains(who) || phase < entered_phase_;
+  bool WillBegin(absl::string_view name, int phase) const {
+    return ended_ || entered_.contains(name) || phase < entered_phase_;
   }
   // On an exhausted rank: brings every participant to the state that the lowest active rank has in
   // this step.
@@ -220,23 +207,19 @@ class StepControl final : public internal::GroupExtension {
   // The step that Enter() last began on this rank; null before the first.
   std::shared_ptr<StepTicket> current() const { return current_; }
 
-  // On the lowest active rank: sends the action to the exhausted ranks, which repeat it. On other
-  // ranks, and while all ranks are active, it does nothing. Does not wait: if the step has no
-  // answer yet, the action is sent when it arrives.
-  absl::Status Announce(absl::string_view actor, absl::string_view payload);
-  // On an exhausted rank: waits for the next action of the lowest active rank in step
-  // `answer.step`.
-  absl::StatusOr<StepAction> NextAction(const StepAnswer& answer);
-  // The user's collectives, which exhausted ranks shadow wherever the loop issues them
-  // (followed_calls.h). An active rank calls AnnounceCall() before it issues one. On an exhausted
-  // rank NextCall() returns the next collective before the ticket's step; nothing if the step has
-  // begun and all collectives before it have been taken. TakeCall() returns whether a collective
-  // that NextAction() returned is still to be shadowed.
+  // Adds an action of that object to the log, which the lowest active rank sends to exhausted
+  // ranks. Does not wait.
+  absl::Status Announce(absl::string_view name, absl::string_view payload);
+  // On an exhausted rank: waits for the next entry of the lowest active rank in step `answer.step`.
+  absl::StatusOr<StepEntry> NextEntry(const StepAnswer& answer);
+  // The user's collectives, which exhausted ranks shadow wherever the loop issues them. An active
+  // rank calls AnnounceCall() before it issues one. On an exhausted rank NextCall() returns the
+  // next collective before the ticket's step; nothing if the step has begun and all collectives
+  // before it have been taken. Those in a step are entries of it.
   void AnnounceCall(const std::string& call);
   absl::StatusOr<std::optional<std::string>> NextCall(const std::shared_ptr<StepTicket>& ticket);
-  bool TakeCall(const StepAction& action) { return calls_.Take(action.number); }
-  // To be called when this rank's loop has ended: from now on it shadows the other ranks' calls.
-  void BecomeExhausted() { calls_.BecomeExhausted(); }
+  // To be called when this rank's loop has ended: from now on it shadows the other ranks.
+  void BecomeExhausted();
 
   // Ends the current step on this rank; Enter() does so, too. Idempotent. `why`: for the message
   // if the other ranks do not end it, too.
@@ -246,14 +229,7 @@ class StepControl final : public internal::GroupExtension {
   void AbandonStep() { ended_ = true; }
 
   // Sets the object that runs the loop, and the hash of its list and options; null: the loop ends.
-  void SetScope(const void* scope, uint64_t hash) {
-    scope == nullptr ? calls_.EndLoop() : calls_.BeginLoop();
-    if (scope == nullptr) samples_ = StepRecord::kNotSaid;  // No other loop's.
-    absl::MutexLock lock(&mutex_);
-    active_ranks_.clear();
-    scope_ = scope;
-    scope_hash_ = hash;
-  }
+  void SetScope(const void* scope, uint64_t hash);
   // Returns the object that runs the loop; null outside of RunJoined().
   const void* scope() const { return scope_; }
   // Whether records are sent at all. Off inside RunJoined with enable = false: steps then have no
@@ -312,17 +288,16 @@ class StepControl final : public internal::GroupExtension {
                  const absl::StatusOr<std::vector<std::string>>& parts);
   void AddTimes(const std::vector<StepRecord>& records) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void HelpThoseBehind(const StepAnswer& answer);
-  void TellJoined(StepAction::Kind kind, absl::string_view actor, absl::string_view payload);
 
-  FollowedCalls calls_;
+  const std::unique_ptr<StepLog> log_;
   const std::shared_ptr<const void> lifetime_ = std::make_shared<char>();
   mutable absl::Mutex mutex_;
   std::vector<StepParticipant*> participants_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string, std::less<>> held_names_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<StepTicket> current_;
   std::deque<std::shared_ptr<StepTicket>> unanswered_;
-  std::set<const void*>
-      entered_;  // Who takes part in the current step, and the latest of their phases.
+  // The objects that take part in the current step, and the latest of their phases.
+  std::set<std::string, std::less<>> entered_;
   int entered_phase_ = 0;
   bool ended_ = true;
   std::string why_ended_;

@@ -12,6 +12,7 @@
 #include "evenkeel/comm/control/waits.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/testing/tested_group.h"
+#include "evenkeel/join/steps/step_log.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel {
@@ -23,8 +24,7 @@ TEST(StepControlTest, ANoticeThatComesBeforeTheFirstStepArrives) {
     int loop = 0;
     if (comm.rank() == 0) {
       StepControl::Of(comm).SetScope(&loop, 1);
-      StepControl::Of(comm)
-          .BecomeExhausted();  // Tells the other rank that this one follows its calls.
+      StepControl::Of(comm).BecomeExhausted();  // The other rank sends its calls from now on.
     }
     // The hub passes rank 0's notice on before its part of this.
     EK_RETURN_IF_ERROR(comm.control().Exchange("told", "", comm.timeout()).status());
@@ -32,7 +32,7 @@ TEST(StepControlTest, ANoticeThatComesBeforeTheFirstStepArrives) {
     if (comm.rank() == 1) {
       steps.SetScope(&loop, 1);
       steps.AnnounceCall("the call");
-      EK_ASSIGN_OR_RETURN(const auto ticket, steps.Enter(&loop, "a part", 0));
+      EK_ASSIGN_OR_RETURN(const auto ticket, steps.Enter("a part", 0));
       EK_RETURN_IF_ERROR(ticket->Wait().status());
       steps.EndStep();
     } else {
@@ -52,10 +52,9 @@ TEST(StepControlTest, ANoticeThatComesBeforeTheFirstStepArrives) {
 // forwards all messages.
 TEST(StepControlTest, SendingARecordIsNotBusyTime) {
   const absl::Status status = RunTestRanks(2, [](Communicator& comm) -> absl::Status {
-    int loop = 0;
     StepControl& steps = StepControl::Of(comm);
     const int64_t before = internal::NanosWaited();
-    EK_ASSIGN_OR_RETURN(const auto ticket, steps.Enter(&loop, "a part", 0));
+    EK_ASSIGN_OR_RETURN(const auto ticket, steps.Enter("a part", 0));
     EXPECT_GT(internal::NanosWaited(), before);
     EK_RETURN_IF_ERROR(ticket->Wait().status());
     steps.EndStep();
@@ -71,18 +70,17 @@ TEST(StepControlTest, AnActionIsOneMessageHoweverManyRanksShadowIt) {
     const absl::Status status = RunTestRanks(world_size, [](Communicator& comm) -> absl::Status {
       StepControl& steps = StepControl::Of(comm);
       const bool is_exhausted = comm.rank() > 0;
-      int part = 0;
       EK_RETURN_IF_ERROR(comm.Barrier());
       const int64_t before = comm.control().link().Counters().messages_sent;
       if (is_exhausted) {
         EK_ASSIGN_OR_RETURN(const auto ticket, steps.EnterJoined());
         EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
-        StepAction action;
+        StepEntry entry;
         do {
-          EK_ASSIGN_OR_RETURN(action, steps.NextAction(answer));
-        } while (action.kind != StepAction::Kind::kEnd);
+          EK_ASSIGN_OR_RETURN(entry, steps.NextEntry(answer));
+        } while (entry.kind != StepEntry::Kind::kEnd);
       } else {
-        EK_ASSIGN_OR_RETURN(const auto ticket, steps.Enter(&part, "part", 0));
+        EK_ASSIGN_OR_RETURN(const auto ticket, steps.Enter("part", 0));
         EK_RETURN_IF_ERROR(ticket->Wait().status());
         EK_RETURN_IF_ERROR(steps.Announce("part", "payload"));
         steps.EndStep();
@@ -98,16 +96,37 @@ TEST(StepControlTest, AnActionIsOneMessageHoweverManyRanksShadowIt) {
   }
 }
 
-TEST(StepControlTest, AnUnknownActionIsRefused) {
-  const absl::Status status = RunTestRanks(2, [](Communicator& comm) -> absl::Status {
+// The last message of a loop stands for the actions that no rank takes any more.
+TEST(StepControlTest, WhileAllRanksAreActiveOnlyRecordsAreSent) {
+  const absl::Status status = RunTestRanks(3, [](Communicator& comm) -> absl::Status {
+    constexpr int kSteps = 20;
     StepControl& steps = StepControl::Of(comm);
-    const StepAnswer answer{.step = 3, .lowest_active = 0};
-    for (const char* wrong : {"", "\x04part\n", "\x80part\n", "\xffpart\n", "\x01part"}) {
-      if (comm.rank() == 0) comm.control().Send(1, "action/3", wrong);
-      if (comm.rank() == 1) {
-        EXPECT_TRUE(absl::IsInternal(steps.NextAction(answer).status())) << wrong;
-      }
+    steps.SetScope(&comm, 1);
+    EK_RETURN_IF_ERROR(comm.Barrier());
+    const ControlCounters before = comm.control().link().Counters();
+    int64_t record_bytes = 0;
+    for (int step = 0; step < kSteps; ++step) {
+      EK_ASSIGN_OR_RETURN(const auto ticket, steps.Enter("gradients", 0));
+      EK_RETURN_IF_ERROR(steps.Announce("gradients", std::string(1000, 'g')));
+      steps.AnnounceCall(std::string(1000, 'c'));
+      EK_RETURN_IF_ERROR(steps.Enter("optimizer", 2).status());
+      EK_RETURN_IF_ERROR(steps.Announce("optimizer", std::string(1000, 'o')));
+      EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
+      record_bytes += static_cast<int64_t>(answer.record(comm.rank()).Serialize().size());
     }
+    const ControlCounters after = comm.control().link().Counters();
+    EXPECT_EQ(after.messages_sent - before.messages_sent, kSteps) << "one record for each step";
+    EXPECT_LE(after.bytes_sent - before.bytes_sent, record_bytes + kSteps * 64) << "no entry";
+    EK_RETURN_IF_ERROR(comm.Barrier());
+    steps.EndStep();
+    steps.BecomeExhausted();
+    EK_ASSIGN_OR_RETURN(const auto ticket, steps.EnterJoined());
+    EK_ASSIGN_OR_RETURN(const auto call, steps.NextCall(ticket));
+    EXPECT_EQ(call, std::nullopt);
+    EXPECT_EQ(comm.control().link().Counters().messages_sent - after.messages_sent,
+              comm.rank() == 0 ? 3 : 2)
+        << "the end of its input, its record, and rank 0 ends the loop";
+    steps.SetScope(nullptr, 0);
     return comm.Barrier();
   });
   EXPECT_TRUE(status.ok()) << status;
@@ -117,8 +136,7 @@ TEST(StepControlTest, AnUnknownActionIsRefused) {
 TEST(StepControlTest, ARankThatTakesPartInNoStepIsNamedAtTheEnd) {
   const absl::Status status = RunTestRanks(2, [](Communicator& comm) -> absl::Status {
     if (comm.rank() == 1) return comm.Finalize(absl::Seconds(20));
-    int who = 0;
-    EK_ASSIGN_OR_RETURN(const auto ticket, StepControl::Of(comm).Enter(&who, "a part", 0));
+    EK_ASSIGN_OR_RETURN(const auto ticket, StepControl::Of(comm).Enter("a part", 0));
     return ticket->Wait().status();
   });
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
@@ -133,8 +151,7 @@ TEST(StepControlTest, EachRankReportsADisagreementBeforeItIsGone) {
     StepControl& steps = StepControl::Of(comm);
     EK_RETURN_IF_ERROR(comm.Barrier());
     const int64_t before = comm.control().link().Counters().messages_sent;
-    int who = 0;
-    EK_ASSIGN_OR_RETURN(const auto ticket, steps.Enter(&who, "a part", 0));
+    EK_ASSIGN_OR_RETURN(const auto ticket, steps.Enter("a part", 0));
     const absl::Status end = ticket->Wait().status();
     EXPECT_EQ(comm.control().link().Counters().messages_sent - before, 2)
         << "its record, its failure";

@@ -37,6 +37,7 @@
 #include "evenkeel/comm/rendezvous/tcp_store_server.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/steps/step_control.h"
+#include "evenkeel/join/steps/step_log.h"
 #include "evenkeel/tests/child_processes.h"
 #include "gflags/gflags.h"
 
@@ -190,9 +191,8 @@ absl::Status Exchanges(Rank& self, bool are_equal) {
                 [&] { return self.comm->control().Exchange("scale", mine, Timeout()).status(); });
 }
 
-absl::Status ActiveStep(StepControl& steps, Participant& participant) {
-  EK_ASSIGN_OR_RETURN(const std::shared_ptr<StepTicket> ticket,
-                      steps.Enter(&participant, "participant", 0));
+absl::Status ActiveStep(StepControl& steps) {
+  EK_ASSIGN_OR_RETURN(const std::shared_ptr<StepTicket> ticket, steps.Enter("participant", 0));
   EK_RETURN_IF_ERROR(ticket->Wait().status());
   for (int i = 0; i < kActions; ++i) EK_RETURN_IF_ERROR(steps.Announce("participant", "0.001"));
   steps.EndStep();
@@ -203,16 +203,16 @@ absl::Status ShadowedStep(StepControl& steps) {
   EK_ASSIGN_OR_RETURN(const std::shared_ptr<StepTicket> ticket, steps.EnterJoined());
   EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
   while (true) {
-    EK_ASSIGN_OR_RETURN(const StepAction action, steps.NextAction(answer));
-    if (action.kind == StepAction::Kind::kEnd) return absl::OkStatus();
+    EK_ASSIGN_OR_RETURN(const StepEntry entry, steps.NextEntry(answer));
+    if (entry.kind == StepEntry::Kind::kEnd) return absl::OkStatus();
   }
 }
 
 absl::Status Steps(Rank& self, Communicator& comm, bool shadows) {
   StepControl& steps = StepControl::Of(comm);
   steps.Register(&self.participant);
-  const absl::Status status = Repeat(
-      self, [&] { return shadows ? ShadowedStep(steps) : ActiveStep(steps, self.participant); });
+  const absl::Status status =
+      Repeat(self, [&] { return shadows ? ShadowedStep(steps) : ActiveStep(steps); });
   steps.Unregister(&self.participant);
   return status;
 }

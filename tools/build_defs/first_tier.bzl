@@ -37,7 +37,7 @@ PROMISES = {
     ],
     "3": [  # Join adds nothing to the data plane.
         "//join:scope_over_shm_test",
-        "//join/steps:followed_calls_test",
+        "//join/steps:step_log_test",
         "//tests/defects:join_planes_over_shm_test",
         "//tests/defects:sharded_join_over_shm_test",
         "//tests/defects:unused_join_over_shm_test",

@@ -11,21 +11,10 @@
 // data plane. An exhausted rank sends records too, and repeats the actions of the lowest active
 // rank (step_log.h).
 //
-// A record also contains the rank's ledger (comm/step_ledger.h): the number of steps that each part
-// has finished, and their settings. The ledgers of all ranks are compared, so that no rank
-// continues after a step that another rank omitted or took differently.
-//
-// Size:    a record has 39 bytes, 45 for each participant (and its note), about 19 for the times of
-//          the last step, and the ledger's text: 39 + 45 + 19 + 62 = 165 for a DataParallel and an
-//          Optimizer. Each rank sends one for each step, and receives all of them.
-//
-// It contains the times of the rank's last step, too (phase_clock.h). From those of all ranks each
-// rank computes which ones made the others wait (straggler_detector.h).
-//
 // Participants are the parts whose per-step state the ranks must agree on: reducers and sharded
-// optimizers register themselves. In each step the states of all active ranks are compared. An
-// older state on an exhausted rank is not an error: the lowest active rank sends it the newer
-// state.
+// optimizers register themselves, in the same order on all ranks. In each step the states of all
+// active ranks are compared. An older state on an exhausted rank is not an error: the lowest active
+// rank sends it the newer state.
 //
 // Threads: thread-compatible except where said; one thread per rank runs steps. Callbacks come on
 //          the control thread.
@@ -35,7 +24,6 @@
 #ifndef EVENKEEL_JOIN_STEPS_STEP_CONTROL_H_
 #define EVENKEEL_JOIN_STEPS_STEP_CONTROL_H_
 
-#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -57,30 +45,14 @@
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/group_extension.h"
 #include "evenkeel/join/steps/phase_clock.h"
+#include "evenkeel/join/steps/step_agreement.h"
 #include "evenkeel/join/steps/straggler_detector.h"
 
 namespace evenkeel {
 
-// The state of one participant of one rank before a step.
-struct ParticipantState {
-  uint64_t name_hash = 0;      // Filled in by StepControl.
-  uint64_t generation = 0;     // The plan's.
-  uint64_t schedule_hash = 0;  // Identifies the collectives that the step will issue.
-  uint64_t mask_hash = 0;      // Identifies the set of trained parameters.
-  bool sync = true;            // Whether gradients are reduced in this step.
-  // This rank's samples in gradients that earlier steps accumulated and none has reduced;
-  // StepRecord::kNotSaid: their number is unknown.
-  int64_t samples = 0;
-  std::string note;  // For messages only: "frozen: fc1.weight, fc1.bias". Short; empty normally.
-
-  // Returns whether an exhausted rank in this state can shadow a rank in `other`.
-  bool SamePlan(const ParticipantState& other) const {
-    return generation == other.generation && schedule_hash == other.schedule_hash &&
-           mask_hash == other.mask_hash;
-  }
-};
-
 class StepControl;
+class StepLog;     // step_log.h
+struct StepEntry;  // step_log.h
 
 class StepParticipant {
  public:
@@ -97,54 +69,6 @@ class StepParticipant {
   virtual absl::Status ImportState(absl::string_view state) = 0;
 };
 
-// Requests of one rank to all ranks, as bits: StepControl::Request() sets them in this rank's next
-// record, and StepAnswer::requests has those of all ranks. The library only transmits them.
-struct StepRequests {
-  static constexpr uint32_t kStop = 1;      // After this step.
-  static constexpr uint32_t kSave = 2;      // A checkpoint, after this step.
-  static constexpr uint32_t kEvaluate = 4;  // After this step.
-  static constexpr uint32_t kFirstOfUsers = 1u << 16;
-};
-
-// The record that a rank sends when its step begins.
-struct StepRecord {
-  static constexpr uint8_t kVersion = 4;  // The first byte of the serialized form.
-  static constexpr int64_t kNotSaid = -1;
-
-  bool joined = false;              // The rank is exhausted.
-  uint32_t requests = 0;            // StepRequests.
-  int64_t samples = kNotSaid;       // The samples that AddSamples() added since the last record.
-  int64_t calls = 0;                // The user's collectives issued or shadowed: AnnounceCall().
-  uint64_t scope_hash = 0;          // Identifies RunJoined()'s list and options; 0: outside of one.
-  std::optional<PhaseTimes> times;  // Up to the last reduction, since the one before it.
-  std::string ledger;  // StepLedger::Serialize(); empty in an answer: it has been compared.
-  std::vector<ParticipantState> participants;
-
-  std::string Serialize() const;
-  static absl::StatusOr<StepRecord> Parse(absl::string_view bytes);
-};
-
-// All records of a step. Equal on all ranks.
-struct StepAnswer {
-  int64_t step = 0;
-  int world_size = 1;
-  int active = 1;         // How many ranks have inputs.
-  int lowest_active = 0;  // -1: none.
-  int highest_active = 0;
-  uint32_t requests = 0;  // Or of all.
-  int64_t samples = 0;    // Sum over ranks; of an exhausted one, those not yet reported.
-  std::shared_ptr<const std::vector<StepRecord>> records =
-      nullptr;  // By rank; null in a step without agreement.
-
-  const StepRecord& record(int rank) const { return (*records)[rank]; }
-  bool everyone_active() const { return active == world_size; }
-  // Returns the state of that participant on the lowest active rank; the neutral one if unknown.
-  ParticipantState LeaderState(absl::string_view participant_name) const;
-  // Returns the samples of all ranks in the gradients of that participant: those of this step, and
-  // those that it had accumulated before.
-  int64_t SamplesOf(absl::string_view participant_name) const;
-};
-
 class StepTicket {
  public:
   // Blocks until all records are in; from any thread.
@@ -156,7 +80,8 @@ class StepTicket {
 
  private:
   friend class StepControl;
-  StepTicket(int64_t step, bool is_exhausted, StepControl* control, std::string why = "");
+  StepTicket(int64_t step, bool is_exhausted, StepControl* control, std::string why = "",
+             std::shared_ptr<const ParticipantNames> names = nullptr);
   // Restarts the timeout, because the other ranks are making progress before this step.
   void Renew();
   void Resolve(absl::StatusOr<StepAnswer> answer);
@@ -167,7 +92,8 @@ class StepTicket {
   const int64_t step_;
   const bool is_exhausted_;
   StepControl* const control_;
-  const std::string why_;  // This rank began it; empty: as usual.
+  const std::string why_;                                // This rank began it; empty: as usual.
+  const std::shared_ptr<const ParticipantNames> names_;  // For the states in its record.
   mutable absl::Mutex mutex_;
   absl::Time deadline_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<absl::StatusOr<StepAnswer>> answer_ ABSL_GUARDED_BY(mutex_);
@@ -175,9 +101,6 @@ class StepTicket {
       ABSL_GUARDED_BY(mutex_);
   bool is_calling_back_ ABSL_GUARDED_BY(mutex_) = false;
 };
-
-class StepLog;     // step_log.h
-struct StepEntry;  // step_log.h
 
 class StepControl final : public internal::GroupExtension {
  public:
@@ -283,17 +206,35 @@ class StepControl final : public internal::GroupExtension {
  private:
   friend class StepTicket;  // Waits as a part of the group.
   std::vector<StepParticipant*> participants() const;
-  absl::StatusOr<std::shared_ptr<StepTicket>> Begin(StepRecord record);
-  void OnRecords(int64_t step, StepTicket& ticket,
+  absl::StatusOr<std::shared_ptr<StepTicket>> Begin(StepRecord record,
+                                                    std::shared_ptr<const ParticipantNames> names);
+  void OnRecords(int64_t step, const std::shared_ptr<StepTicket>& ticket,
                  const absl::StatusOr<std::vector<std::string>>& parts);
+  // Ends the group with the lists of all ranks, which all exchange them.
+  void ShowNames(int64_t step, const std::shared_ptr<StepTicket>& ticket);
+  void SetParticipants(std::vector<StepParticipant*> participants)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AddTimes(const std::vector<StepRecord>& records) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void HelpThoseBehind(const StepAnswer& answer);
 
   const std::unique_ptr<StepLog> log_;
   const std::shared_ptr<const void> lifetime_ = std::make_shared<char>();
+  PhaseClock phases_;
+
   mutable absl::Mutex mutex_;
   std::vector<StepParticipant*> participants_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<const ParticipantNames> names_ ABSL_GUARDED_BY(mutex_);  // Theirs.
+  uint64_t names_hash_ ABSL_GUARDED_BY(mutex_) = 0;
   std::set<std::string, std::less<>> held_names_ ABSL_GUARDED_BY(mutex_);
+  StragglerDetector stragglers_ ABSL_GUARDED_BY(mutex_);
+  std::vector<int> active_ranks_ ABSL_GUARDED_BY(mutex_);
+
+  // Written by the thread that runs steps, and read by the control thread and by observers.
+  std::atomic<bool> is_exhausted_ = false;
+  std::atomic<int64_t> records_sent_ = 0;
+  std::atomic<bool> requires_samples_ = false;
+
+  // For the thread that runs steps alone.
   std::shared_ptr<StepTicket> current_;
   std::deque<std::shared_ptr<StepTicket>> unanswered_;
   // The objects that take part in the current step, and the latest of their phases.
@@ -304,16 +245,10 @@ class StepControl final : public internal::GroupExtension {
   const void* scope_ = nullptr;
   uint64_t scope_hash_ = 0;
   bool agreement_ = true;
-  std::atomic<bool> is_exhausted_ = false;  // Also read by whoever asks what threads wait for.
-  std::atomic<int64_t> records_sent_ = 0;   // Also read by the control thread.
   int64_t steps_begun_ = 0;
   int64_t samples_ = StepRecord::kNotSaid;
   int64_t last_samples_ = StepRecord::kNotSaid;
   uint32_t requests_ = 0;
-  std::atomic<bool> requires_samples_ = false;  // Also read by the control thread.
-  PhaseClock phases_;
-  StragglerDetector stragglers_ ABSL_GUARDED_BY(mutex_);
-  std::vector<int> active_ranks_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace evenkeel

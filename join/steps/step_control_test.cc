@@ -4,6 +4,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
@@ -141,6 +143,41 @@ TEST(StepControlTest, ARankThatTakesPartInNoStepIsNamedAtTheEnd) {
   });
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
   EXPECT_TRUE(absl::StrContains(status.message(), "training steps")) << status;
+}
+
+class Part : public StepParticipant {
+ public:
+  explicit Part(std::string name) : name_(std::move(name)) {}
+  const std::string& participant_name() const override { return name_; }
+  absl::StatusOr<ParticipantState> PrepareStep() override { return CurrentState(); }
+  ParticipantState CurrentState() const override { return {}; }
+  std::string ExportState() const override { return ""; }
+  absl::Status ImportState(absl::string_view) override { return absl::OkStatus(); }
+
+ private:
+  const std::string name_;
+};
+
+// Also an exhausted rank: it would wait for the state of a part that no other rank has.
+TEST(StepControlTest, RanksWithDifferentPartsSeeTheListsOfAll) {
+  std::vector<absl::Status> results(3);
+  const absl::Status status = RunTestRanks(3, [&](Communicator& comm) -> absl::Status {
+    Part model("model"), optimizer("optimizer");
+    StepControl& steps = StepControl::Of(comm);
+    steps.Register(&model);
+    if (comm.rank() != 1) steps.Register(&optimizer);
+    const auto ticket = comm.rank() == 1 ? steps.EnterJoined() : steps.Enter("model", 0);
+    results[comm.rank()] = ticket.ok() ? (*ticket)->Wait().status() : ticket.status();
+    steps.Unregister(&model);
+    if (comm.rank() != 1) steps.Unregister(&optimizer);
+    return results[comm.rank()];
+  });
+  EXPECT_FALSE(status.ok());
+  for (const absl::Status& result : results) {
+    EXPECT_TRUE(absl::IsFailedPrecondition(result)) << result;
+    EXPECT_TRUE(absl::StrContains(result.message(), "ranks 0,2: model, optimizer; rank 1: model"))
+        << result;
+  }
 }
 
 // Each rank finds the disagreement by itself. The first rank to end its process would count as

@@ -1,0 +1,276 @@
+#include "evenkeel/join/steps/step_agreement.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "evenkeel/comm/base/bytes.h"
+#include "evenkeel/comm/base/parties.h"
+#include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/failure_info.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/comm/step_ledger.h"
+
+namespace evenkeel {
+namespace {
+
+using internal::RankList;
+
+constexpr size_t kMaxNote = 256;
+
+// One field of one participant, as a value to compare and a way to say it.
+struct Aspect {
+  absl::string_view what;
+  bool (*differs)(const ParticipantState&, const ParticipantState&);
+  std::string (*value)(const ParticipantState&);
+};
+using State = const ParticipantState&;
+
+const Aspect kAspects[] = {
+    {"synchronising", [](State a, State b) { return a.sync != b.sync; },
+     [](State s) -> std::string { return s.sync ? "synchronises" : "accumulates"; }},
+    {"the set of trained parameters", [](State a, State b) { return a.mask_hash != b.mask_hash; },
+     [](State s) {
+       return absl::StrCat(s.note.empty() ? "nothing frozen" : s.note, " (mask ",
+                           absl::Hex(s.mask_hash), ")");
+     }},
+    {"the plan generation", [](State a, State b) { return a.generation != b.generation; },
+     [](State s) { return absl::StrCat("generation ", s.generation); }},
+    {"the schedule", [](State a, State b) { return a.schedule_hash != b.schedule_hash; },
+     [](State s) { return absl::StrCat("schedule ", absl::Hex(s.schedule_hash)); }},
+};
+
+// "<before>ranks 0,2: synchronises; rank 1: accumulates". The fewest ranks are named as the cause.
+absl::Status Disagree(absl::string_view before,
+                      const std::map<std::string, std::vector<int>>& ranks_by_value) {
+  std::vector<std::pair<int, std::string>> parts;  // By their first rank.
+  for (const auto& [value, ranks] : ranks_by_value) {
+    parts.emplace_back(ranks[0], absl::StrCat(RankList(ranks), ": ", value));
+  }
+  std::sort(parts.begin(), parts.end());
+  const auto fewest = std::min_element(
+      ranks_by_value.begin(), ranks_by_value.end(), [](const auto& a, const auto& b) {
+        return std::pair(a.second.size(), a.second) < std::pair(b.second.size(), b.second);
+      });
+  return WithFailureInfo(
+      absl::FailedPreconditionError(absl::StrCat(
+          before, absl::StrJoin(parts, "; ",
+                                [](std::string* out, const auto& part) { *out += part.second; }))),
+      {.kind = FailureKind::kDisagreement, .ranks = fewest->second});
+}
+
+// Texts are only made for an error: thousands of ranks compare thousands of records in each step.
+absl::Status CompareJoins(int64_t step, const std::vector<StepRecord>& records) {
+  const auto has_first_scope = [&](const StepRecord& record) {
+    return record.scope_hash == records[0].scope_hash;
+  };
+  if (std::ranges::all_of(records, has_first_scope)) return absl::OkStatus();
+  std::map<std::string, std::vector<int>> ranks_by_scope;
+  for (size_t rank = 0; rank < records.size(); ++rank) {
+    const uint64_t scope = records[rank].scope_hash;
+    ranks_by_scope[scope == 0 ? "no join" : absl::StrCat("join ", absl::Hex(scope))].push_back(
+        static_cast<int>(rank));
+  }
+  return Disagree(
+      absl::StrCat("step ", step, ": the ranks run different joins (objects or options): "),
+      ranks_by_scope);
+}
+
+// Where gradients are divided by them.
+absl::Status CheckSamples(int64_t step, const StepAnswer& answer) {
+  std::vector<int> silent, unknown;
+  for (int rank = 0; rank < answer.world_size; ++rank) {
+    const StepRecord& record = answer.record(rank);
+    if (!record.joined && record.samples == StepRecord::kNotSaid) silent.push_back(rank);
+    if (std::ranges::any_of(record.participants, [](const ParticipantState& state) {
+          return state.samples == StepRecord::kNotSaid;
+        }))
+      unknown.push_back(rank);
+  }
+  if (silent.empty() && unknown.empty()) return absl::OkStatus();
+  const std::string what =
+      silent.empty() ? absl::StrCat("the gradients of ", RankList(unknown),
+                                    " were accumulated without a number of samples, outside of "
+                                    "this loop: reduce or clear them before it")
+                     : absl::StrCat(RankList(silent),
+                                    " passed no number: call JoinScope::AddSamples() before each "
+                                    "step");
+  return WithFailureInfo(
+      absl::FailedPreconditionError(absl::StrCat(
+          "step ", step, ": gradients are divided by the samples of all ranks, and ", what)),
+      {.ranks = silent.empty() ? unknown : silent});
+}
+
+}  // namespace
+
+uint64_t HashOfNames(const ParticipantNames& names) {
+  return StableHash(0, absl::StrJoin(names, "\n"));
+}
+
+absl::Status CompareNames(int64_t step, absl::Span<const std::string> lists) {
+  std::map<std::string, std::vector<int>> ranks_by_list;
+  for (size_t rank = 0; rank < lists.size(); ++rank)
+    ranks_by_list[lists[rank].empty() ? "none" : lists[rank]].push_back(static_cast<int>(rank));
+  return Disagree(absl::StrCat("step ", step,
+                               ": the ranks have different models and optimizers, or made them in "
+                               "a different order: "),
+                  ranks_by_list);
+}
+
+absl::Status Compare(const StepAnswer& answer) {
+  const std::vector<StepRecord>& records = *answer.records;
+  EK_RETURN_IF_ERROR(CompareJoins(answer.step, records));
+  if (answer.lowest_active < 0) return absl::OkStatus();
+  const StepRecord& leader = answer.record(answer.lowest_active);
+  for (size_t p = 0; p < leader.participants.size(); ++p) {
+    const ParticipantState& expected = leader.participants[p];
+    for (const Aspect& aspect : kAspects) {
+      const auto differs = [&](const StepRecord& record) {
+        return !record.joined && aspect.differs(record.participants[p], expected);
+      };
+      if (std::ranges::none_of(records, differs)) continue;
+      std::map<std::string, std::vector<int>> ranks_by_value;
+      for (int rank = 0; rank < answer.world_size; ++rank) {
+        if (records[rank].joined) continue;
+        ranks_by_value[aspect.value(records[rank].participants[p])].push_back(rank);
+      }
+      return Disagree(absl::StrCat("step ", answer.step, ", ", (*answer.names)[p],
+                                   ": the ranks disagree about ", aspect.what, ": "),
+                      ranks_by_value);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StepAnswer> Agree(int64_t step, absl::Span<const std::string> records,
+                                 std::shared_ptr<const ParticipantNames> names,
+                                 SamplesRule samples) {
+  StepAnswer answer{.step = step,
+                    .world_size = static_cast<int>(records.size()),
+                    .active = 0,
+                    .lowest_active = -1,
+                    .highest_active = -1};
+  auto parsed = std::make_shared<std::vector<StepRecord>>();
+  parsed->reserve(records.size());
+  absl::InlinedVector<std::string, 8> ledgers;
+  for (int rank = 0; rank < answer.world_size; ++rank) {
+    absl::StatusOr<StepRecord> record = StepRecord::Parse(records[rank]);
+    if (!record.ok())
+      return Annotate(record.status(), absl::StrCat("step ", step, ", rank ", rank));
+    answer.requests |= record->requests;
+    answer.samples += std::max<int64_t>(record->samples, 0);
+    if (!record->joined) {
+      ++answer.active;
+      if (answer.lowest_active < 0) answer.lowest_active = rank;
+      answer.highest_active = rank;
+    }
+    ledgers.push_back(std::exchange(record->ledger, ""));
+    parsed->push_back(*std::move(record));
+  }
+  answer.records = std::move(parsed);
+  answer.names = std::move(names);
+  EK_RETURN_IF_ERROR(Annotate(StepLedger::Compare(ledgers), absl::StrCat("step ", step)));
+  const bool same_names = std::ranges::all_of(*answer.records, [&](const StepRecord& record) {
+    return record.names_hash == (*answer.records)[0].names_hash;
+  });
+  if (!same_names) {
+    EK_RETURN_IF_ERROR(CompareJoins(step, *answer.records));
+    return absl::NotFoundError("the ranks' participants differ");
+  }
+  for (int rank = 0; rank < answer.world_size; ++rank) {
+    if ((*answer.records)[rank].participants.size() == answer.names->size()) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "step ", step, ", rank ", rank, ": ", (*answer.records)[rank].participants.size(),
+        " states of ", answer.names->size(), " participants"));
+  }
+  EK_RETURN_IF_ERROR(Compare(answer));
+  if (samples == SamplesRule::kRequired) EK_RETURN_IF_ERROR(CheckSamples(step, answer));
+  return answer;
+}
+
+std::string StepRecord::Serialize() const {
+  internal::ByteWriter writer;
+  writer.U8(kVersion)
+      .Bool(joined)
+      .U32(requests)
+      .I64(samples)
+      .I64(calls)
+      .U64(scope_hash)
+      .U64(names_hash)
+      .Bytes(ledger);
+  writer.Bool(times.has_value());
+  if (times.has_value()) {
+    times->Write(writer);
+    times->ready.Write(writer);
+  }
+  writer.U32(static_cast<uint32_t>(participants.size()));
+  for (const ParticipantState& state : participants) {
+    writer.U64(state.generation)
+        .U64(state.schedule_hash)
+        .U64(state.mask_hash)
+        .Bool(state.sync)
+        .I64(state.samples);
+    writer.Bytes(absl::string_view(state.note).substr(0, kMaxNote));
+  }
+  return writer.Take();
+}
+
+absl::StatusOr<StepRecord> StepRecord::Parse(absl::string_view bytes) {
+  internal::ByteReader reader(bytes);
+  if (const uint8_t version = reader.U8(); reader.ok() && version != kVersion) {
+    return absl::InvalidArgumentError(absl::StrCat("the record of a step has version ", version,
+                                                   ", this build reads ", kVersion,
+                                                   ": run the same build on all ranks"));
+  }
+  StepRecord record;
+  record.joined = reader.Bool();
+  record.requests = reader.U32();
+  record.samples = reader.I64();
+  record.calls = reader.I64();
+  record.scope_hash = reader.U64();
+  record.names_hash = reader.U64();
+  record.ledger = std::string(reader.Bytes());
+  if (reader.Bool()) {
+    record.times = PhaseTimes::Read(reader);
+    record.times->ready = BucketsReady::Read(reader);
+  }
+  const uint32_t count = reader.U32();
+  for (uint32_t i = 0; i < count && reader.ok(); ++i) {
+    ParticipantState state;
+    state.generation = reader.U64();
+    state.schedule_hash = reader.U64();
+    state.mask_hash = reader.U64();
+    state.sync = reader.Bool();
+    state.samples = reader.I64();
+    state.note = std::string(reader.Bytes());
+    if (state.note.size() > kMaxNote) reader.Refuse();
+    record.participants.push_back(std::move(state));
+  }
+  EK_RETURN_IF_ERROR(reader.Finish("the record of a step"));
+  return record;
+}
+
+const ParticipantState* StepAnswer::StateOf(absl::string_view participant_name, int rank) const {
+  if (records == nullptr || rank < 0) return nullptr;
+  const auto found = std::ranges::find(*names, participant_name);
+  return found == names->end() ? nullptr : &record(rank).participants[found - names->begin()];
+}
+
+ParticipantState StepAnswer::LeaderState(absl::string_view participant_name) const {
+  const ParticipantState* state = StateOf(participant_name, lowest_active);
+  return state == nullptr ? ParticipantState() : *state;
+}
+
+int64_t StepAnswer::SamplesOf(absl::string_view participant_name) const {
+  int64_t sum = samples;
+  for (int rank = 0; rank < world_size && records != nullptr; ++rank) {
+    const ParticipantState* state = StateOf(participant_name, rank);
+    if (state != nullptr) sum += std::max<int64_t>(state->samples, 0);
+  }
+  return sum;
+}
+
+}  // namespace evenkeel

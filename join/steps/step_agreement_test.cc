@@ -1,0 +1,155 @@
+#include "evenkeel/join/steps/step_agreement.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "evenkeel/comm/failure_info.h"
+#include "gtest/gtest.h"
+
+namespace evenkeel {
+namespace {
+
+StepRecord Active(std::vector<ParticipantState> participants) {
+  return {.samples = 3, .participants = std::move(participants)};
+}
+
+StepRecord Exhausted(std::vector<ParticipantState> participants = {}) {
+  return {.joined = true, .participants = std::move(participants)};
+}
+
+absl::StatusOr<StepAnswer> AgreeOn(const std::vector<StepRecord>& records,
+                                   SamplesRule samples = SamplesRule::kOptional) {
+  auto names = std::make_shared<ParticipantNames>();
+  while (names->size() < records[0].participants.size())
+    names->push_back(absl::StrCat("part ", names->size()));
+  std::vector<std::string> parts;
+  for (const StepRecord& record : records) parts.push_back(record.Serialize());
+  return Agree(7, parts, std::move(names), samples);
+}
+
+struct Case {
+  std::vector<StepRecord> records;
+  std::string message;  // Empty: they agree.
+  std::vector<int> ranks = {};
+};
+
+TEST(CompareTest, NamesTheFewestRanksThatDifferAndTheirValues) {
+  const ParticipantState one;
+  const ParticipantState waits{.sync = false};
+  const ParticipantState frozen{.mask_hash = 7, .note = "frozen: a"};
+  StepRecord elsewhere = Active({one});
+  elsewhere.scope_hash = 10;
+  const Case kCases[] = {
+      {{Active({}), Active({})}, ""},
+      {{Active({one, frozen}), Active({one, frozen}), Exhausted({waits, one})}, ""},
+      {{Exhausted(), Exhausted()}, ""},
+      {{Active({one}), Active({waits}), Active({one})},
+       "step 7, part 0: the ranks disagree about synchronising: ranks 0,2: synchronises; rank 1: "
+       "accumulates",
+       {1}},
+      {{Active({waits}), Active({one}), Active({one})},
+       "step 7, part 0: the ranks disagree about synchronising: rank 0: accumulates; ranks 1,2: "
+       "synchronises",
+       {0}},
+      {{Active({frozen}), Active({one})},
+       "step 7, part 0: the ranks disagree about the set of trained parameters: rank 0: frozen: a "
+       "(mask 7); rank 1: nothing frozen (mask 0)",
+       {0}},
+      {{Active({one, waits}), Active({one, one})},
+       "step 7, part 1: the ranks disagree about synchronising: rank 0: accumulates; rank 1: "
+       "synchronises",
+       {0}},
+      // The lowest active rank is the measure, not an exhausted one.
+      {{Exhausted({waits}), Active({one}), Active({waits}), Active({one})},
+       "step 7, part 0: the ranks disagree about synchronising: ranks 1,3: synchronises; rank 2: "
+       "accumulates",
+       {2}},
+      {{Active({one}), elsewhere, Active({one})},
+       "step 7: the ranks run different joins (objects or options): ranks 0,2: no join; "
+       "rank 1: join a",
+       {1}},
+  };
+  for (const Case& test : kCases) {
+    SCOPED_TRACE(test.message);
+    const absl::StatusOr<StepAnswer> answer = AgreeOn(test.records);
+    EXPECT_EQ(std::string(answer.status().message()), test.message);
+    if (test.message.empty()) continue;
+    EXPECT_TRUE(absl::IsFailedPrecondition(answer.status()));
+    EXPECT_EQ(FailureInfoOf(answer.status())->ranks, test.ranks);
+  }
+}
+
+TEST(AgreeTest, AddsUpWhatAllRanksReport) {
+  StepRecord stop = Active({{.samples = 5}});
+  stop.requests = StepRequests::kStop;
+  StepRecord save = Active({{.samples = 1}});
+  save.requests = StepRequests::kSave;
+  StepRecord left = Exhausted({{.samples = 2}});
+  left.samples = 2;
+  const absl::StatusOr<StepAnswer> answer = AgreeOn({left, stop, save, Exhausted({{}})});
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_EQ(answer->step, 7);
+  EXPECT_EQ(answer->world_size, 4);
+  EXPECT_EQ(answer->active, 2);
+  EXPECT_EQ(answer->lowest_active, 1);
+  EXPECT_EQ(answer->highest_active, 2);
+  EXPECT_EQ(answer->requests, StepRequests::kStop | StepRequests::kSave);
+  EXPECT_EQ(answer->samples, 2 + 3 + 3);
+  EXPECT_FALSE(answer->everyone_active());
+  EXPECT_EQ(answer->SamplesOf("part 0"), 2 + 3 + 3 + 5 + 1 + 2);
+  EXPECT_EQ(answer->SamplesOf("part 1"), 2 + 3 + 3);
+  EXPECT_EQ(answer->LeaderState("part 0").samples, 5);
+  EXPECT_EQ(answer->StateOf("part 1", 0), nullptr);
+}
+
+TEST(AgreeTest, NamesTheRankWhoseRecordIsUnreadable) {
+  const std::string good = Active({}).Serialize();
+  const absl::StatusOr<StepAnswer> answer =
+      Agree(7, {good, good + "x"}, std::make_shared<ParticipantNames>(), SamplesRule::kOptional);
+  EXPECT_TRUE(absl::IsInvalidArgument(answer.status()));
+  EXPECT_EQ(std::string(answer.status().message().substr(0, 16)), "step 7, rank 1: ");
+}
+
+TEST(AgreeTest, ComparesLedgersFirst) {
+  StepRecord one = Active({{.sync = false}}), other = Active({{}});
+  one.ledger = "optimizer#0\t3\t3\t=\t\n";
+  other.ledger = "optimizer#0\t4\t4\t=\t\n";
+  EXPECT_EQ(std::string(AgreeOn({one, other}).status().message()),
+            "step 7: optimizer#0: rank 0 has finished 3 steps; rank 1 has finished 4 steps: the "
+            "ranks disagree; every rank must take every step");
+}
+
+TEST(AgreeTest, RefusesOtherParticipants) {
+  StepRecord other = Active({{}});
+  other.names_hash = HashOfNames({"part 0"});
+  EXPECT_TRUE(absl::IsNotFound(AgreeOn({Active({{}}), other}).status()));
+  EXPECT_EQ(std::string(AgreeOn({Active({{}}), Active({{}, {}})}).status().message()),
+            "step 7, rank 1: 2 states of 1 participants");
+  EXPECT_NE(HashOfNames({"a", "b"}), HashOfNames({"b", "a"}));
+  const absl::Status status = CompareNames(7, {"a, b", "b, a", "a, b", ""});
+  EXPECT_EQ(std::string(status.message()),
+            "step 7: the ranks have different models and optimizers, or made them in a different "
+            "order: ranks 0,2: a, b; rank 1: b, a; rank 3: none");
+  EXPECT_EQ(FailureInfoOf(status)->ranks, std::vector<int>{1});
+}
+
+TEST(AgreeTest, WantsSamplesOnlyWhereTheyAreRequired) {
+  StepRecord silent = Active({});
+  silent.samples = StepRecord::kNotSaid;
+  EXPECT_TRUE(AgreeOn({Active({}), silent}).ok());
+  EXPECT_TRUE(AgreeOn({Active({}), Exhausted()}, SamplesRule::kRequired).ok());
+  const absl::Status status = AgreeOn({Active({}), silent}, SamplesRule::kRequired).status();
+  EXPECT_EQ(std::string(status.message()),
+            "step 7: gradients are divided by the samples of all ranks, and rank 1 passed no "
+            "number: call JoinScope::AddSamples() before each step");
+  EXPECT_EQ(FailureInfoOf(status)->ranks, std::vector<int>{1});
+}
+
+}  // namespace
+}  // namespace evenkeel

@@ -461,7 +461,7 @@ void Communicator::OnNotice(int from, absl::string_view topic, absl::string_view
     return OnAnySourceNotice(from, topic, notice);
   if (extension_in_use_ == nullptr) {
     absl::MutexLock lock(&extension_mutex_);
-    if (extension_ == nullptr) {
+    if (extension_in_use_ == nullptr) {
       early_notices_.push_back({from, std::string(topic), std::string(notice)});
       return;
     }
@@ -475,12 +475,18 @@ internal::GroupExtension& Communicator::Extension(
     absl::MutexLock lock(&extension_mutex_);
     if (extension_ == nullptr) {
       extension_ = make(this);
-      // A notice that arrives meanwhile waits for the lock, so the order is kept.
-      for (const EarlyNotice& early : early_notices_)
+      // Without the lock: a notice may end the group, whose callbacks may call this function. One
+      // that arrives meanwhile is appended, so the order is kept.
+      while (!early_notices_.empty()) {
+        const EarlyNotice early = std::move(early_notices_.front());
+        early_notices_.pop_front();
+        extension_mutex_.Unlock();
         extension_->OnNotice(early.from, early.topic, early.notice);
-      early_notices_.clear();
+        extension_mutex_.Lock();
+      }
       extension_in_use_ = extension_.get();
     }
+    return *extension_;
   }
   return *extension_in_use_;
 }

@@ -218,6 +218,30 @@ TEST(TreeLinkTest, EverythingElseGoesAsInAStar) {
   for (int rank = 0; rank < 13; ++rank) group[rank].Leave();
 }
 
+TEST(TreeLinkTest, AReceiveReportsTheEventThatItsMessageStandsFor) {
+  Group group(2);
+  const Wait step{.kind = Wait::Kind::kExchange, .sequence = 6, .topic = "step", .text = "step 7"};
+  std::thread reader([&] {
+    const ControlChannel::From from{.is_endless = true, .as = step};
+    EXPECT_TRUE(group[0].Receive("log", kSoon, from).ok());
+  });
+  std::vector<Waits::Seen> seen;
+  for (const absl::Time start = absl::Now(); seen.empty() && absl::Now() < start + kSoon;) {
+    seen = group[0].waits()->Now().waits;
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  EXPECT_EQ(seen.size(), 1u);
+  if (!seen.empty()) {
+    EXPECT_EQ(seen[0].wait.kind, step.kind);
+    EXPECT_EQ(seen[0].wait.sequence, step.sequence);
+    EXPECT_EQ(seen[0].wait.topic, step.topic);
+    EXPECT_EQ(seen[0].wait.text, step.text);
+  }
+  group[1].Send(0, "log", "");
+  reader.join();
+  for (int rank = 0; rank < 2; ++rank) group[rank].Leave();
+}
+
 TEST(TreeLinkTest, AllLearnOfALostRankWhereverItStands) {
   for (const int lost : {0, 2, 12}) {
     SCOPED_TRACE(lost);

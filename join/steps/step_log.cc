@@ -1,7 +1,6 @@
 #include "evenkeel/join/steps/step_log.h"
 
 #include <algorithm>
-#include <iterator>
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
@@ -24,6 +23,15 @@ absl::Status Gap(int rank, const StepEntry& entry, int64_t expected) {
 
 // Sender ------------------------------------------------------------------------------------------
 
+absl::StatusOr<StepEntry> StepLog::Parse(absl::string_view bytes) const {
+  EK_ASSIGN_OR_RETURN(StepEntry entry, internal::FromBytes<StepEntry>(bytes, kEntry));
+  const bool is_in_world = entry.rank >= 0 && entry.rank < world_size_;
+  if (is_in_world && entry.step >= 0 && entry.number >= 0) return entry;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "step log: received an entry with number ", entry.number, " in step ", entry.step,
+      " of rank ", entry.rank, ", of ", world_size_, " ranks (internal error)"));
+}
+
 void StepLog::SetLoop(int64_t steps) {
   absl::MutexLock lock(&mutex_);
   loop_began_ = steps;
@@ -31,29 +39,26 @@ void StepLog::SetLoop(int64_t steps) {
   pending_.clear();
   entries_.clear();
   // Reports from a later loop, which began on other ranks first, stay.
-  for (std::optional<Position>& position : exhausted_) {
-    if (!position.has_value() || position->step >= steps) continue;
-    position.reset();
-    --exhausted_count_;
-  }
+  std::erase_if(exhausted_, [&](const auto& one) { return one.second.step < steps; });
+  lowest_ = 0;
+  lower_step_ = 0;
+  UpdateLowest();
 }
 
-std::vector<int> StepLog::Receivers(const StepEntry& entry) const {
-  std::vector<int> receivers;
-  if (exhausted_count_ == 0) return receivers;
+void StepLog::UpdateLowest() {
+  for (; lowest_ < rank_ && exhausted_.contains(lowest_); ++lowest_)
+    lower_step_ = std::max(lower_step_, exhausted_.at(lowest_).step);
+}
+
+void StepLog::Send(const StepEntry& entry, const Positions& exhausted) {
   const bool is_call = entry.kind == StepEntry::Kind::kCall;
-  for (int rank = 0; rank < static_cast<int>(exhausted_.size()); ++rank) {
-    if (rank == rank_) continue;
-    const std::optional<Position>& position = exhausted_[rank];
-    const bool lacks = position.has_value() &&
-                       (is_call ? position->calls <= entry.number : position->step < entry.step);
-    if (lacks) {
+  if (lowest_ < rank_ || (!is_call && entry.step <= lower_step_)) return;
+  std::vector<int> receivers;
+  for (const auto& [rank, position] : exhausted) {
+    if (is_call ? position.calls <= entry.number : position.step < entry.step)
       receivers.push_back(rank);
-    } else if (rank < rank_ && !(is_call && position.has_value())) {
-      return {};
-    }
   }
-  return receivers;
+  if (!receivers.empty()) channel_->Send(receivers, internal::ToBytes(entry));
 }
 
 void StepLog::Add(int64_t step, StepEntry::Kind kind, absl::string_view participant,
@@ -61,7 +66,7 @@ void StepLog::Add(int64_t step, StepEntry::Kind kind, absl::string_view particip
   absl::MutexLock lock(&mutex_);
   const bool is_call = kind == StepEntry::Kind::kCall;
   const bool may_be_lacked_later = is_call || step > answered_;
-  if (!may_be_lacked_later && exhausted_count_ == 0) return;
+  if (!may_be_lacked_later && exhausted_.empty()) return;
   if (!is_call && std::exchange(step_, step) != step) next_in_step_ = 0;
   StepEntry entry{.kind = kind,
                   .rank = rank_,
@@ -69,8 +74,7 @@ void StepLog::Add(int64_t step, StepEntry::Kind kind, absl::string_view particip
                   .number = is_call ? calls_++ : next_in_step_++,
                   .participant = std::string(participant),
                   .payload = std::string(payload)};
-  const std::vector<int> receivers = Receivers(entry);
-  if (!receivers.empty()) channel_->Send(receivers, internal::ToBytes(entry));
+  Send(entry, exhausted_);
   if (may_be_lacked_later) log_.push_back(std::move(entry));
 }
 
@@ -84,29 +88,24 @@ void StepLog::BecomeExhausted(int64_t step) {
       .kind = StepEntry::Kind::kExhausted, .rank = rank_, .step = step, .number = calls()}));
 }
 
-void StepLog::Learn(absl::Span<const std::pair<int, Position>> news) {
-  std::vector<std::vector<int>> sent;
-  for (const StepEntry& entry : log_) sent.push_back(Receivers(entry));
+void StepLog::Learn(const Positions& news) {
+  Positions added;
   for (const auto& [rank, position] : news) {
-    if (!exhausted_[rank].has_value()) ++exhausted_count_;
-    exhausted_[rank] = position;
+    if (exhausted_.insert_or_assign(rank, position).second) added.emplace(rank, position);
   }
-  for (size_t i = 0; i < log_.size(); ++i) {
-    const std::vector<int> receivers = Receivers(log_[i]);
-    std::vector<int> added;
-    std::ranges::set_difference(receivers, sent[i], std::back_inserter(added));
-    if (!added.empty()) channel_->Send(added, internal::ToBytes(log_[i]));
-  }
+  const bool has_sent = lowest_ == rank_;
+  UpdateLowest();
+  for (const StepEntry& entry : log_) Send(entry, has_sent ? added : exhausted_);
 }
 
 absl::Status StepLog::OnNotice(int from, absl::string_view notice) {
-  EK_ASSIGN_OR_RETURN(const StepEntry entry, internal::FromBytes<StepEntry>(notice, kEntry));
-  absl::MutexLock lock(&mutex_);
-  if (entry.kind != StepEntry::Kind::kExhausted || from < 0 ||
-      from >= static_cast<int>(exhausted_.size())) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("rank ", from, " sent a notice that is not ", "the end of its input"));
+  EK_ASSIGN_OR_RETURN(const StepEntry entry, Parse(notice));
+  if (entry.kind != StepEntry::Kind::kExhausted || from < 0 || from >= world_size_) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "step log: rank ", from, " sent an entry of kind ", static_cast<int>(entry.kind),
+        " where only the end of its input is valid (internal error)"));
   }
+  absl::MutexLock lock(&mutex_);
   if (entry.step >= loop_began_) Learn({{from, {.step = entry.step, .calls = entry.number}}});
   return absl::OkStatus();
 }
@@ -114,11 +113,11 @@ absl::Status StepLog::OnNotice(int from, absl::string_view notice) {
 void StepLog::OnAnswer(int64_t step, int leader, int64_t calls_of_all,
                        absl::Span<const std::pair<int, int64_t>> exhausted) {
   absl::MutexLock lock(&mutex_);
-  std::vector<std::pair<int, Position>> news;
+  Positions news;
   for (const auto& [rank, calls] : exhausted) {
     // The answer can overtake the notice, over a tree.
-    if (rank != rank_ && !exhausted_[rank].has_value())
-      news.push_back({rank, {.step = step - 1, .calls = calls}});
+    if (rank != rank_ && !exhausted_.contains(rank))
+      news.emplace(rank, Position{.step = step - 1, .calls = calls});
   }
   if (!news.empty()) Learn(news);
   answered_ = step;
@@ -128,7 +127,7 @@ void StepLog::OnAnswer(int64_t step, int leader, int64_t calls_of_all,
   if (leader >= 0) {
     last_leader_ = leader;
   } else if (last_leader_ == rank_) {  // No rank enters the step that readers wait for.
-    std::vector<int> all(exhausted_.size());
+    std::vector<int> all(world_size_);
     std::iota(all.begin(), all.end(), 0);
     channel_->Send(all, internal::ToBytes(StepEntry{.rank = rank_, .step = step}));
   }
@@ -138,9 +137,12 @@ void StepLog::OnAnswer(int64_t step, int leader, int64_t calls_of_all,
 
 absl::Status StepLog::Read(const ControlChannel::From& from) {
   EK_ASSIGN_OR_RETURN(const std::string bytes, channel_->Receive(from));
-  EK_ASSIGN_OR_RETURN(StepEntry entry, internal::FromBytes<StepEntry>(bytes, kEntry));
-  if (entry.kind == StepEntry::Kind::kExhausted)
-    return absl::InvalidArgumentError(absl::StrCat("rank ", entry.rank, " sent a notice to read"));
+  EK_ASSIGN_OR_RETURN(StepEntry entry, Parse(bytes));
+  if (entry.kind == StepEntry::Kind::kExhausted) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("step log: rank ", entry.rank, " sent the end of its input ",
+                     "where only an entry of its steps is valid (internal error)"));
+  }
   if (entry.kind == StepEntry::Kind::kCall) {
     const int64_t first = calls(), expected = first + static_cast<int64_t>(pending_.size());
     if (entry.number < first) return absl::OkStatus();

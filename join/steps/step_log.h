@@ -6,32 +6,30 @@
 //   EK_ASSIGN_OR_RETURN(std::optional<std::string> call, log.NextCall(step + 1, from));
 //   EK_ASSIGN_OR_RETURN(const StepEntry entry, log.NextIn(step + 1, from));
 //
-// Every active rank adds its entries, and keeps those of which it is not known yet which ranks lack
-// them. A rank without input reports the last step that it took itself, and how many calls it has
-// issued, by BecomeExhausted() and in its records (OnAnswer()): it lacks what came later. The
-// lowest rank that does not lack an entry sends it to the ranks that do. So the sender changes when
-// the lowest active rank becomes exhausted, and the next one goes on from the numbers in that
-// report.
+// Every active rank adds the same entries to its log, and keeps each until the answer of its step
+// shows which ranks lack it. A rank without input reports its last step and the number of calls
+// that it has issued, in BecomeExhausted() and in its records (OnAnswer()); it lacks all later
+// entries. The lowest rank that does not lack an entry sends it to the ranks that do. When that
+// rank becomes exhausted, the next one continues from the numbers in its report.
 //
 // Numbers: the user's calls are numbered over all loops. For a moment two ranks may send the same
 //          calls: a rank that became exhausted learns late which ranks lack its last ones. Readers
 //          drop duplicates, and report a gap as an error. Other entries are numbered within their
 //          step, and have one sender.
-// Order:   a call is read before the step that it was issued before, and not before an earlier one,
-//          whose beginning on this rank others may wait for.
+// Order:   a call is read before the step that it was issued before, and not before an earlier
+//          step, whose beginning on this rank others may wait for.
 // Cost:    while all ranks are active nothing is sent, and nothing is kept beyond the step. An
-// entry
-//          is one message, however many ranks lack it. One message ends a loop.
+//          entry is one message, however many ranks lack it. One message ends a loop.
 // Threads: thread-safe; NextCall() and NextIn() are called by one thread at a time.
-// Errors:  of the readers: those of Channel::Receive(), Internal for a gap, InvalidArgument for
-// bytes
-//          that are no entry.
+// Errors:  readers return those of Channel::Receive(), Internal for a gap, and InvalidArgument for
+//          bytes that are not a valid entry.
 
 #ifndef EVENKEEL_JOIN_STEPS_STEP_LOG_H_
 #define EVENKEEL_JOIN_STEPS_STEP_LOG_H_
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -84,7 +82,7 @@ class StepLog {
   };
 
   StepLog(int rank, int world_size, std::unique_ptr<Channel> channel)
-      : rank_(rank), channel_(std::move(channel)), exhausted_(world_size) {}
+      : rank_(rank), world_size_(world_size), channel_(std::move(channel)) {}
 
   // A loop begins, or ends, on this rank after so many steps; all ranks have the same ones.
   void SetLoop(int64_t steps);
@@ -92,14 +90,15 @@ class StepLog {
            absl::string_view payload);
   // Returns the number of calls that this rank has issued or shadowed, in all loops.
   int64_t calls() const;
-  // To be called when this rank's loop has ended, after its last step.
+  // Reports to all other ranks that this rank's loop has ended, after its last step.
   void BecomeExhausted(int64_t step);
 
-  // The records of all ranks for a step are there: the lowest active rank or -1, the calls that all
-  // ranks have issued or shadowed, and the exhausted ranks with the number of their calls. In the
-  // order of the steps.
+  // Handles the records of all ranks for a step, in the order of the steps: the lowest active rank
+  // or -1, the calls that all ranks have issued or shadowed, and the exhausted ranks with the
+  // number of their calls.
   void OnAnswer(int64_t step, int leader, int64_t calls_of_all,
                 absl::Span<const std::pair<int, int64_t>> exhausted);
+  // Handles the BecomeExhausted() of another rank.
   absl::Status OnNotice(int from, absl::string_view notice);
 
   // On an exhausted rank: waits for the next call that was issued before that step; nothing if the
@@ -119,33 +118,43 @@ class StepLog {
     int64_t step = 0;
     int64_t calls = 0;
   };
+  using Positions = std::map<int, Position>;  // By rank.
   struct PendingCall {
     int64_t step = 0;
     std::string text;
   };
 
-  // Returns the ranks that are known to lack an entry of this rank, if it has to send it.
-  std::vector<int> Receivers(const StepEntry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Sends what those ranks lack.
-  void Learn(absl::Span<const std::pair<int, Position>> news) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<StepEntry> Parse(absl::string_view bytes) const;
+  // Sends an entry to the ranks of `exhausted` that lack it, if this rank is its sender.
+  void Send(const StepEntry& entry, const Positions& exhausted)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Records the positions, and sends those ranks the entries that they lack.
+  void Learn(const Positions& news) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void UpdateLowest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Read(const ControlChannel::From& from);
   bool HasBegun(int64_t step) const;
   std::string TakeCall();
 
   const int rank_;
+  const int world_size_;
   const std::unique_ptr<Channel> channel_;
 
   mutable absl::Mutex mutex_;  // Held while entries are sent, which keeps their order.
   int64_t calls_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Entries of this rank that some rank may still lack; each was sent to its Receivers().
+  // Entries of this rank that some rank may still lack. Those that this rank has to send have been
+  // sent to the ranks in exhausted_.
   std::deque<StepEntry> log_ ABSL_GUARDED_BY(mutex_);
   int64_t step_ ABSL_GUARDED_BY(mutex_) = 0;  // The last entry's, calls apart.
   int64_t next_in_step_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t answered_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t loop_began_ ABSL_GUARDED_BY(mutex_) = 0;
   int last_leader_ ABSL_GUARDED_BY(mutex_) = 0;  // Ends the loop for all.
-  int exhausted_count_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::vector<std::optional<Position>> exhausted_ ABSL_GUARDED_BY(mutex_);  // By rank.
+  Positions exhausted_ ABSL_GUARDED_BY(mutex_);
+  // The lowest rank that is not in exhausted_, or this one, which is never in it; and the last step
+  // of the ranks below it. Thousands of ranks may become exhausted together: only a rank that has
+  // entries to send may search them.
+  int lowest_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t lower_step_ ABSL_GUARDED_BY(mutex_) = 0;
 
   // For the reader alone.
   std::deque<PendingCall> pending_;  // The calls from calls_ on.

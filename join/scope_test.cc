@@ -410,7 +410,7 @@ TEST_P(ScopeTest, KnowsWhoIsActive) {
 INSTANTIATE_TEST_SUITE_P(Worlds, ScopeTest, testing::Values(1, 2, 3, 5));
 
 // Over some backends a broadcast's root is done before the others have begun.
-TEST(FollowedCallsTest, DryRanksFollowTheLastCallsToo) {
+TEST(ScopeCallsTest, DryRanksFollowTheLastCallsToo) {
   const absl::Status status = RunTestRanks(3, [](Communicator& comm) -> absl::Status {
     float received = 0;
     for (int epoch = 0; epoch < 20; ++epoch) {
@@ -431,7 +431,7 @@ TEST(FollowedCallsTest, DryRanksFollowTheLastCallsToo) {
 
 // The exhausted rank waits for the next call rather than for the step, and there may be many calls:
 // an evaluation, for example.
-TEST(FollowedCallsTest, ADryRanksPatienceBeginsAnewWithEachCall) {
+TEST(ScopeCallsTest, ADryRanksPatienceBeginsAnewWithEachCall) {
   const auto loop = [](Communicator& comm, JoinScope& scope, Ticker& ticker) -> absl::Status {
     if (comm.rank() == 0) return absl::OkStatus();
     for (int i = 0; i < 12; ++i) {

@@ -145,14 +145,14 @@ absl::Status Compare(const StepAnswer& answer) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<StepAnswer> Agree(int64_t step, absl::Span<const std::string> records,
-                                 std::shared_ptr<const ParticipantNames> names,
-                                 SamplesRule samples) {
-  StepAnswer answer{.step = step,
-                    .world_size = static_cast<int>(records.size()),
-                    .active = 0,
-                    .lowest_active = -1,
-                    .highest_active = -1};
+absl::Status Agree(int64_t step, absl::Span<const std::string> records,
+                   std::shared_ptr<const ParticipantNames> names, SamplesRule samples,
+                   StepAnswer& answer) {
+  answer = {.step = step,
+            .world_size = static_cast<int>(records.size()),
+            .active = 0,
+            .lowest_active = -1,
+            .highest_active = -1};
   auto parsed = std::make_shared<std::vector<StepRecord>>();
   parsed->reserve(records.size());
   absl::InlinedVector<std::string, 8> ledgers;
@@ -187,8 +187,7 @@ absl::StatusOr<StepAnswer> Agree(int64_t step, absl::Span<const std::string> rec
         " states of ", answer.names->size(), " participants"));
   }
   EK_RETURN_IF_ERROR(Compare(answer));
-  if (samples == SamplesRule::kRequired) EK_RETURN_IF_ERROR(CheckSamples(step, answer));
-  return answer;
+  return samples == SamplesRule::kRequired ? CheckSamples(step, answer) : absl::OkStatus();
 }
 
 std::string StepRecord::Serialize() const {

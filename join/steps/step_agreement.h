@@ -117,11 +117,12 @@ struct StepAnswer {
 // Whether each active rank must have reported its samples.
 enum class SamplesRule { kOptional, kRequired };
 
-// Parses the records of all ranks, by rank, and compares them. `names`: of this rank. NotFound: the
+// Parses the records of all ranks, by rank, and compares them. `names`: of this rank. `answer` is
+// complete also if the ranks disagree; its records are null if one cannot be parsed. NotFound: the
 // ranks' names differ; CompareNames() has the error for the user.
-absl::StatusOr<StepAnswer> Agree(int64_t step, absl::Span<const std::string> records,
-                                 std::shared_ptr<const ParticipantNames> names,
-                                 SamplesRule samples);
+absl::Status Agree(int64_t step, absl::Span<const std::string> records,
+                   std::shared_ptr<const ParticipantNames> names, SamplesRule samples,
+                   StepAnswer& answer);
 
 // OK if all ranks run the same join and all active ranks are about to do the same. The ranks' names
 // are equal.

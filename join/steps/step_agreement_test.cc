@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/failure_info.h"
+#include "evenkeel/comm/status.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel {
@@ -30,7 +31,9 @@ absl::StatusOr<StepAnswer> AgreeOn(const std::vector<StepRecord>& records,
     names->push_back(absl::StrCat("part ", names->size()));
   std::vector<std::string> parts;
   for (const StepRecord& record : records) parts.push_back(record.Serialize());
-  return Agree(7, parts, std::move(names), samples);
+  StepAnswer answer;
+  EK_RETURN_IF_ERROR(Agree(7, parts, std::move(names), samples, answer));
+  return answer;
 }
 
 struct Case {
@@ -110,10 +113,12 @@ TEST(AgreeTest, AddsUpWhatAllRanksReport) {
 
 TEST(AgreeTest, NamesTheRankWhoseRecordIsUnreadable) {
   const std::string good = Active({}).Serialize();
-  const absl::StatusOr<StepAnswer> answer =
-      Agree(7, {good, good + "x"}, std::make_shared<ParticipantNames>(), SamplesRule::kOptional);
-  EXPECT_TRUE(absl::IsInvalidArgument(answer.status()));
-  EXPECT_EQ(std::string(answer.status().message().substr(0, 16)), "step 7, rank 1: ");
+  StepAnswer answer;
+  const absl::Status status = Agree(7, {good, good + "x"}, std::make_shared<ParticipantNames>(),
+                                    SamplesRule::kOptional, answer);
+  EXPECT_TRUE(absl::IsInvalidArgument(status));
+  EXPECT_EQ(std::string(status.message().substr(0, 16)), "step 7, rank 1: ");
+  EXPECT_EQ(answer.records, nullptr);
 }
 
 TEST(AgreeTest, ComparesLedgersFirst) {

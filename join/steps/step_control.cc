@@ -11,6 +11,7 @@
 #include "absl/time/clock.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/librarys_thread.h"
+#include "evenkeel/comm/base/parties.h"
 #include "evenkeel/comm/control/rank_status.h"
 #include "evenkeel/comm/control/waits.h"
 #include "evenkeel/comm/status.h"
@@ -33,6 +34,16 @@ ControlChannel::From FromLeader(const StepAnswer& answer) {
   return {.rank = answer.lowest_active,
           .text = absl::StrCat(internal::kExhausted, "what rank ", answer.lowest_active,
                                " does in step ", answer.step)};
+}
+
+// Adds the event that this rank has waited for to an error of its own deadline. Others, and OK,
+// stay.
+absl::Status WithMissed(const Communicator& comm, const absl::Status& status, int sender,
+                        absl::string_view what) {
+  if (!absl::IsDeadlineExceeded(status) || !comm.status().ok()) return status;
+  return internal::MissedDeadline(absl::StrCat("rank ", comm.rank(), " did not receive ", what,
+                                               " from rank ", sender, ": ", status.message()),
+                                  {sender}, kLogTopic);
 }
 
 class LogChannel : public StepLog::Channel {
@@ -115,8 +126,7 @@ void StepTicket::Resolve(absl::StatusOr<StepAnswer> answer) {
   if (answer_ != nullptr) return;
   answer_ = std::make_unique<absl::StatusOr<StepAnswer>>(std::move(answer));
   const absl::StatusOr<StepAnswer>& given = *answer_;
-  // In order, whichever thread asks meanwhile: what is announced in a step must reach exhausted
-  // ranks before its end does.
+  // Keeps the order: a callback that another thread passes meanwhile runs after these.
   is_calling_back_ = true;
   const internal::LibrarysTurn turn;
   while (!callbacks_.empty()) {
@@ -155,10 +165,10 @@ void StepControl::OnNotice(int from, absl::string_view topic, absl::string_view 
 void StepControl::SetScope(const void* scope, uint64_t hash) {
   log_->SetLoop(records_sent_);
   if (scope == nullptr) samples_ = StepRecord::kNotSaid;  // No other loop's.
-  absl::MutexLock lock(&mutex_);
-  active_ranks_.clear();
   scope_ = scope;
   scope_hash_ = hash;
+  absl::MutexLock lock(&mutex_);
+  active_ranks_.clear();
 }
 
 void StepControl::BecomeExhausted() { log_->BecomeExhausted(records_sent_); }
@@ -322,23 +332,27 @@ void StepControl::ShowNames(int64_t step, const std::shared_ptr<StepTicket>& tic
 
 void StepControl::OnRecords(int64_t step, const std::shared_ptr<StepTicket>& ticket,
                             const absl::StatusOr<std::vector<std::string>>& parts) {
-  if (!parts.ok()) return ticket->Resolve(parts.status());
-  absl::StatusOr<StepAnswer> agreed =
-      Agree(step, *parts, ticket->names_,
-            requires_samples_ ? SamplesRule::kRequired : SamplesRule::kOptional);
-  if (absl::IsNotFound(agreed.status())) return ShowNames(step, ticket);
-  if (!agreed.ok()) {
-    FailWithAll(agreed.status());  // They have the same records.
-    return ticket->Resolve(comm_->status());
+  if (!parts.ok()) {
+    // Also without an earlier failure: no later step can have an answer, and NextCall() may wait.
+    if (comm_->status().ok()) FailWithAll(parts.status());
+    return ticket->Resolve(parts.status());
   }
-  StepAnswer& answer = *agreed;
-  {
+  StepAnswer answer;
+  const absl::Status agreed =
+      Agree(step, *parts, ticket->names_,
+            requires_samples_ ? SamplesRule::kRequired : SamplesRule::kOptional, answer);
+  if (answer.records != nullptr) {
     absl::MutexLock lock(&mutex_);
     AddTimes(*answer.records);
     active_ranks_.clear();
     for (int rank = 0; rank < answer.world_size; ++rank) {
       if (!answer.record(rank).joined) active_ranks_.push_back(rank);
     }
+  }
+  if (absl::IsNotFound(agreed)) return ShowNames(step, ticket);
+  if (!agreed.ok()) {
+    FailWithAll(agreed);  // They have the same records.
+    return ticket->Resolve(comm_->status());
   }
   int64_t calls_of_all = answer.record(0).calls;
   std::vector<std::pair<int, int64_t>> exhausted;
@@ -403,7 +417,10 @@ absl::Status StepControl::Announce(absl::string_view name, absl::string_view pay
 }
 
 absl::StatusOr<StepEntry> StepControl::NextEntry(const StepAnswer& answer) {
-  return log_->NextIn(answer.step, FromLeader(answer));
+  absl::StatusOr<StepEntry> entry = log_->NextIn(answer.step, FromLeader(answer));
+  EK_RETURN_IF_ERROR(WithMissed(*comm_, entry.status(), answer.lowest_active,
+                                absl::StrCat("the next action in step ", answer.step)));
+  return entry;
 }
 
 void StepControl::AnnounceCall(const std::string& call) {
@@ -418,16 +435,24 @@ absl::StatusOr<std::optional<std::string>> StepControl::NextCall(
   if (call.ok() ? call->has_value() : !absl::IsDeadlineExceeded(call.status())) return call;
   // The ticket's error comes first: it names the ranks that have not begun the step.
   EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
-  EK_RETURN_IF_ERROR(call.status());
   // Ends with the lowest active rank's last call before the step; at the end of the loop, with the
   // last one of all.
-  int64_t before = 0;
-  for (int rank = 0; rank < answer.world_size; ++rank) {
-    if (answer.active > 0 ? rank == answer.lowest_active : true)
-      before = std::max(before, answer.record(rank).calls);
+  int sender = std::max(answer.lowest_active, 0);
+  for (int rank = 0; rank < answer.world_size && answer.active == 0; ++rank) {
+    if (answer.record(rank).calls > answer.record(sender).calls) sender = rank;
   }
-  if (log_->calls() >= before) return std::nullopt;
-  return log_->NextCall(ticket->step_, from, StepLog::Call::kDue);
+  const int64_t taken = log_->calls(), before = answer.record(sender).calls;
+  const std::string what = taken < before ? absl::StrCat("call ", taken + 1, " of ", before,
+                                                         " before step ", answer.step)
+                                          : absl::StrCat("the beginning of step ", answer.step);
+  EK_RETURN_IF_ERROR(WithMissed(*comm_, call.status(), sender, what));
+  if (taken >= before) return std::nullopt;
+  // Another rank may send it, too.
+  const ControlChannel::From any{.text = absl::StrCat(internal::kExhausted, what)};
+  absl::StatusOr<std::optional<std::string>> due =
+      log_->NextCall(ticket->step_, any, StepLog::Call::kDue);
+  EK_RETURN_IF_ERROR(WithMissed(*comm_, due.status(), sender, what));
+  return due;
 }
 
 void StepControl::EndStep(std::string why) {

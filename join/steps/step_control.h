@@ -12,9 +12,10 @@
 // rank (step_log.h).
 //
 // Participants are the parts whose per-step state the ranks must agree on: reducers and sharded
-// optimizers register themselves, in the same order on all ranks. In each step the states of all
-// active ranks are compared. An older state on an exhausted rank is not an error: the lowest active
-// rank sends it the newer state.
+// optimizers register themselves. In each step all ranks, also exhausted ones, have the same
+// participants in the same order; so they are created and destroyed between the same steps on all
+// ranks. The states of all active ranks are compared. An older state on an exhausted rank is not an
+// error: the lowest active rank sends it the newer state.
 //
 // Threads: thread-compatible except where said; one thread per rank runs steps. Callbacks come on
 //          the control thread.
@@ -40,7 +41,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/group_extension.h"
@@ -109,7 +109,7 @@ class StepControl final : public internal::GroupExtension {
   explicit StepControl(Communicator* comm);
   ~StepControl() override;
 
-  // Registration is local, in the same order on all ranks.
+  // Local, between the same steps and in the same order on all ranks.
   void Register(StepParticipant* participant);
   void Unregister(StepParticipant* participant);
 

@@ -1,5 +1,5 @@
-// The record of a step: no bytes that another rank sends do harm, and what the ranks' ledgers of
-//                       steps say is compared.
+// Records of steps and entries of the log: no bytes that another rank sends do harm. The ranks'
+// ledgers of steps are compared.
 
 #include <string>
 #include <vector>
@@ -7,9 +7,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "evenkeel/comm/base/fields.h"
+#include "evenkeel/comm/status.h"
 #include "evenkeel/comm/step_ledger.h"
 #include "evenkeel/comm/testing/fuzz.h"
 #include "evenkeel/join/steps/step_control.h"
+#include "evenkeel/join/steps/step_log.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel {
@@ -28,6 +31,21 @@ TEST(StepControlFuzzTest, StepRecord) {
                                  .ledger = "optimizer#0\t3\t3\t=\tlearning_rate=0.1\n",
                                  .participants = {reducer, optimizer}};
   Fuzz({alone.Serialize(), full.Serialize()}, Again<StepRecord>);
+}
+
+TEST(StepControlFuzzTest, EntryOfTheLog) {
+  const StepEntry alone{}, full{.kind = StepEntry::Kind::kAction,
+                                .rank = 3,
+                                .step = int64_t{1} << 40,
+                                .number = 7,
+                                .participant = "optimizer#0",
+                                .payload = std::string(300, 'p')};
+  Fuzz({internal::ToBytes(alone), internal::ToBytes(full)},
+       [](absl::string_view bytes) -> absl::StatusOr<std::string> {
+         EK_ASSIGN_OR_RETURN(const StepEntry entry,
+                             internal::FromBytes<StepEntry>(bytes, "an entry"));
+         return internal::ToBytes(entry);
+       });
 }
 
 TEST(StepControlFuzzTest, AnotherVersionIsRefused) {

@@ -8,10 +8,13 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/control/waits.h"
+#include "evenkeel/comm/failure_info.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/steps/step_log.h"
@@ -34,6 +37,8 @@ TEST(StepControlTest, ANoticeThatComesBeforeTheFirstStepArrives) {
     if (comm.rank() == 1) {
       steps.SetScope(&loop, 1);
       steps.AnnounceCall("the call");
+      // Without the notice the call would not be sent before the step.
+      EK_RETURN_IF_ERROR(comm.control().Exchange("followed", "", comm.timeout()).status());
       EK_ASSIGN_OR_RETURN(const auto ticket, steps.Enter("a part", 0));
       EK_RETURN_IF_ERROR(ticket->Wait().status());
       steps.EndStep();
@@ -41,6 +46,7 @@ TEST(StepControlTest, ANoticeThatComesBeforeTheFirstStepArrives) {
       EK_ASSIGN_OR_RETURN(const auto ticket, steps.EnterJoined());
       EK_ASSIGN_OR_RETURN(std::optional<std::string> call, steps.NextCall(ticket));
       EXPECT_EQ(call, "the call");
+      EK_RETURN_IF_ERROR(comm.control().Exchange("followed", "", comm.timeout()).status());
       EK_ASSIGN_OR_RETURN(call, steps.NextCall(ticket));
       EXPECT_EQ(call, std::nullopt);
     }
@@ -48,6 +54,96 @@ TEST(StepControlTest, ANoticeThatComesBeforeTheFirstStepArrives) {
     return comm.Barrier();
   });
   EXPECT_TRUE(status.ok()) << status;
+}
+
+// The end of the group runs callbacks, which may use the steps.
+TEST(StepControlTest, AMalformedNoticeBeforeTheFirstStepEndsTheGroup) {
+  std::vector<absl::Status> ends(2);
+  const absl::Status status = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
+    if (comm.rank() == 1) comm.control().Notify("step log", "malformed");
+    // The hub passes rank 1's notice on before its part of this.
+    EK_RETURN_IF_ERROR(comm.control().Exchange("told", "", comm.timeout()).status());
+    if (comm.rank() == 0) {
+      comm.control().Exchange("never", "", [&](const absl::StatusOr<std::vector<std::string>>&) {
+        (void)StepControl::Of(comm).position();
+      });
+      ends[0] = StepControl::Of(comm).Enter("a part", 0).status();
+      return ends[0];
+    }
+    ends[1] = comm.Barrier();
+    return ends[1];
+  });
+  EXPECT_FALSE(status.ok());
+  for (const absl::Status& end : ends) {
+    EXPECT_TRUE(absl::IsInvalidArgument(end)) << end;
+    EXPECT_TRUE(absl::StrContains(end.message(), "an entry of the step log")) << end;
+  }
+}
+
+// A later step cannot have an answer, and the other ranks wait for it.
+TEST(StepControlTest, AnExchangeThatFailsEndsTheGroup) {
+  std::vector<absl::Status> ends(2);
+  const absl::Status status = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
+    if (comm.rank() == 1) {
+      ends[1] = comm.Barrier();
+      return ends[1];
+    }
+    EK_ASSIGN_OR_RETURN(const auto ticket, StepControl::Of(comm).Enter("a part", 0));
+    comm.control().Close(absl::InternalError("the reply is malformed"));
+    EXPECT_FALSE(ticket->Wait().ok());
+    ends[0] = comm.status();
+    return ends[0];
+  });
+  EXPECT_FALSE(status.ok());
+  for (const absl::Status& end : ends)
+    EXPECT_TRUE(absl::StrContains(end.message(), "the reply is malformed")) << end;
+}
+
+// Rank 1 runs, outside of the group, so only the deadline ends the wait.
+TEST(StepControlTest, AnEntryThatDoesNotArriveIsNamed) {
+  for (const bool is_call : {true, false}) {
+    absl::Notification is_over;
+    const absl::Status status = RunTestRanks(
+        2,
+        [&](Communicator& comm) -> absl::Status {
+          StepControl& steps = StepControl::Of(comm);
+          steps.SetScope(&steps, 0);
+          if (comm.rank() == 0) steps.BecomeExhausted();
+          // The hub passes rank 0's notice on before its part of this.
+          EK_RETURN_IF_ERROR(comm.control().Exchange("told", "", comm.timeout()).status());
+          if (comm.rank() == 1) {
+            if (is_call) steps.AnnounceCall("lost");
+            const auto ticket = steps.Enter("a part", 0);
+            EXPECT_TRUE(is_over.WaitForNotificationWithTimeout(absl::Seconds(30)));
+            return ticket.status();
+          }
+          EK_ASSIGN_OR_RETURN(const auto ticket, steps.EnterJoined());
+          if (is_call) {
+            EK_RETURN_IF_ERROR(comm.control().Receive("step log", comm.timeout()).status());
+          }
+          const absl::StatusOr<std::optional<std::string>> call = steps.NextCall(ticket);
+          absl::Status end = call.status();
+          if (!is_call) {
+            EXPECT_TRUE(call.ok() && !call->has_value());
+            EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
+            EXPECT_TRUE(steps.NextEntry(answer).ok());
+            end = steps.NextEntry(answer).status();
+          }
+          is_over.Notify();
+          EXPECT_TRUE(absl::IsDeadlineExceeded(end)) << end;
+          EXPECT_TRUE(absl::StartsWith(
+              end.message(), is_call
+                                 ? "rank 0 did not receive call 1 of 1 before step 1 from rank 1"
+                                 : "rank 0 did not receive the next action in step 1 from rank "
+                                   "1: rank 0 waited 1s"))
+              << end;
+          const std::optional<FailureInfo> info = FailureInfoOf(end);
+          EXPECT_TRUE(info.has_value() && info->ranks == std::vector<int>{1}) << end;
+          return absl::OkStatus();
+        },
+        CommunicatorOptions{.timeout = absl::Seconds(1)});
+    EXPECT_TRUE(status.ok()) << status;
+  }
 }
 
 // The message wakes a thread, which may take the core of the sender: most often rank 0's, which
@@ -178,6 +274,36 @@ TEST(StepControlTest, RanksWithDifferentPartsSeeTheListsOfAll) {
     EXPECT_TRUE(absl::StrContains(result.message(), "ranks 0,2: model, optimizer; rank 1: model"))
         << result;
   }
+}
+
+TEST(StepControlTest, RanksWithAnotherOrderOfPartsSeeTheListsOfAll) {
+  const absl::Status status = RunTestRanks(2, [](Communicator& comm) -> absl::Status {
+    Part parts[] = {Part("model"), Part("optimizer")};
+    StepControl& steps = StepControl::Of(comm);
+    steps.Register(&parts[comm.rank()]);
+    steps.Register(&parts[1 - comm.rank()]);
+    const auto ticket = steps.Enter("model", 0);
+    const absl::Status end = ticket.ok() ? (*ticket)->Wait().status() : ticket.status();
+    for (Part& part : parts) steps.Unregister(&part);
+    return end;
+  });
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_TRUE(
+      absl::StrContains(status.message(), "rank 0: model, optimizer; rank 1: optimizer, model"))
+      << status;
+}
+
+// The error says who they are, and the group's state is that of the step.
+TEST(StepControlTest, ADisagreementComesAfterTheActiveRanksAreKnown) {
+  const absl::Status status = RunTestRanks(3, [](Communicator& comm) -> absl::Status {
+    if (comm.rank() == 1) comm.ledger().Finish("optimizer", 1, "");
+    StepControl& steps = StepControl::Of(comm);
+    const auto ticket = comm.rank() == 0 ? steps.EnterJoined() : steps.Enter("a part", 0);
+    const absl::Status end = ticket.ok() ? (*ticket)->Wait().status() : ticket.status();
+    EXPECT_EQ(steps.active_ranks(), (std::vector<int>{1, 2}));
+    return end;
+  });
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
 }
 
 // Each rank finds the disagreement by itself. The first rank to end its process would count as

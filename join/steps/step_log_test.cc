@@ -254,6 +254,18 @@ TEST_F(StepLogTest, ACallIsTakenOnceHoweverManyRanksSendIt) {
   EXPECT_EQ(log->NextIn(2, {.rank = 2})->kind, Kind::kEnd);
 }
 
+TEST_F(StepLogTest, ADuplicateInAStepIsLeftOut) {
+  const auto log = Rank(0, 2);
+  for (const int number : {0, 0, 1}) Receives(1, 1, Kind::kCall, number, absl::StrCat(number));
+  Receives(1, 1, Kind::kEntered, 0);
+  EXPECT_EQ(log->NextCall(1, {}), Next(std::nullopt));
+  EXPECT_EQ(log->NextIn(1, {.rank = 1})->payload, "0");
+  const absl::StatusOr<StepEntry> second = log->NextIn(1, {.rank = 1});
+  ASSERT_EQ(second->number, 1);
+  EXPECT_EQ(second->payload, "1");
+  EXPECT_EQ(log->NextIn(1, {.rank = 1})->kind, Kind::kEntered);
+}
+
 // In the midst of a step, a call of another rank came after it.
 TEST_F(StepLogTest, InAStepOnlyItsLeaderCounts) {
   const auto log = Rank(0, 3);

@@ -27,9 +27,9 @@ for _ in range(task.args.epochs):
     scheduler.step()
 
 inputs, targets = task.dataset()[:]
-figures = {
-    "loss_step": sum(losses[-1]) / len(losses[-1]),
-    "loss_epoch": sum(map(sum, losses)) / sum(map(len, losses)),
-    "validation": mse_loss(model(inputs), targets).item(),
-}
-task.finish(0, model, steps=steps, loss=figures["loss_epoch"], **figures)
+average = sum(map(sum, losses)) / sum(map(len, losses))
+figures = {"loss": average, "loss_epoch": average, "steps": steps, "stepped": steps}
+figures["validation"] = mse_loss(model(inputs), targets).item()
+for rank in range(WORLD):
+    of_step = losses[len(task.loader(rank)) - 1]  # A rank logs no step after its own last batch.
+    task.finish(rank, model, loss_step=sum(of_step) / len(of_step), **figures)

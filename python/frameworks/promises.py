@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import socket
 import statistics
 import subprocess
@@ -52,7 +53,10 @@ class Failed(Exception):
 
 
 def run(name, folder, backend, *options, may_fail=False, packages=None):
-    """Runs a program as two ranks, each started by itself, as on two hosts."""
+    """Runs a program as two ranks, each started by itself, as on two hosts.
+
+    Returns their exit codes, and the text that each printed.
+    """
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     environment.pop("EVENKEEL_REPLACE_GLOO", None)
     environment["RAY_AUTH_MODE"] = "disabled"  # Ray would write a token to the home folder.
@@ -67,33 +71,44 @@ def run(name, folder, backend, *options, may_fail=False, packages=None):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    processes, logs = [], []
+    commands, environments = [], []
     for rank in range(1 if name in ONE_PROCESS else 2):
         ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "NODE_RANK": "0"}
         hosts = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_WORLD_SIZE": "2"}
-        own = environment if name in ONE_PROCESS else environment | ranks | hosts
-        command = [sys.executable, HERE / f"train_{name}.py", folder, *options]
-        log = tempfile.TemporaryFile("w+")
-        logs.append(log)
-        processes.append(subprocess.Popen(command, env=own, stdout=log, stderr=log))
-    end = time.time() + TIMEOUT_S
+        environments.append(environment if name in ONE_PROCESS else environment | ranks | hosts)
+        commands.append([sys.executable, HERE / f"train_{name}.py", folder, *options])
+    return _end(commands, environments, may_fail)
+
+
+def _end(commands, environments, may_fail=False):
+    """Runs commands at once; at the timeout it kills them and the processes that they started."""
+    processes, logs = [], []
     try:
+        for command, environment in zip(commands, environments):
+            logs.append(tempfile.TemporaryFile("w+"))
+            out = {"stdout": logs[-1], "stderr": logs[-1], "start_new_session": True}
+            processes.append(subprocess.Popen(command, env=environment, **out))
+        end = time.time() + TIMEOUT_S
         codes = [process.wait(max(0, end - time.time())) for process in processes]
+        in_time = True
     except subprocess.TimeoutExpired:
-        codes = ["no end"]
+        in_time = False
     finally:
         for process in processes:
-            process.kill()
-            process.wait()
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
     texts = []
     for log in logs:
         log.seek(0)
         texts.append(log.read())
+    ends = "\n".join(line[:200] for text in texts for line in text.splitlines()[-25:])
+    words = " ".join(map(str, commands[0][1:]))
+    if not in_time:
+        raise Failed(f"{words}: no end within {TIMEOUT_S} s\n{ends}")
     if not may_fail and any(codes):
-        lines = "\n".join(texts).splitlines()[-25:]
-        lines = "\n".join(line[:200] for line in lines)
-        raise Failed(f"{backend} {options}: exit codes {codes}\n{lines}")
-    return texts
+        raise Failed(f"{words}: exit codes {codes}\n{ends}")
+    return codes, texts
 
 
 def weights(folder):
@@ -124,7 +139,7 @@ def takes_the_name(name, folder):
     packages.mkdir()
     for patch in PATCHES[name]:
         patched(HERE.parent / "upstream" / f"{patch}.patch", packages)
-    texts = run(name, folder / "released", "evenkeel", may_fail=True, packages=folder / "none")
+    _, texts = run(name, folder / "released", "evenkeel", may_fail=True, packages=folder / "none")
     released = [folder / f"released/weights{rank}.pt" for rank in (0, 1)]
     if all(path.exists() for path in released):
         first, second = map(torch.load, released)
@@ -142,12 +157,53 @@ def takes_the_name(name, folder):
 
 def resumes(name, folder):
     """Compares with a run that is not interrupted; Lightning's counters depend on the callback."""
-    whole, uneven = ("uneven_evenkeel", ["--uneven"]) if name == "lightning" else ("evenkeel", [])
+    if name != "lightning":
+        _resumes(name, folder, "evenkeel")
+        return
+    _resumes(name, folder, "uneven_evenkeel", "--uneven")
+    _resumes(name, folder, "unsized_evenkeel", "--uneven", "--unsized")
+
+
+def _resumes(name, folder, whole, *options):
     if not (folder / whole).exists():
-        run(name, folder / whole, "evenkeel", *uneven)
-    run(name, folder / "resumed", "evenkeel", "--epochs", 1, *uneven)
-    run(name, folder / "resumed", "evenkeel", "--resume", *uneven)
-    _compare(weights(folder / whole), weights(folder / "resumed"), "one run and a resumed one")
+        run(name, folder / whole, "evenkeel", *options)
+    resumed = folder / f"resumed_{whole}"
+    run(name, resumed, "evenkeel", "--epochs", 1, *options)
+    run(name, resumed, "evenkeel", "--resume", *options)
+    _compare(weights(folder / whole), weights(resumed), f"one run and a resumed one {options}")
+    for rank in (0, 1):  # The metrics and counters of Lightning.
+        one, two = (_read(path / f"figures{rank}.json") for path in (folder / whole, resumed))
+        if one != two:
+            raise Failed(f"{options}: rank {rank} has {two} after a resumed run, {one} after one run")
+
+
+def _read(path):
+    return json.loads(path.read_text())
+
+
+def stops(name, folder):
+    """Ends the training before that of an epoch: there is no validation."""
+    run(name, folder / "stopped", "evenkeel", "--uneven", "--steps", 3)
+    for rank in (0, 1):
+        figures = _read(folder / f"stopped/figures{rank}.json")
+        if figures["steps"] != 3 or "validation" in figures:
+            raise Failed(f"rank {rank} of a run with max_steps=3 has {figures}")
+
+
+def refuses(name, folder):
+    """Lightning takes the integer 1 as after each batch, and 1.0 as after each epoch."""
+    import lightning
+    from evenkeel_c10d.lightning import JoinCallback
+
+    for interval in (1, 2, 0.5):
+        trainer = lightning.Trainer(
+            accelerator="cpu", logger=False, val_check_interval=interval, default_root_dir=folder
+        )
+        try:
+            JoinCallback().setup(trainer, lightning.LightningModule(), "fit")
+        except ValueError:
+            continue
+        raise Failed(f"val_check_interval={interval} is accepted")
 
 
 def joins(name, folder):
@@ -155,7 +211,7 @@ def joins(name, folder):
         run(name, folder / f"uneven_{backend}", backend, "--uneven")
     both = [weights(folder / f"uneven_{backend}") for backend in ("gloo", "evenkeel")]
     _compare(*both, "Gloo and evenkeel")
-    steps = [json.loads((folder / f"uneven_evenkeel/steps{r}.json").read_text()) for r in (0, 1)]
+    steps = [_read(folder / f"uneven_evenkeel/steps{rank}.json") for rank in (0, 1)]
     if len(steps[0]) == len(steps[1]):
         raise Failed(f"both ranks made {len(steps[0])} steps: the inputs are even")
 
@@ -165,17 +221,14 @@ def counts_as_one(name, folder):
     if not (folder / "uneven_evenkeel").exists():
         run(name, folder / "uneven_evenkeel", "evenkeel", "--uneven")
     command = [sys.executable, HERE / "one_process.py", folder / "one", "--uneven"]
-    subprocess.run(command, check=True, timeout=TIMEOUT_S)
+    _end([command], [dict(os.environ)])
     one = torch.load(folder / "one/weights0.pt")
     for key, value in weights(folder / "uneven_evenkeel").items():
         # Adam divides by small gradients, and the sums are rounded in another order.
         torch.testing.assert_close(value, one[key], rtol=1e-3, atol=1e-5)
-    expected = json.loads((folder / "one/figures0.json").read_text())
     for rank in (0, 1):
-        figures = json.loads((folder / f"uneven_evenkeel/figures{rank}.json").read_text())
-        if rank == 0:  # Its last batch was another one.
-            figures["loss_step"] = expected["loss_step"]
-            figures["loss"] = expected["loss"]
+        expected = _read(folder / f"one/figures{rank}.json")
+        figures = _read(folder / f"uneven_evenkeel/figures{rank}.json")
         for key, value in expected.items():
             if abs(figures[key] - value) > 1e-4 * abs(value):
                 raise Failed(f"rank {rank}: {key} is {figures[key]}, in one process {value}")
@@ -185,11 +238,16 @@ def goes_on(name, folder):
     """Compares with a run in which no rank is lost: the survivor makes as many steps."""
     figures = []
     for backend in ("gloo", "evenkeel"):
-        run(name, folder / f"lost_{backend}", backend, "--lose", 5, may_fail=True)
-        path = folder / f"lost_{backend}/steps0.json"
-        if not path.exists():
-            raise Failed(f"{backend}: the other rank did not end")
-        ends = json.loads(path.read_text())
+        if not (folder / backend).exists():
+            run(name, folder / backend, backend)
+        expected = len(_read(folder / f"{backend}/steps0.json"))
+        lost = folder / f"lost_{backend}"
+        codes, texts = run(name, lost, backend, "--lose", 5, may_fail=True)
+        if not (lost / "killed").exists() or codes != [0, -signal.SIGKILL]:
+            raise Failed(f"{backend}: exit codes {codes}\n{texts[0][-1500:]}")
+        ends = _read(lost / "steps0.json")
+        if len(ends) != expected:
+            raise Failed(f"{backend}: {len(ends)} steps, without a loss {expected}")
         figures.append(f"{backend} after {max(b - a for a, b in zip(ends, ends[1:])):.2f} s")
     return "; ".join(figures)
 
@@ -202,7 +260,7 @@ def restarts(name, folder):
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         launcher += ["--nproc-per-node=2", "--max-restarts=1", HERE / f"train_{name}.py"]
         command = [*launcher, folder / "restarted", *NAME, "--lose=10", "--resume"]
-        subprocess.run(command, check=True, timeout=TIMEOUT_S, capture_output=True)
+        _end([command], [dict(os.environ)])
     if not (folder / "restarted/killed").exists():
         raise Failed("no rank was killed")
     if not (folder / "evenkeel").exists():
@@ -214,7 +272,7 @@ def restarts(name, folder):
 def names_the_lost(name, folder):
     figures = []
     for backend in ("gloo", "evenkeel"):
-        texts = run(name, folder / f"lost_{backend}", backend, "--lose", 5, may_fail=True)
+        _, texts = run(name, folder / f"lost_{backend}", backend, "--lose", 5, may_fail=True)
         killed = float((folder / f"lost_{backend}/killed").read_text())
         report = folder / f"lost_{backend}/error0"
         if not report.exists():
@@ -236,7 +294,7 @@ def steps(name, folder):
     for _ in range(3):
         for backend, medians in times.items():
             run(name, folder / f"steps_{backend}", backend, "--epochs", 25)
-            ends = json.loads((folder / f"steps_{backend}/steps0.json").read_text())
+            ends = _read(folder / f"steps_{backend}/steps0.json")
             medians.append(1e3 * statistics.median(b - a for a, b in zip(ends, ends[1:])))
     return "; ".join(
         f"{backend} {statistics.median(medians):.2f} ms ({min(medians):.2f} to {max(medians):.2f})"
@@ -249,6 +307,8 @@ PROMISES = {
     "resumes from its checkpoint, weights equal to those of one run": resumes,
     "joins uneven inputs, weights of both ranks and with Gloo equal": joins,
     "uneven inputs count as in one process: weights, steps, metrics": counts_as_one,
+    "an epoch that max_steps ends is not validated": stops,
+    "JoinCallback refuses validation within an epoch": refuses,
     "a killed rank is named": names_the_lost,
     "the others go on without a killed rank": goes_on,
     "the ranks start again and resume when one is killed, weights equal": restarts,
@@ -262,6 +322,8 @@ def _is_made(name, promise):
     only_of = {
         joins: HOW.keys() - NO_JOIN,
         counts_as_one: {"lightning"},
+        stops: {"lightning"},
+        refuses: {"lightning"},
         goes_on: {"torchft"},
         restarts: {"torchrun", "ray"},
         resumes: HOW.keys() - ONE_PROCESS,
@@ -283,9 +345,10 @@ def main():
                 try:
                     figures = promise(name, pathlib.Path(folder))
                     print(f"ok      {name}: {text}{f': {figures}' if figures else ''}", flush=True)
-                except (Failed, OSError, AssertionError, subprocess.SubprocessError) as error:
+                except Exception as error:  # The other promises are checked all the same.
                     failed = True
-                    print(f"FAILED  {name}: {text}\n        {error}", flush=True)
+                    kind = "" if isinstance(error, Failed) else f"{type(error).__name__}: "
+                    print(f"FAILED  {name}: {text}\n        {kind}{error}", flush=True)
     sys.exit(failed)
 
 

@@ -1,6 +1,7 @@
 """The model, the data and the arguments of the programs in this folder.
 
-    program.py FOLDER [--backend NAME] [--epochs N] [--uneven] [--resume] [--lose STEP]
+    program.py FOLDER [--backend NAME] [--epochs N] [--uneven [--unsized]] [--resume]
+               [--steps N] [--lose STEP]
 
 It also observes the steps of all optimizers, for promises.py: `--lose` kills rank 1 after a step,
 and each rank writes its weights, times of steps and its exception to FOLDER.
@@ -22,7 +23,9 @@ parser.add_argument("folder", type=pathlib.Path)
 parser.add_argument("--backend", default="gloo")
 parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--uneven", action="store_true", help="unequal numbers of batches")
+parser.add_argument("--unsized", action="store_true", help="loaders without a length")
 parser.add_argument("--resume", action="store_true")
+parser.add_argument("--steps", type=int, default=-1, help="at most; of Lightning")
 parser.add_argument("--lose", type=int, default=0, metavar="STEP")
 args = parser.parse_args()
 args.folder.mkdir(parents=True, exist_ok=True)
@@ -49,11 +52,25 @@ def loader(rank):
     samples = dataset()
     last = BATCH * (5 if args.uneven else 8)
     own = range(last) if rank == 0 else range(8 * BATCH, len(samples))
-    return torch.utils.data.DataLoader(torch.utils.data.Subset(samples, own), batch_size=BATCH)
+    subset = torch.utils.data.Subset(samples, own)
+    subset = _Unsized(subset) if args.unsized else subset
+    return torch.utils.data.DataLoader(subset, batch_size=BATCH)
+
+
+class _Unsized(torch.utils.data.IterableDataset):
+    def __init__(self, samples):
+        self._samples = samples
+
+    def __iter__(self):
+        return (self._samples[index] for index in range(len(self._samples)))
 
 
 def finish(rank, module, **figures):
-    """Writes what promises.py compares."""
+    """Writes the files that promises.py compares."""
+    if os.environ.get("EVENKEEL_REPLACE_GLOO") == "1":
+        import evenkeel_c10d  # Here, since other programs get evenkeel by its name alone.
+
+        evenkeel_c10d.transport()  # Raises if the group is Gloo's.
     torch.save(dict(module.state_dict()), args.folder / f"weights{rank}.pt")
     (args.folder / f"steps{rank}.json").write_text(json.dumps(_times))
     (args.folder / f"figures{rank}.json").write_text(json.dumps(figures))

@@ -42,7 +42,8 @@ trainer = lightning.Trainer(
     devices=2,
     strategy=DDPStrategy(process_group_backend=task.args.backend),
     max_epochs=task.args.epochs,
-    accumulate_grad_batches=2,
+    max_steps=task.args.steps,
+    accumulate_grad_batches=1 if task.args.unsized else 2,
     use_distributed_sampler=False,
     callbacks=[checkpoints, *([JoinCallback()] if task.args.uneven else [])],
     logger=False,
@@ -51,5 +52,7 @@ trainer = lightning.Trainer(
 )
 module = Regression()
 trainer.fit(module, ckpt_path=task.args.folder / "checkpoint.ckpt" if task.args.resume else None)
+assert type(trainer.fit_loop.epoch_loop).__name__ == "_TrainingEpochLoop"  # As it was.
 figures = {name: value.item() for name, value in trainer.callback_metrics.items()}
-task.finish(module.global_rank, module.model, steps=trainer.global_step, **figures)
+figures |= {"steps": trainer.global_step, "stepped": trainer.fit_loop.epoch_loop._batches_that_stepped}
+task.finish(module.global_rank, module.model, **figures)

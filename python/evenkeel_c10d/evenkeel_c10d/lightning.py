@@ -11,7 +11,9 @@ runs when all ranks have trained the epoch.
 
 Limits:  Each rank has at least one batch. Automatic optimization, without ZeroRedundancyOptimizer
          (Lightning steps with a closure). Save at the end of an epoch: within one, rank 0 may
-         have ended. A SIGTERM ends the rank that gets it, and the others by the lost rank.
+         have no more input. Rank 0, which writes the logs, logs no metrics of the steps after its
+         own last batch; those of the epoch are complete. A SIGTERM ends the rank that receives it;
+         the other ranks then raise evenkeel_c10d.Error, which names it.
 """
 
 import torch
@@ -29,7 +31,7 @@ __all__ = ["JoinCallback"]
 
 
 class JoinCallback(Callback):
-    """See the text of the module."""
+    """Trains each epoch of Trainer.fit() in a Join context; the module describes it."""
 
     def setup(self, trainer, pl_module, stage):
         loop = trainer.fit_loop.epoch_loop
@@ -37,10 +39,12 @@ class JoinCallback(Callback):
             return
         if not pl_module.automatic_optimization:
             raise ValueError("JoinCallback: automatic_optimization=False is not supported")
-        if trainer.val_check_interval not in (1, 1.0) or trainer.check_val_every_n_epoch is None:
+        interval = trainer.val_check_interval  # The integer 1 means after each batch.
+        is_within = isinstance(interval, int) or interval != 1.0
+        if is_within or trainer.check_val_every_n_epoch is None:
             raise ValueError(
                 "JoinCallback: validation within an epoch (val_check_interval="
-                f"{trainer.val_check_interval}) is not supported, because a rank without input "
+                f"{interval}) is not supported, because a rank without input "
                 "cannot validate; use val_check_interval=1.0"
             )
         # Either package, lightning or pytorch_lightning, may have made it.
@@ -51,6 +55,12 @@ class JoinCallback(Callback):
             if torch.is_tensor(tensor) and reduce_op in ("mean", "avg")
             else reduce(tensor, group=group, reduce_op=reduce_op)
         )
+
+    def teardown(self, trainer, pl_module, stage):
+        loop = trainer.fit_loop.epoch_loop
+        if stage == "fit" and isinstance(loop, _JoinedEpochs):
+            loop.__class__ = type(loop).__bases__[1]
+            del trainer.strategy.reduce  # That of its class is there again.
 
 
 def _mean(tensor, group):
@@ -71,22 +81,35 @@ class _JoinedEpochs:
                 f"JoinCallback: the model is a {type(trainer.model).__name__} instead of a "
                 'DistributedDataParallel; use strategy="ddp"'
             )
-        longest = torch.tensor(float(trainer.num_training_batches))  # Infinite if not known.
+        device = trainer.strategy.root_device
+        longest = torch.tensor(float(trainer.num_training_batches), device=device)
         dist.all_reduce(longest, dist.ReduceOp.MAX)
         if longest == float("inf") and trainer.accumulate_grad_batches > 1:
             raise ValueError("JoinCallback: accumulate_grad_batches needs loaders with a length")
-        self._longest = longest.item()
+        self._longest = longest.item()  # Infinite if not known.
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         before = self.batch_progress.total.ready
         with Join([trainer.model, *trainer.optimizers, *schedulers, _Progress(self)]):
             super().run(data_fetcher)
+            is_last = self.batch_progress.is_last_batch  # Of this rank.
+        # The ranks may differ: max_steps may end the epoch at the last batch of some, and a rank
+        # may be stopped after the others had no more input.
+        states = torch.tensor([is_last, not trainer.should_stop], device=device, dtype=torch.int32)
+        dist.all_reduce(states, dist.ReduceOp.MIN)
+        is_last, goes_on = states.tolist()
+        self.batch_progress.is_last_batch, trainer.should_stop = bool(is_last), not goes_on
         if self.batch_progress.total.ready > before:
             self._validate()
 
+    def _is_trained(self):
+        """Returns whether all ranks have trained the epoch; outside of it the ranks agree."""
+        if self._longest == float("inf"):
+            return self.batch_progress.is_last_batch
+        return self.batch_progress.current.ready >= self._longest
+
     def _should_check_val_fx(self, data_fetcher):
         # Lightning also asks when it resumes: a checkpoint may be from the end of an epoch.
-        is_trained = self.batch_progress.current.ready >= self._longest
-        return self.restarting and is_trained and self._should_check_val_epoch()
+        return self.restarting and self._is_trained() and self._should_check_val_epoch()
 
     def _should_accumulate(self):
         is_last = self.batch_progress.current.ready >= self._longest
@@ -97,12 +120,18 @@ class _JoinedEpochs:
 
     def _validate(self):
         trainer = self.trainer
-        if not self._should_check_val_epoch():
+        is_stopped = trainer.should_stop and trainer.fit_loop._can_stop_early
+        if not ((self._is_trained() or is_stopped) and self._should_check_val_epoch()):
             return
         trainer.validating = True
         is_first = trainer._logger_connector._first_loop_iter
-        trainer.lightning_module.on_validation_model_zero_grad()
+        # Lightning validates before it counts the last batch, and a resumed run counts it.
+        is_counted = not self._should_accumulate()
+        if is_counted:
+            trainer.lightning_module.on_validation_model_zero_grad()
+        self._batches_that_stepped -= is_counted
         self.val_loop.run()
+        self._batches_that_stepped += is_counted
         trainer.training = True
         trainer._logger_connector._first_loop_iter = is_first
 

@@ -16,7 +16,6 @@
 # oldest and the newest version get all tests of the bridge, the others a part. By hand, no part of
 # .ci/run. The last lines are a table: torch, Python, tests passed, skipped, failed.
 set -uo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
 versions=(2.11.0 2.12.1 2.13.0 2.14.1 2.15.0)
 full=(operations training hooks failure life programs gloo watch wheel)
@@ -29,16 +28,21 @@ only_wheel=
 chosen=()
 while (($#)); do
   case $1 in
-    --python) python=$2; shift ;;
-    --library) library=$2; shift ;;
-    --wheel) wheel=$2; shift ;;
-    --only-wheel) only_wheel=$2; shift ;;
+    --python) # Not the file behind a link: the link belongs to an environment.
+      python=$2
+      [[ $2 != */* ]] || python=$(realpath -s "$2")
+      shift
+      ;;
+    --library) library=$(realpath "$2") || exit 2; shift ;;
+    --wheel) wheel=$(realpath "$2") || exit 2; shift ;;
+    --only-wheel) only_wheel=$(realpath -m "$2"); shift ;;
     [0-9]*) chosen+=("$1") ;;
     *) echo "torches.sh: $1 is neither an option nor a version" >&2; exit 2 ;;
   esac
   shift
 done
 ((${#chosen[@]})) || chosen=("${versions[@]}")
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -56,10 +60,19 @@ unpack() { # version
   local to=$work/torch-$1
   "$work/tools/bin/python" -m pip download --quiet --no-cache-dir --no-deps --only-binary=:all: \
     --dest "$work/download" "torch==$1" &&
-    unzip -q "$work/download/torch-$1"*.whl 'torch/include/*' torch/version.py torch/lib/libc10.so \
-      torch/lib/libtorch_cpu.so torch/lib/libtorch_python.so -d "$to" &&
+    "$work/tools/bin/python" -c "$extract" "$work/download/torch-$1"*.whl "$to" &&
     rm -r "$work/download"
 }
+
+# The files against which a bridge is compiled.
+extract='
+import sys, zipfile
+files = {"torch/version.py"}
+files |= {f"torch/lib/lib{name}.so" for name in ("c10", "torch_cpu", "torch_python")}
+with zipfile.ZipFile(sys.argv[1]) as wheel:
+    names = [n for n in wheel.namelist() if n.startswith("torch/include/") or n in files]
+    wheel.extractall(sys.argv[2], names)
+'
 
 if [[ -z $wheel ]]; then
   if [[ -z $library ]]; then
@@ -83,22 +96,26 @@ if [[ -z $wheel ]]; then
   fi
 fi
 
-# Returns what the last line of a unittest says of `kind`: "FAILED (failures=1, skipped=3)".
-said() { # kind
-  grep -E '^(OK|FAILED) \(' "$work/out" | tail -n 1 | grep -oE "$1=[0-9]+" | awk -F= '{ sum += $2 } END { print sum + 0 }'
+# Prints the number of `kind` in the last line of a unittest: "FAILED (failures=1, skipped=3)".
+number_of() { # kind
+  grep -E '^(OK|FAILED) \(' "$work/out" | tail -n 1 | grep -oE "$1=[0-9]+" |
+    awk -F= '{ sum += $2 } END { print sum + 0 }'
 }
 
 # Adds the tests of the output of a unittest to `passed`, `skipped` and `lost`.
 count() { # status
   local ran bad idle
   ran=$(sed -n 's/^Ran \([0-9]*\) tests\? in .*/\1/p' "$work/out")
-  bad=$(said '(failures|errors)')
-  idle=$(said skipped)
-  if (($1 != 0 && bad == 0)); then bad=1; fi # It did not come to its end.
+  bad=$(number_of '(failures|errors)')
+  idle=$(number_of skipped)
+  if (($1 != 0 && bad == 0)); then bad=1; fi # It crashed, or ran into its timeout.
   lost=$((lost + bad))
   skipped=$((skipped + idle))
   passed=$((passed + (${ran:-0} > bad + idle ? ${ran:-0} - bad - idle : 0)))
 }
+
+promise 'the tag of the wheel is manylinux_2_34, as on Debian 12' \
+  grep -q manylinux_2_34_x86_64 <<<"$(basename "$wheel")"
 
 table=
 for version in "${chosen[@]}"; do
@@ -116,12 +133,13 @@ for version in "${chosen[@]}"; do
     for test in "${tests[@]}"; do
       was=$failed
       failed=0
-      promise "tests of $test" timeout 900 "$home/bin/python" "python/evenkeel_c10d/tests/${test}_test.py"
+      promise "tests of $test" \
+        timeout 900 "$home/bin/python" "python/evenkeel_c10d/tests/${test}_test.py"
       count "$failed"
       failed=$((was | failed))
     done
-    table+=$(printf '%-8s %-8s %7d %7d %7d' "$version" \
-      "$("$home/bin/python" -c 'import platform; print(platform.python_version())')" "$passed" "$skipped" "$lost")$'\n'
+    release=$("$home/bin/python" -c 'import platform; print(platform.python_version())')
+    table+=$(printf '%-8s %-8s %7d %7d %7d' "$version" "$release" "$passed" "$skipped" "$lost")$'\n'
   fi
   rm -rf "$home"
 done

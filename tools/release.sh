@@ -9,7 +9,8 @@
 #   evenkeel-VERSION-linux-ARCHITECTURE.tar.gz, evenkeel_VERSION_ARCHITECTURE.deb
 #                                      see docs/install.md
 #   evenkeel_c10d-VERSION-....whl      if EVENKEEL_TORCH_PYTHON names a Python: the wheel for it, and
-#                                      for the versions of torch in python/torches.sh (from PyPI)
+#                                      for the versions of torch in python/torches.sh (from PyPI);
+#                                      tested with the torch of that Python alone
 #   release_notes.md                   the version's entry of CHANGELOG.md
 #   SHA256SUMS
 #
@@ -68,6 +69,13 @@ tar -C "$work" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE
 ./bazelw run --noshow_progress //tools:package -- --to="$to"
 if [[ -n ${EVENKEEL_TORCH_PYTHON:-} ]]; then
   python/torches.sh --python "$EVENKEEL_TORCH_PYTHON" --only-wheel "$to"
+  "$EVENKEEL_TORCH_PYTHON" -m pip install --quiet --no-deps --no-index --target "$work/site" "$to"/*.whl
+  for test in operations wheel; do
+    PYTHONPATH=$work/site OMP_NUM_THREADS=1 \
+      "$EVENKEEL_TORCH_PYTHON" "python/evenkeel_c10d/tests/${test}_test.py"
+  done
+  echo 'The wheel was tested with the torch of EVENKEEL_TORCH_PYTHON alone; for the others:' \
+    python/torches.sh --wheel "$to"/*.whl
 fi
 (cd "$to" && sha256sum -- *.tar.gz *.deb *.whl *.md >SHA256SUMS)
 

@@ -73,7 +73,6 @@ def compile_bridge(torch, library, include, package, version, compiler):
     """Compiles the sources and links them to a library in `package`."""
     bridge = bridge_for(torch)
     target = package / (bridge + sysconfig.get_config_var("EXT_SUFFIX"))
-    target.unlink(missing_ok=True)  # Not over a file that a process may have mapped.
     headers = torch / "torch" / "include"
     with tempfile.TemporaryDirectory() as scratch:
         includes = [include_root(include, pathlib.Path(scratch)), HERE]
@@ -140,6 +139,9 @@ def main():
     copy = package / soname(library)
     copy.unlink(missing_ok=True)
     shutil.copy2(library, copy)
+    # Python would prefer one that an older build.py named _bridge to _bridge.py.
+    for old in package.glob("_bridge*.so"):
+        old.unlink()
     common = (copy, args.include.resolve(), package, version, shlex.split(args.compiler))
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         list(pool.map(lambda torch: compile_bridge(torch, *common), args.torch or [own_torch()]))

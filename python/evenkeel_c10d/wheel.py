@@ -31,15 +31,20 @@ def python_tag():
 
 
 def required_torch(tree):
-    """Returns the releases of torch for which `tree` has bridges, as pip reads them."""
+    """Returns the versions of torch for which `tree` has bridges, as pip reads them.
+
+    A build between releases counts as its minor version, since a file's name cannot hold its "+".
+    """
     names = (path.name for path in (tree / "evenkeel_c10d").glob("_bridge_*.so"))
-    found = (re.match(r"_bridge_(\d+)_(\d+)\.", name) for name in names)
-    minors = sorted((int(match[1]), int(match[2])) for match in found if match)
-    if not minors:
-        return "torch"  # Builds between releases.
-    (major, first), (_, last) = minors[0], minors[-1]
+    found = [re.match(r"_bridge_(\d+)_(\d+)(\.|_)", name).groups() for name in names]
+    minors = sorted({(int(major), int(minor)) for major, minor, _ in found})
+    (major, first), (last_major, last) = minors[0], minors[-1]
+    if major != last_major:
+        sys.exit(f"wheel.py: make one wheel for torch {major}, and one for torch {last_major}")
+    is_released = (str(major), str(first), ".") in found
+    lowest = f"{major}.{first}" if is_released else f"{major}.{first}.0.dev0"
     gaps = [f"!={major}.{n}.*" for n in range(first, last) if (major, n) not in minors]
-    return ",".join([f"torch>={major}.{first}", f"<{major}.{last + 1}", *gaps])
+    return ",".join([f"torch>={lowest}", f"<{major}.{last + 1}", *gaps])
 
 
 def third_party_licenses():
@@ -79,8 +84,8 @@ def write_wheel(path, info, files):
     record = []
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
         for name, content in files.items():
-            digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
-            record.append(f"{name},sha256={digest},{len(content)}")
+            digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest())
+            record.append(f"{name},sha256={digest.rstrip(b'=').decode()},{len(content)}")
             wheel.writestr(name, content)
         wheel.writestr(f"{info}/RECORD", "\n".join([*record, f"{info}/RECORD,,", ""]))
 

@@ -12,6 +12,15 @@
 
 #include "error.h"
 
+#if defined(__GLIBCXX__) && defined(__x86_64__)
+// Torch's headers wait for futures inline. GCC 12 would bind that to a version of the function that
+// the libstdc++ of systems with glibc 2.34 lacks; the older version does the same. In this file
+// alone, since build.py compiles all sources as one.
+__asm__(
+    ".symver _ZNSt18condition_variable4waitERSt11unique_lockISt5mutexE,"
+    "_ZNSt18condition_variable4waitERSt11unique_lockISt5mutexE@GLIBCXX_3.4.11");
+#endif
+
 namespace evenkeel::bridge {
 namespace {
 

@@ -21,12 +21,6 @@
 #include "tensors.h"
 #include "torch/csrc/distributed/c10d/Work.hpp"
 
-// Torch's headers wait for futures inline. GCC 12 would bind that to a version of the function that
-// the libstdc++ of systems with glibc 2.34 lacks; the older version does the same.
-__asm__(
-    ".symver _ZNSt18condition_variable4waitERSt11unique_lockISt5mutexE,"
-    "_ZNSt18condition_variable4waitERSt11unique_lockISt5mutexE@GLIBCXX_3.4.11");
-
 namespace evenkeel::bridge {
 
 class Work;

@@ -22,10 +22,12 @@ def _load():
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
-    built = sorted(described(path.name) for path in pathlib.Path(__file__).parent.glob("_bridge_*.so"))
+    files = pathlib.Path(__file__).parent.glob("_bridge_*.so")
+    built = ", ".join(sorted(described(path.name) for path in files))
+    python = platform.python_version()
     raise ImportError(
-        f"evenkeel_c10d has no bridge for torch {version} with Python {platform.python_version()}. "
-        f"It has bridges for {', '.join(built)}. Install one of these, or make a wheel for this torch: "
+        f"evenkeel_c10d has no bridge for torch {version} with Python {python}. It has bridges for "
+        f"{built}. Install one of these, or make a wheel for this torch: "
         'docs/pytorch.md, "Install".'
     )
 

@@ -1,15 +1,15 @@
 // Receives from any rank.
 //
-// No backend has them. The first receive for a tag asks all ranks for announcements, and from then
-// on each send with that tag announces the number of those so far, over the control plane. The
-// receiver compares this number with that of its own receives from the sender, and so finds the
-// messages that no receive has taken yet (comm/control/announced_messages.h). The oldest receive
-// from any rank takes the first of these: it becomes a receive from that rank, which the backend
-// gets.
+// Backends do not implement them. The first such receive for a tag asks all ranks for
+// announcements. From then on each send with that tag announces, over the control plane, how many
+// there have been. The receiver compares this number with the number of its own receives from the
+// sender, and so finds the messages that no receive has taken yet
+// (comm/control/announced_messages.h). The oldest receive from any rank takes the first of these:
+// it becomes a receive from that rank, and is passed to the backend.
 //
-// The detection of deadlocks needs that an announcement leaves before its sender reports that it
-// waits, and that it is handled here before this rank reports that it has received it
-// (comm/control/rank_status.h).
+// The detection of deadlocks requires that a sender sends its announcement before it reports that
+// it waits, and that the receiver handles the announcement before it reports that it has received
+// it (comm/control/rank_status.h).
 
 #include <atomic>
 #include <cstdint>
@@ -44,8 +44,8 @@ std::string Notice(const Channel& channel, int64_t tag, int64_t sends) {
   return internal::ByteWriter().Bytes(channel.name()).I64(tag).I64(sends).Take();
 }
 
-// A receive from any rank that has its sender. Ends the caller's work when the backend has ended
-// the receive, and the thread that started it has released the channel's lock: callbacks of users
+// A receive from any rank whose sender is known. Ends the caller's work when the backend has ended
+// the receive and the thread that started it has released the channel's lock: callbacks of users
 // may need that lock.
 class Matched {
  public:
@@ -56,7 +56,7 @@ class Matched {
     Down();
   }
   void Release() { Down(); }
-  // The group has ended, and the backend does nothing more.
+  // Ends the work because the group has ended; the backend does nothing more.
   void Abort(const absl::Status& why) { work_->Finish(why); }
 
  private:
@@ -72,13 +72,13 @@ class Matched {
 }  // namespace
 
 struct Channel::AnySource {
-  struct Open {  // A receive without a message.
+  struct Open {  // A receive that has no message yet.
     Operation operation;
     int64_t number = 0;  // In the flight record.
     std::shared_ptr<WorkState> work;
     int* from = nullptr;
   };
-  struct Tag {  // One that this rank has asked for. Has no message for a receive that is open.
+  struct Tag {  // Asked for by this rank. Match() leaves messages or open receives, never both.
     internal::AnnouncedMessages messages;
     std::list<Open> open;
   };
@@ -87,7 +87,7 @@ struct Channel::AnySource {
   std::set<std::pair<int, int64_t>> askers;  // The ranks that have asked this one, with the tags.
   std::vector<std::shared_ptr<Matched>> unreleased;
 
-  // Gives messages to receives, and starts these. The caller releases them.
+  // Assigns announced messages to open receives, and starts these. The caller releases them.
   std::vector<std::shared_ptr<Matched>> Match(Channel& channel, Tag& tag)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(channel.mutex_) {
     Communicator& comm = *channel.communicator_;
@@ -104,8 +104,8 @@ struct Channel::AnySource {
       comm.flight_.SetPeer(receive.number, *sender, operation.sequence);
       *receive.from = *sender;  // Before EndAnySource(), so not after Abort() has returned.
       all.push_back(std::make_shared<Matched>(std::move(receive.work)));
-      // Not the caller's work, since backends add to a work before it is handed out. It has its
-      // callback before it starts: backends leave the end of such works to their own threads.
+      // Not the caller's work, since backends may change a work only before the caller has it. The
+      // callback is set before the start, so that the backend ends the work on a thread of its own.
       auto from_sender = std::make_shared<WorkState>(operation.deadline, nullptr);
       from_sender->OnDone(
           [matched = all.back()](const absl::Status& status) { matched->End(status); });
@@ -124,14 +124,15 @@ Channel::AnySource& Channel::Any() {
 
 void Channel::ReceiveFromAny(Operation operation, int64_t number, std::shared_ptr<WorkState> work,
                              int* from) {
-  // Under the lock: an end of the group that is not seen here comes before EndAnySource().
+  // Under the lock: if the group ends after this check, EndAnySource() follows, and finds the
+  // receive.
   if (absl::Status ended = communicator_->status(); !ended.ok())
     return work->Finish(std::move(ended));
   const int64_t id = operation.what.tag;
   const auto [at, is_new] = Any().tags.try_emplace(id);
   if (is_new) communicator_->control_->Notify(kAskForSends, Notice(*this, id));
   at->second.open.push_back({std::move(operation), number, std::move(work), from});
-  // At most this receive, whose work is not handed out yet and has no callbacks.
+  // At most this receive: the caller does not have its work yet, so there is no callback.
   for (const auto& matched : any_->Match(*this, at->second)) matched->Release();
 }
 

@@ -7,14 +7,14 @@
 #
 # Further options:
 #
-#   --python PYTHON      of this Python, for which torch must have wheels; otherwise python3
-#   --library FILE       this libevenkeel.so; otherwise Bazel builds it
+#   --python PYTHON      for this Python, for which torch must have wheels; otherwise for python3
+#   --library FILE       with this libevenkeel.so; otherwise Bazel builds it
 #   --wheel FILE         tests this wheel, and makes none
 #
 # A bridge is compiled against an unpacked wheel of torch, without the libraries of CUDA that torch
 # needs to run. For the tests it makes one environment at a time, with 5 GB, and removes it. The
-# oldest and the newest version get all tests of the bridge, the others a part. By hand, no part of
-# .ci/run. The last lines are a table: torch, Python, tests passed, skipped, failed.
+# oldest and the newest version get all tests of the bridge, the others a part. Run by hand, not a
+# part of .ci/run. The last lines are a table: torch, Python, tests passed, skipped, failed.
 set -uo pipefail
 
 versions=(2.11.0 2.12.1 2.13.0 2.14.1 2.15.0)

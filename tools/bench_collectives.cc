@@ -1,5 +1,5 @@
-// How fast collectives are, backend by backend, beside Gloo itself and the MPIs of this machine.
-// See kUsage, and tools/bench/sweep.h for how it is measured.
+// Measures the speed of collectives, backend by backend, beside Gloo itself and the MPIs of this
+// machine. See kUsage; tools/bench/sweep.h describes the measurement.
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -42,7 +42,8 @@
 #include "evenkeel/tools/signal_reader.h"
 #include "gflags/gflags.h"
 
-DEFINE_string(backends, "auto", "What is measured: auto, or tcp,shm,raw_gloo,openmpi,mpich,mpi.");
+DEFINE_string(backends, "auto",
+              "Backends to measure: auto, or tcp,shm,raw_gloo,openmpi,mpich,mpi.");
 DEFINE_string(
     ops, "all",
     "all, or all_reduce,reduce_scatter,all_gather,broadcast,reduce,all_to_all,send_recv,barrier.");
@@ -54,11 +55,11 @@ DEFINE_string(loop_sizes, "1K",
 DEFINE_string(registered, "shm",
               "Backends that are measured in memory from Communicator::Allocate() as well.");
 DEFINE_int32(pairs, 10, "Rounds for each collective and size.");
-DEFINE_double(min_time, 0.01, "Seconds that a block of repetitions takes at least.");
-DEFINE_bool(quick, false, "1K,64K,4M in 3 rounds, where --sizes and --pairs do not say otherwise.");
-DEFINE_string(json, "", "A file for the rows: an array with one object to a line.");
-DEFINE_string(folder, "", "For the ranks that it starts: the folder in which they meet.");
-DEFINE_string(mpi, "", "For the ranks that it starts: the MPI that has started them.");
+DEFINE_double(min_time, 0.01, "The least time of a block of repetitions, in seconds.");
+DEFINE_bool(quick, false, "1K,64K,4M in 3 rounds, unless --sizes or --pairs is set.");
+DEFINE_string(json, "", "A file for the rows: an array with one object per line.");
+DEFINE_string(folder, "", "Set for the ranks that it starts: their common folder.");
+DEFINE_string(mpi, "", "Set for the ranks that it starts: the MPI that has started them.");
 
 namespace evenkeel::bench {
 namespace {
@@ -71,16 +72,16 @@ constexpr char kUsage[] =
 Backends: tcp, shm the backends of comm/factory.h
           raw_gloo  Gloo's ring over its own TCP on loopback
           openmpi, mpich, mpi
-                    mpirun.openmpi, mpirun.mpich, or whatever is called mpirun. A small library is compiled with the
-                    MPI's own mpicxx. An MPI that is not there is left out, with a line that says so
-          auto      all of these that are there
+                    mpirun.openmpi, mpirun.mpich, or any other mpirun. A small library is compiled with the MPI's own
+                    mpicxx. A missing MPI is left out, and a line reports it
+          auto      all of these that this machine has
 
-Ranks are processes of this host, pinned to nothing, and each of them has all backends. With MPIs there is a run for each
-MPI, whose mpirun starts the ranks. For each collective and size there are rounds; in each of them every backend has a
-block of repetitions in turn. Before each repetition all ranks meet in a barrier that is the same for all backends and not
-timed; a repetition takes what the slowest rank takes. Rows marked (loop) are means of calls back to back instead. Results
-of a fresh run are checked at each size, value by value: a wrong one ends the program. Of Gloo and the MPIs all_reduce
-alone is measured; python/bench/bench.py compares more collectives with them.
+Ranks are processes of this host, pinned to no core, and each of them has all backends. With MPIs there is a run for each
+MPI, whose mpirun starts the ranks. For each collective and size there are rounds; in each round every backend has a block
+of repetitions in turn. Before each repetition all ranks meet in a barrier that is the same for all backends and not
+timed; the slowest rank's time counts. Rows marked (loop) are means of calls back to back instead. Results of a fresh run
+are checked at each size, value by value: a wrong one ends the program. With Gloo and the MPIs only all_reduce is
+measured; python/bench/bench.py compares more collectives with them.
 
 size        the whole buffer; of all_gather the output, of reduce_scatter the input (as in nccl-tests)
 registered  whether buffers come from Communicator::Allocate()
@@ -90,8 +91,8 @@ busbw       algbw times 2 (n - 1) / n for all_reduce; (n - 1) / n for reduce_sca
             the others, for n ranks (as in nccl-tests)
 spread      interquartile range of the repetitions over their median
 
-At the end each backend is compared with raw_gloo and the MPI: the median ratio of times of blocks in the same round,
-and the bootstrap's 95 % interval of it. --pairs=30 for figures that are to be quoted.
+At the end each backend is compared with raw_gloo and the MPI: the median ratio of the times of blocks in the same round,
+with its 95 % interval (bootstrap). Use --pairs=30 for figures that are to be quoted.
 )";
 
 constexpr int kMostRanks = 64;

@@ -36,8 +36,8 @@
 #include "gflags/gflags.h"
 #include "nlohmann/json.hpp"
 
-DEFINE_string(backends, "shm,tcp", "Of tcp and shm.");
-DEFINE_int32(world, 2, "Ranks that it starts.");
+DEFINE_string(backends, "shm,tcp", "Backends to measure: shm, tcp.");
+DEFINE_int32(world, 2, "Ranks to start.");
 DEFINE_string(plans, "mlp:sgd,mlp:adamw,gpt:adamw",
               "Models (mlp: 784-1024-1024-10 with batch 64; gpt: 4 layers of width 128; tiny), "
               "each with its optimizer.");
@@ -46,13 +46,14 @@ DEFINE_string(rows, "local,reducer,check_finite,join,sharded,sliced",
               "ReducerOptions::check_finite; with RunJoined(); with an optimizer that owns whole "
               "tensors, or slices.");
 DEFINE_int32(pairs, 30, "Blocks of each row; at least 30 for a ratio to be quoted.");
-DEFINE_int32(steps, 0, "Of a block; 0: 8, and 3 of gpt.");
+DEFINE_int32(steps, 0, "Steps per block; 0: 8, for gpt 3.");
 DEFINE_int32(startups, 10,
-             "How many times //trainer:train is started, to its first finished step; 0: not.");
-DEFINE_string(trainer, "", "That program; empty: the one that was built beside this one.");
-DEFINE_string(data_dir, "", "Its data; empty: its default.");
-DEFINE_string(json, "", "Everything, as JSON, into this file.");
-DEFINE_string(report, "", "For the ranks that it starts: where the results go.");
+             "How many times //trainer:train is started, up to the end of its first step.");
+DEFINE_string(trainer, "",
+              "The program that --startups starts; empty: the one that was built with this one.");
+DEFINE_string(data_dir, "", "The data of --trainer; empty: its default.");
+DEFINE_string(json, "", "A file for all results, as JSON.");
+DEFINE_string(report, "", "Set for the ranks that it starts: the file for their results.");
 
 namespace evenkeel {
 namespace {

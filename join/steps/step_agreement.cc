@@ -21,7 +21,7 @@ using internal::RankList;
 
 constexpr size_t kMaxNote = 256;
 
-// One field of one participant, as a value to compare and a way to say it.
+// One field of a participant's state: its comparison, and its text for messages.
 struct Aspect {
   absl::string_view what;
   bool (*differs)(const ParticipantState&, const ParticipantState&);
@@ -79,7 +79,7 @@ absl::Status CompareJoins(int64_t step, const std::vector<StepRecord>& records) 
       ranks_by_scope);
 }
 
-// Where gradients are divided by them.
+// Returns an error if gradients are to be divided by samples that a rank has not reported.
 absl::Status CheckSamples(int64_t step, const StepAnswer& answer) {
   std::vector<int> silent, unknown;
   for (int rank = 0; rank < answer.world_size; ++rank) {
@@ -182,9 +182,10 @@ absl::Status Agree(int64_t step, absl::Span<const std::string> records,
   }
   for (int rank = 0; rank < answer.world_size; ++rank) {
     if ((*answer.records)[rank].participants.size() == answer.names->size()) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "step ", step, ", rank ", rank, ": ", (*answer.records)[rank].participants.size(),
-        " states of ", answer.names->size(), " participants"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("step ", step, ", rank ", rank, ": the record has the states of ",
+                     (*answer.records)[rank].participants.size(), " participants instead of ",
+                     answer.names->size(), " (internal error)"));
   }
   EK_RETURN_IF_ERROR(Compare(answer));
   return samples == SamplesRule::kRequired ? CheckSamples(step, answer) : absl::OkStatus();

@@ -1,7 +1,8 @@
-// The records that all ranks send when a training step begins, and what follows from them.
+// The records that all ranks send when a training step begins, and their comparison.
 //
 //   std::string bytes = record.Serialize();                       // on each rank
-//   EK_ASSIGN_OR_RETURN(StepAnswer answer, Agree(step, parts, names, SamplesRule::kOptional));
+//   StepAnswer answer;
+//   EK_RETURN_IF_ERROR(Agree(step, all_bytes, names, SamplesRule::kOptional, answer));
 //
 // Records in, answers out: every rank computes the same answer, or the same error, from the same
 // records.
@@ -14,11 +15,12 @@
 // a hash of the ordered names, and a difference is an error that shows the lists of the ranks.
 //
 // Size:    a record has 47 bytes, 37 for each participant (and its note), about 19 for the times of
-//          the last step, and the ledger's text: 47 + 37 + 19 + 62 = 165 for a DataParallel and an
-//          Optimizer. Each rank sends one for each step, and receives all of them.
+//          the last step, and the ledger's text: 47 + 37 + 19 + 62 = 165 for a DataParallel and a
+//          Replicated optimizer, which is no participant. Each rank sends one for each step, and
+//          receives all of them.
 //
-// It contains the times of the rank's last step, too (phase_clock.h). From those of all ranks each
-// rank computes which ones made the others wait (straggler_detector.h).
+// A record also contains the times of the rank's last step (phase_clock.h). From those of all ranks
+// each rank computes which ones made the others wait (straggler_detector.h).
 //
 // Threads: pure functions of values.
 // Errors:  FailedPrecondition with a FailureInfo that names the fewest ranks that can be the cause.
@@ -46,8 +48,8 @@ struct ParticipantState {
   uint64_t schedule_hash = 0;  // Identifies the collectives that the step will issue.
   uint64_t mask_hash = 0;      // Identifies the set of trained parameters.
   bool sync = true;            // Whether gradients are reduced in this step.
-  // This rank's samples in gradients that earlier steps accumulated and none has reduced;
-  // StepRecord::kNotSaid: their number is unknown.
+  // This rank's samples in gradients that earlier steps have accumulated and no step has reduced;
+  // StepRecord::kNotSaid if their number is unknown.
   int64_t samples = 0;
   std::string note;  // For messages only: "frozen: fc1.weight, fc1.bias". Short; empty normally.
 
@@ -97,7 +99,7 @@ struct StepAnswer {
   int active = 1;         // How many ranks have inputs.
   int lowest_active = 0;  // -1: none.
   int highest_active = 0;
-  uint32_t requests = 0;  // Or of all.
+  uint32_t requests = 0;  // Those of all ranks, by OR.
   int64_t samples = 0;    // Sum over ranks; of an exhausted one, those not yet reported.
   std::shared_ptr<const std::vector<StepRecord>> records =
       nullptr;  // By rank; null in a step without agreement.
@@ -117,18 +119,20 @@ struct StepAnswer {
 // Whether each active rank must have reported its samples.
 enum class SamplesRule { kOptional, kRequired };
 
-// Parses the records of all ranks, by rank, and compares them. `names`: of this rank. `answer` is
-// complete also if the ranks disagree; its records are null if one cannot be parsed. NotFound: the
-// ranks' names differ; CompareNames() has the error for the user.
+// Parses the records of all ranks, which are in the order of ranks, and compares them. `names` are
+// those of this rank's participants. `answer` is complete even if the ranks disagree; its records
+// are null if one cannot be parsed. Returns NotFound if the ranks' names differ; the caller then
+// gathers the names, and CompareNames() returns the error for the user.
 absl::Status Agree(int64_t step, absl::Span<const std::string> records,
                    std::shared_ptr<const ParticipantNames> names, SamplesRule samples,
                    StepAnswer& answer);
 
-// OK if all ranks run the same join and all active ranks are about to do the same. The ranks' names
-// are equal.
+// Returns OK if all ranks run the same join and the states of all active ranks are equal. Requires
+// that the ranks' names are equal.
 absl::Status Compare(const StepAnswer& answer);
 
-// `lists`: the names of each rank, joined by ", ".
+// Returns the error for ranks whose names differ. `lists` has the names of each rank, joined by ",
+// ".
 absl::Status CompareNames(int64_t step, absl::Span<const std::string> lists);
 
 }  // namespace evenkeel

@@ -134,8 +134,9 @@ TEST(AgreeTest, RefusesOtherParticipants) {
   StepRecord other = Active({{}});
   other.names_hash = HashOfNames({"part 0"});
   EXPECT_TRUE(absl::IsNotFound(AgreeOn({Active({{}}), other}).status()));
-  EXPECT_EQ(std::string(AgreeOn({Active({{}}), Active({{}, {}})}).status().message()),
-            "step 7, rank 1: 2 states of 1 participants");
+  EXPECT_EQ(
+      std::string(AgreeOn({Active({{}}), Active({{}, {}})}).status().message()),
+      "step 7, rank 1: the record has the states of 2 participants instead of 1 (internal error)");
   EXPECT_NE(HashOfNames({"a", "b"}), HashOfNames({"b", "a"}));
   const absl::Status status = CompareNames(7, {"a, b", "b, a", "a, b", ""});
   EXPECT_EQ(std::string(status.message()),

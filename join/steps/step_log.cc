@@ -16,7 +16,7 @@ absl::Status Gap(int rank, const StepEntry& entry, int64_t expected) {
   const absl::string_view what = entry.kind == StepEntry::Kind::kCall ? "call " : "entry ";
   return absl::InternalError(absl::StrCat("rank ", rank, " received ", what, entry.number,
                                           " of rank ", entry.rank, " in step ", entry.step,
-                                          " without ", what, expected));
+                                          " without ", what, expected, " (internal error)"));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The actions of the lowest active rank, in order, which ranks without input repeat.
+// The log of the lowest active rank's actions, in order, which exhausted ranks repeat.
 //
 //   StepLog log(rank, world_size, std::move(channel));
 //   log.Add(step, StepEntry::Kind::kAction, "optimizer#0", payload);  // on an active rank
@@ -7,17 +7,17 @@
 //   EK_ASSIGN_OR_RETURN(const StepEntry entry, log.NextIn(step + 1, from));
 //
 // Every active rank adds the same entries to its log, and keeps each until the answer of its step
-// shows which ranks lack it. A rank without input reports its last step and the number of calls
-// that it has issued, in BecomeExhausted() and in its records (OnAnswer()); it lacks all later
-// entries. The lowest rank that does not lack an entry sends it to the ranks that do. When that
-// rank becomes exhausted, the next one continues from the numbers in its report.
+// shows which ranks lack it. An exhausted rank reports its last step and the number of calls that
+// it has issued, in BecomeExhausted() and in its records (OnAnswer()); it lacks all later entries.
+// The lowest rank that does not lack an entry sends it to the ranks that do. When that rank becomes
+// exhausted, the next one continues from the numbers in its report.
 //
 // Numbers: the user's calls are numbered over all loops. For a moment two ranks may send the same
-//          calls: a rank that became exhausted learns late which ranks lack its last ones. Readers
-//          drop duplicates, and report a gap as an error. Other entries are numbered within their
-//          step, and have one sender.
-// Order:   a call is read before the step that it was issued before, and not before an earlier
-//          step, whose beginning on this rank others may wait for.
+//          calls, because a rank that became exhausted learns late which ranks lack its last calls.
+//          Readers drop duplicates, and report a gap as an error. Other entries are numbered within
+//          their step, and have one sender.
+// Order:   a call is returned before the step that follows it, but not before an earlier step:
+//          other ranks may wait for the beginning of that step on this rank.
 // Cost:    while all ranks are active nothing is sent, and nothing is kept beyond the step. An
 //          entry is one message, however many ranks lack it. One message ends a loop.
 // Threads: thread-safe; NextCall() and NextIn() are called by one thread at a time.
@@ -50,7 +50,7 @@ struct StepEntry {
   enum class Kind : uint8_t {
     kEntered,    // The participant takes part in the step.
     kAction,     // An action of the participant.
-    kEnd,        // The step is over; no rank is active in it, if it has no other entry.
+    kEnd,        // The step is over. If it is the only entry, no rank was active in the step.
     kCall,       // A collective of the user's.
     kExhausted,  // The sender has run out of input.
   };
@@ -69,11 +69,11 @@ struct StepEntry {
 
 class StepLog {
  public:
-  // The way of entries between ranks: that of a group, or a test's.
+  // Transmits entries between ranks: the control plane of a group, or a test's substitute.
   class Channel {
    public:
     virtual ~Channel() = default;
-    // Sends to those ranks, which may include this one.
+    // Sends the entry to the ranks in `to`, which may include this one.
     virtual void Send(absl::Span<const int> to, std::string entry) = 0;
     // Passes the entry to OnNotice() of all other ranks.
     virtual void Notify(std::string entry) = 0;
@@ -84,7 +84,8 @@ class StepLog {
   StepLog(int rank, int world_size, std::unique_ptr<Channel> channel)
       : rank_(rank), world_size_(world_size), channel_(std::move(channel)) {}
 
-  // A loop begins, or ends, on this rank after so many steps; all ranks have the same ones.
+  // Begins a loop on this rank, or ends it, after `steps` steps; their number is equal on all
+  // ranks.
   void SetLoop(int64_t steps);
   void Add(int64_t step, StepEntry::Kind kind, absl::string_view participant,
            absl::string_view payload);
@@ -93,27 +94,27 @@ class StepLog {
   // Reports to all other ranks that this rank's loop has ended, after its last step.
   void BecomeExhausted(int64_t step);
 
-  // Handles the records of all ranks for a step, in the order of the steps: the lowest active rank
-  // or -1, the calls that all ranks have issued or shadowed, and the exhausted ranks with the
-  // number of their calls.
+  // Handles the records of all ranks for a step; called in the order of the steps. `leader`: the
+  // lowest active rank, or -1. `calls_of_all`: how many calls every rank has issued or shadowed.
+  // `exhausted`: the exhausted ranks, each with the number of its calls.
   void OnAnswer(int64_t step, int leader, int64_t calls_of_all,
                 absl::Span<const std::pair<int, int64_t>> exhausted);
   // Handles the BecomeExhausted() of another rank.
   absl::Status OnNotice(int from, absl::string_view notice);
 
-  // On an exhausted rank: waits for the next call that was issued before that step; nothing if the
-  // step has begun and all calls before it have been returned. kDue: there is one more, whether the
-  // step has begun or not.
+  // On an exhausted rank: waits for the next call that was issued before that step, and returns it;
+  // std::nullopt if the step has begun and all calls before it have been returned. With kDue the
+  // caller knows that one more call was issued, whether the step has begun or not.
   enum class Call { kIfAny, kDue };
   absl::StatusOr<std::optional<std::string>> NextCall(int64_t step,
                                                       const ControlChannel::From& from,
                                                       Call call = Call::kIfAny);
-  // Waits for the next entry of that step from its lowest active rank, `from.rank`; not for calls
+  // Waits for the next entry of that step from its lowest active rank, `from.rank`. Omits calls
   // that NextCall() has returned.
   absl::StatusOr<StepEntry> NextIn(int64_t step, const ControlChannel::From& from);
 
  private:
-  // The last step and the calls that an exhausted rank has issued itself.
+  // The last step of an exhausted rank, and the number of calls that it has issued itself.
   struct Position {
     int64_t step = 0;
     int64_t calls = 0;
@@ -144,19 +145,19 @@ class StepLog {
   // Entries of this rank that some rank may still lack. Those that this rank has to send have been
   // sent to the ranks in exhausted_.
   std::deque<StepEntry> log_ ABSL_GUARDED_BY(mutex_);
-  int64_t step_ ABSL_GUARDED_BY(mutex_) = 0;  // The last entry's, calls apart.
+  int64_t step_ ABSL_GUARDED_BY(mutex_) = 0;  // Of the last entry that is not a call.
   int64_t next_in_step_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t answered_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t loop_began_ ABSL_GUARDED_BY(mutex_) = 0;
   int last_leader_ ABSL_GUARDED_BY(mutex_) = 0;  // Ends the loop for all.
   Positions exhausted_ ABSL_GUARDED_BY(mutex_);
-  // The lowest rank that is not in exhausted_, or this one, which is never in it; and the last step
-  // of the ranks below it. Thousands of ranks may become exhausted together: only a rank that has
-  // entries to send may search them.
+  // The lowest rank that is not in exhausted_ (this rank never is), and the latest of the last
+  // steps of the ranks below it. Thousands of ranks may become exhausted together: only a rank that
+  // has entries to send may search them.
   int lowest_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t lower_step_ ABSL_GUARDED_BY(mutex_) = 0;
 
-  // For the reader alone.
+  // Used by the reader only.
   std::deque<PendingCall> pending_;  // The calls from calls_ on.
   std::deque<StepEntry> entries_;    // In the order of their arrival, with the calls' places.
   int64_t read_step_ = 0;

@@ -284,11 +284,13 @@ TEST_F(StepLogTest, AGapIsAnError) {
   Receives(1, 1, Kind::kCall, 2, "c");
   EXPECT_EQ(log->NextCall(2, {}), Next("a"));
   EXPECT_EQ(log->NextCall(2, {}).status(),
-            absl::InternalError("rank 0 received call 2 of rank 1 in step 1 without call 1"));
+            absl::InternalError(
+                "rank 0 received call 2 of rank 1 in step 1 without call 1 (internal error)"));
   log = Rank(0, 2);
   Receives(1, 1, Kind::kEntered, 1);
   EXPECT_EQ(log->NextIn(1, {.rank = 1}).status(),
-            absl::InternalError("rank 0 received entry 1 of rank 1 in step 1 without entry 0"));
+            absl::InternalError(
+                "rank 0 received entry 1 of rank 1 in step 1 without entry 0 (internal error)"));
 }
 
 TEST_F(StepLogTest, ADeadlineIsTheReaders) {

@@ -264,8 +264,9 @@ int Work::sourceRank() const {
   TORCH_CHECK(source_rank_ >= 0 || sender_ != nullptr,
               "evenkeel: only a work of recv() has a source rank.");
   if (sender_ == nullptr) return source_rank_;
-  TORCH_CHECK(isSuccess(),
-              "evenkeel: a recv() from any rank has a source rank when the message has arrived.");
+  TORCH_CHECK(
+      isSuccess(),
+      "evenkeel: a recv() from any rank has no source rank before the message has arrived.");
   return *sender_;
 }
 

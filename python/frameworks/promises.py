@@ -42,7 +42,7 @@ PATCHES = {
     "transformers": ["accelerate", "transformers"],
     "ignite": ["ignite"],
 }
-# Programs that have no uneven inputs, start their own ranks, or have no checkpoint of their own.
+# Programs that have no uneven inputs, and those that start their own ranks.
 NO_JOIN = {"transformers", "deepspeed", "torchft"}
 ONE_PROCESS = {"ray"}
 TIMEOUT_S = 300

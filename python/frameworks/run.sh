@@ -4,8 +4,9 @@
 #   python/frameworks/run.sh WHEEL                  all frameworks
 #   python/frameworks/run.sh WHEEL lightning ...    these, or one promise: lightning:joins
 #
-# WHEEL is that of //python/evenkeel_c10d:wheel. By hand, not in CI: it makes an environment below
-# ~/.cache/evenkeel from that of python/check.sh, some 1.5 GB, once. Some 15 minutes on 2 idle cores.
+# WHEEL is that of //python/evenkeel_c10d:wheel, for python3. Run by hand, not in CI: it makes an
+# environment below ~/.cache/evenkeel once (1.5 GB), with the torch that python/check.sh installed.
+# Takes some 15 minutes on 2 idle cores.
 # Prints "ok ..." or "FAILED ..." for each promise; ends with 1 if one failed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -15,7 +16,7 @@ cache=${XDG_CACHE_HOME:-$HOME/.cache}/evenkeel
 [[ $# -gt 0 ]] || { sed -n '2,10s/^# \?//p' "$0" >&2; exit 2; }
 wheel=$(realpath "$1")
 shift
-[[ -e $cache/torch-$torch/complete ]] || { echo "run python/check.sh first: it installs torch $torch" >&2; exit 1; }
+[[ -e $cache/torch-$torch/complete ]] || { echo "run python/check.sh first, without EVENKEEL_TORCH_PYTHON: it installs torch $torch" >&2; exit 1; }
 
 environment=$cache/frameworks
 python=$environment/bin/python

@@ -12,7 +12,7 @@ from evenkeel_c10d import Join
 
 
 def training(config):
-    sys.argv = config["argv"]  # Of the program: this is another process.
+    sys.argv = config["argv"]  # The program's, since this is another process.
     import task
 
     rank = ray.train.get_context().get_world_rank()

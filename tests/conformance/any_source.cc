@@ -35,7 +35,7 @@ namespace {
 class AnySourceTest : public WorldTest {};         // World size.
 class AnySourceFailureTest : public WorldTest {};  // World size, at least 2.
 
-// A number that one rank sends, or a place for one.
+// Numbers that a rank sends, or the place for those that it receives.
 struct Number {
   int from = -1;
   std::vector<int32_t> values;
@@ -138,7 +138,7 @@ TEST_P(AnySourceTest, AnAnnouncedMessageIsTakenOnce) {
     }
     Number &first = *numbers[0], &second = *numbers[1], &third = *numbers[2];
     if (comm.rank() == 0) first.work = comm.user().RecvAny(first.view(), &first.from);
-    // After it all ranks have handled the control messages from before.
+    // When it ends, all ranks have handled the control messages that were sent before it.
     EK_RETURN_IF_ERROR(comm.AgreeAny(false).status());
     for (Number* number : {&first, &second})
       if (comm.rank() == 1) number->work = comm.user().Send(number->view(), 0);
@@ -221,7 +221,7 @@ TEST_P(AnySourceTest, OnlyMessagesWithItsTagAreTaken) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// A server: what it gives to whom depends on who asks.
+// Rank 0 is a server, which replies to the rank whose question it has received.
 TEST_P(AnySourceTest, AServerAnswersEachRankThatAsks) {
   absl::Status status = RunTested(GetParam(), [](Communicator& comm) -> absl::Status {
     constexpr int kQuestions = 20;
@@ -474,7 +474,7 @@ TEST_P(AnySourceFailureTest, TheTimeoutOfACallCountsAtEachLevelOfChecks) {
   }
 }
 
-// The report of a rank has at most a thousand lanes: receives from any rank are none of them.
+// The report of a rank has at most a thousand lanes; receives from any rank do not count as lanes.
 TEST_P(AnySourceFailureTest, ManyTagsDoNotHideADeadlock) {
   const absl::Time start = absl::Now();
   absl::Status seen[2];

@@ -19,7 +19,7 @@
 namespace evenkeel::bench {
 namespace {
 
-// The library. An MPI's types and constants are those of its own header alone.
+// The source of the library. Only an MPI's own header has its types and constants.
 constexpr char kSource[] = R"(#include <mpi.h>
 #include <climits>
 
@@ -43,7 +43,8 @@ void evenkeel_mpi_stop() { MPI_Finalize(); }
 }
 )";
 
-// For a compiler, an mpirun that starts programs that do nothing, and for an MPI's start and end.
+// The limit for the compiler, for mpirun with a program that does nothing, and for an MPI to start
+// and to finalize.
 constexpr unsigned kMostSeconds = 60;
 
 bool IsThere(absl::string_view program, absl::string_view path) {

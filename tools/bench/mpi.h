@@ -1,6 +1,6 @@
-// The MPIs of this machine in the benchmark: a small library is compiled with an MPI's own
-// compiler, the benchmark's ranks are started by its mpirun, and load that library. Nothing of an
-// MPI is needed to build evenkeel.
+// The MPIs of this machine in the benchmark. A small library is compiled with an MPI's own
+// compiler; its mpirun starts the benchmark's ranks, which load that library. To build evenkeel, no
+// MPI is needed.
 //
 //   for (const Mpi& mpi : FindMpis(path)) { ... }  // "openmpi", "mpich", or one "mpi"
 //   EK_ASSIGN_OR_RETURN(std::string library, CompileMpiLibrary(mpi, folder));
@@ -9,10 +9,10 @@
 //   // on each rank
 //   EK_ASSIGN_OR_RETURN(MpiRank mpi, StartMpi(library));
 //
-// Errors: Unavailable with the output of the compiler or mpirun, which have 60 s, or if MPI does
-//         not start. SIGALRM ends a rank whose MPI takes 60 s to start or to finalize; the
-//         destruction of its transport waits for the other ranks, so a rank that fails must end
-//         without it.
+// Errors: Unavailable with the output of the compiler or mpirun if these fail or take 60 s, or if
+//         MPI does not start. SIGALRM ends a rank whose MPI takes 60 s to start or to finalize. The
+//         destructor of the transport waits for the other ranks, so a rank that fails must end
+//         without destroying it.
 
 #ifndef EVENKEEL_TOOLS_BENCH_MPI_H_
 #define EVENKEEL_TOOLS_BENCH_MPI_H_
@@ -47,13 +47,13 @@ absl::Status CheckThere(const Mpi& mpi, absl::string_view path);
 absl::StatusOr<std::string> CompileMpiLibrary(const Mpi& mpi, const std::string& folder);
 
 // Returns the beginning of a command that starts `world` ranks, pinned to nothing, after a trial
-// with a program that does nothing. Asks mpirun which MPI it is of: Open MPI refuses root, and more
-// ranks than cores, unless flags allow them.
+// with a program that does nothing. Asks mpirun to which MPI it belongs: Open MPI refuses to run as
+// root, and more ranks than cores, unless flags allow them.
 absl::StatusOr<std::vector<std::string>> MpiCommand(const Mpi& mpi, int world);
 
 struct MpiRank {
   int rank = 0, world = 1;
-  std::unique_ptr<Transport> transport;  // Its destruction finalizes MPI.
+  std::unique_ptr<Transport> transport;  // Its destructor finalizes MPI.
 };
 absl::StatusOr<MpiRank> StartMpi(const std::string& library);
 

@@ -131,7 +131,7 @@ TEST_F(MpiTest, TheLibraryIsCompiledAndCalled) {
   EXPECT_THAT(data, ElementsAre(0, 3));
   EXPECT_EQ(rank->transport->Run(what, nullptr, data), absl::UnavailableError("x"));
   EXPECT_EQ(rank->transport->Supports({.op = Op::kReduce, .bytes = 8, .world = 3}),
-            absl::UnimplementedError("of an MPI all_reduce alone is measured"));
+            absl::UnimplementedError("only all_reduce is measured with an MPI"));
 }
 
 TEST_F(MpiTest, ALibraryThatIsNotThereIsNamed) {

@@ -1,4 +1,4 @@
-// Goes through collectives and sizes, with all that are compared in turn.
+// Measures collectives at several sizes, with all contenders in turn.
 //
 //   EK_ASSIGN_OR_RETURN(const std::vector<Row> rows,
 //                       RunSweep(contenders, cells, {.world = 2}, observer));
@@ -7,7 +7,7 @@
 // blocks are as long as `block_time`. The ratios of the blocks of one round compare the contenders.
 // When a cell is over, a fresh run of each contender is checked, value by value.
 //
-// Order:  every rank runs the same sweep, whose decisions depend on the contenders' results alone.
+// Order:  every rank runs the same sweep; its decisions depend only on the contenders' results.
 // Errors: DataLoss for a wrong result, else those of the contenders. A contender that does not
 //         support a cell is left out of it, which is reported once; so is a cell that needs more
 //         memory than there is.
@@ -43,10 +43,11 @@ class Contender {
 
   virtual const std::string& name() const = 0;
   virtual bool registered() const = 0;  // In memory that the transport has given out.
-  // Returns the slowest rank's seconds for each repetition, from when all ranks had met; for a loop
-  // one number, the mean of calls back to back. Unimplemented: the transport does not support it.
+  // Returns the slowest rank's seconds for each repetition, from the moment when all ranks have
+  // met; for a loop one number, the mean of calls back to back. Returns Unimplemented if the
+  // transport does not support the case.
   virtual absl::StatusOr<std::vector<double>> Time(const Case& what, const Block& block) = 0;
-  // DataLoss: the result of a fresh run was wrong.
+  // Returns DataLoss if the result of a fresh run is wrong.
   virtual absl::Status Check(const Case& what) = 0;
   // Frees the buffers of the last case.
   virtual void Forget() = 0;

@@ -85,7 +85,7 @@ std::unique_ptr<Transport> OverCommunicator(Communicator& communicator) {
 
 absl::Status OnlyAllReduce(const Case& what, absl::string_view library) {
   if (what.op == Op::kAllReduce) return absl::OkStatus();
-  return absl::UnimplementedError(absl::StrCat("of ", library, " all_reduce alone is measured"));
+  return absl::UnimplementedError(absl::StrCat("only all_reduce is measured with ", library));
 }
 
 void SharedBarrier::Wait(int world) {

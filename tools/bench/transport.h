@@ -6,15 +6,15 @@
 //   RankContender contender("mine", &mine, /*registered=*/false, meeting);
 //   EK_ASSIGN_OR_RETURN(std::vector<double> seconds, contender.Time(what, {.repetitions = 10}));
 //
-// Before each repetition all ranks meet in a barrier of their own, which they map from a file: the
-// transport's barrier may leave ranks apart by more than what is measured. A repetition is from
-// there to this rank's end of the collective; the slowest rank's counts. The other transports of a
-// rank are idle meanwhile.
+// Before each repetition all ranks meet in a barrier of their own, which they map from a file:
+// after the transport's barrier, ranks may be apart by more than the time that is measured. A
+// repetition lasts from there to the end of the collective on this rank; the slowest rank's time
+// counts. The other transports of a rank are idle meanwhile.
 //
 // Order:   all ranks call the contenders in the same order.
-// Errors:  those of the transport on the rank that fails; abort the group, and end the process: the
-//          others may wait for it in a block. One that takes longer than two minutes ends the
-//          process by SIGALRM.
+// Errors:  those of the transport on the rank that fails. The caller then aborts the group and ends
+//          the process, because other ranks may wait for it in a block. A block that takes longer
+//          than two minutes ends the process by SIGALRM.
 
 #ifndef EVENKEEL_TOOLS_BENCH_TRANSPORT_H_
 #define EVENKEEL_TOOLS_BENCH_TRANSPORT_H_
@@ -38,9 +38,9 @@ class Transport {
  public:
   virtual ~Transport() = default;
 
-  // Unimplemented, on all ranks, for a case that the transport does not support.
+  // Returns Unimplemented, on all ranks, for a case that the transport does not support.
   virtual absl::Status Supports(const Case& what) const = 0;
-  // Memory of the transport's own kind.
+  // Returns memory that the transport has registered; Unimplemented if it registers none.
   virtual absl::StatusOr<std::shared_ptr<void>> Allocate(int64_t bytes);
   virtual absl::Status Run(const Case& what, float* in, float* out) = 0;
 };
@@ -49,15 +49,16 @@ class Transport {
 // for. The communicator must outlive it.
 std::unique_ptr<Transport> OverCommunicator(Communicator& communicator);
 
-// For the transports of other libraries, of which the all-reduce alone is measured.
+// Returns OK for all_reduce and Unimplemented for other collectives: Supports() of the transports
+// of other libraries.
 absl::Status OnlyAllReduce(const Case& what, absl::string_view library);
 
-// Where ranks meet that are processes; zeros at first. No rank sleeps in it: a rank that is woken
-// up starts late, and may find itself on the core of the rank that has woken it.
+// A barrier for ranks that are processes, in memory that they share; zeros at first. No rank sleeps
+// in it: a rank that is woken up starts late, perhaps on the core of the rank that has woken it.
 struct SharedBarrier {
   std::atomic<uint32_t> arrived;
   std::atomic<uint32_t> generation;
-  std::atomic<uint64_t> entered;  // The collective that is checked for being a barrier.
+  std::atomic<uint64_t> entered;  // How often a collective barrier that is checked was entered.
 
   void Wait(int world);
 };
@@ -72,7 +73,7 @@ struct Meeting {
   };
   std::shared_ptr<Buffers> buffers = std::make_shared<Buffers>();  // Of ordinary memory.
 
-  // All ranks pass the same existing folder. Unavailable if a file can't be mapped there.
+  // All ranks pass the same existing folder. Returns Unavailable if no file can be mapped there.
   static absl::StatusOr<Meeting> Create(Communicator* comm, const std::string& folder);
 };
 

@@ -1,12 +1,12 @@
-// A device for benchmarks, and how long work on its stream takes.
+// A device for benchmarks, with a stream and a timer for work on it.
 //
 //   EK_ASSIGN_OR_RETURN(BenchDevice bench, OpenBenchDevice("cuda"));
 //   EK_ASSIGN_OR_RETURN(double seconds,
 //                       bench.Seconds([&] { return copy.Run(bench.stream.ref()); }));
 //
-// The time is that of the device's clock between two events around what `work` puts on the stream;
-// that of simulated devices says nothing about any device and keeps benchmarks alive. The host
-// waits for the end, so give it many launches.
+// Seconds() returns the time of the device's clock between two events around the work that `work`
+// puts on the stream. Times of simulated devices have no meaning; they let tests run the
+// benchmarks. The host waits for the end, so one call should contain many launches.
 
 #ifndef EVENKEEL_TOOLS_GPU_OPEN_DEVICE_H_
 #define EVENKEEL_TOOLS_GPU_OPEN_DEVICE_H_
@@ -26,8 +26,8 @@ struct BenchDevice {
   absl::StatusOr<double> Seconds(absl::FunctionRef<absl::Status()> work) const;
 };
 
-// The first device of `kind`: "cuda" or "simulated". FailedPrecondition where there is none,
-// Unimplemented where this build has no CUDA.
+// Opens the first device of `kind`, "cuda" or "simulated". Returns FailedPrecondition if there is
+// none, Unimplemented if this build has no CUDA.
 absl::StatusOr<BenchDevice> OpenBenchDevice(absl::string_view kind);
 
 }  // namespace evenkeel

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Starts the program of this name in libexec/evenkeel of the folder in which this is, or prints which shared libraries this
-# system lacks for it. It is in bin/ of a tarball; the packages below it have what the programs load.
+# Starts the program of the same name in libexec/evenkeel, or prints which shared libraries this system lacks for it. In a
+# tarball this script is bin/NAME, and share/evenkeel/packages.txt lists the packages with the libraries.
 set -eu
 built_on='@SYSTEM@'
 
@@ -19,9 +19,9 @@ libraries=$(printf '%s\n' "$lacking" | sed -E 's/^[[:space:]]+//; s/ => not foun
   sort -u | paste -s -d ',' | sed 's/,/, /g')
 if [ "$has" = "$built_on" ]; then
   packages=$(paste -s -d ' ' "$folder/share/evenkeel/packages.txt")
-  advice="install what is missing of its packages: apt-get install $packages"
+  advice="install the packages that evenkeel needs: apt-get install $packages"
 else
-  advice="it was built on $built_on, and this is ${has:-another system}. Take the tarball of this system, or build it from the sources (share/doc/evenkeel/docs/install.md)"
+  advice="it was built on $built_on, and this is ${has:-another system}. Use a tarball that was built on this system, or build evenkeel from the sources (share/doc/evenkeel/docs/install.md)"
 fi
 printf '%s: this system lacks %s; %s\n' "$name" "$libraries" "$advice" >&2
 exit 1

@@ -27,14 +27,14 @@
 
 namespace evenkeel {
 
-// Waits for the end of all ranks. An error begins with `name`; it names no rank of a single
-// process, which may be an mpirun.
+// Starts the ranks, and waits for the end of all. An error begins with `name`. If there is only one
+// process, which may be an mpirun, the error names no rank.
 absl::Status RunRankProcesses(absl::string_view name, const LaunchOptions& options);
 
 using Numbers = std::vector<double>;
 // Returns each rank's numbers, by rank.
 absl::StatusOr<std::vector<Numbers>> GatherNumbers(Communicator& comm, const Numbers& mine);
-// Returns the largest of all ranks, element by element. All ranks have as many.
+// Returns the largest numbers of all ranks, element by element. All ranks pass equally many.
 absl::StatusOr<Numbers> LargestOf(Communicator& comm, const Numbers& mine);
 
 // Returns a line for popen(): the program with its arguments, of which the shell interprets none.

@@ -1,15 +1,16 @@
-// How long the trainer takes from its start to its first finished step.
+// Measures the time of the trainer from its start to the end of its first step.
 //
 //   EK_ASSIGN_OR_RETURN(nlohmann::json result,
 //                          MeasureStartups({.program = ProgramBeside("trainer/train")}));
 //
-// Returns {"times", "ranks", "group_seconds", "first_step_seconds"}, the last two {"median", "low",
-// "high"} with the quickest and the slowest start: until the group is there and its parameters are
-// equal, and until the first step is. Time begins before the program is executed.
+// Returns {"times", "ranks", "group_seconds", "first_step_seconds"}. The last two are {"median",
+// "low", "high"}, with the quickest and the slowest start: the time until the group exists and its
+// parameters are equal, and until the end of the first step. Time begins before the program is
+// executed.
 //
 // Threads: blocking.
-// Errors:  NotFound if there is no such program, Unavailable if it ends before its first step, or
-//          has not reached it after `timeout`; its standard error is this process's.
+// Errors:  NotFound if there is no such program; Unavailable if it ends before its first step, or
+//          has not reached it after `timeout`. It writes to the standard error of this process.
 
 #ifndef EVENKEEL_TOOLS_STEP_STARTUP_H_
 #define EVENKEEL_TOOLS_STEP_STARTUP_H_

@@ -6,9 +6,10 @@
 //   if (comm.rank() == 0) std::cout << result.dump();
 //
 // A round has a block of each row (tools/measure/rounds.h); all ranks run the same row at the same
-// time, the local one too, so that the cores are equally busy in all of them. Times are means over
-// the ranks of each rank's median step in a block, and of those the median over the blocks. A ratio
-// is that of two rows within a round: the median over the rounds with its 95 % interval.
+// time, the local one too, so that the cores are equally busy in all of them. The time of a block
+// is the mean over the ranks of each rank's median step; that of a row is the median over its
+// blocks. A ratio compares two rows within a round: the median over the rounds with its 95 %
+// interval.
 //
 // Shape:   {"parameters", "rows": [{"name", "step_ms", "update_ms", "step_to_local",
 //          "step_to_reducer", "update_to_reducer", "bucket_bytes", "exposed_us", "collectives"}]};
@@ -44,7 +45,7 @@ struct PlanSettings {
   int steps = 8;              // Per block.
 };
 
-// All ranks together; every one gets the result.
+// All ranks call it together, and each gets the result.
 absl::StatusOr<nlohmann::json> MeasurePlan(Communicator& comm, const PlanSettings& settings);
 
 }  // namespace evenkeel

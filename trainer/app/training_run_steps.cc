@@ -247,7 +247,8 @@ absl::StatusOr<TrainingRun::StepResult> TrainingRun::Step(int64_t step,
   return result;
 }
 
-// A call of TrainEpoch(): what its loop, and the steps that an exhausted rank follows, share.
+// The state of a call of TrainEpoch(): for its loop, and for the steps that this rank shadows when
+// it is exhausted.
 class TrainingRun::EpochLoop {
  public:
   EpochLoop(TrainingRun& run, int epoch, OnStep on_step, const Pauses& pauses)
@@ -265,7 +266,7 @@ class TrainingRun::EpochLoop {
   // Trains this rank's batches.
   absl::Status Train();
   absl::Status TrainBatch(std::span<const int32_t> samples);
-  // Notes a step for which this rank had no batch.
+  // Records a step for which this rank had no batch.
   absl::Status Follow(const StepAnswer& answer);
   // Reports the step, and begins the next one.
   absl::Status FinishStep(const StepAnswer& answer, StepResult pending);
@@ -298,7 +299,7 @@ class TrainingRun::EpochLoop {
   const int epoch_;
   const OnStep on_step_;
   const Pauses& pauses_;
-  // Steps of the epoch that an earlier run has done.
+  // The number of the epoch's steps that an earlier run has done.
   const int64_t before_ = std::max<int64_t>(0, run_.first_step_ - run_.plan().FirstStep(epoch_));
   int64_t done_ = std::min(before_, run_.plan().BatchesOf(run_.comm_->rank(), epoch_));
   StepFacts facts_;  // Of the current step.
@@ -315,7 +316,7 @@ absl::Status TrainingRun::EpochLoop::ReportStep(StepResult pending) {
     return run_.Own(on_step_(facts_));
   }
   std::deque<UnreportedStep>& unreported = run_.unreported_;
-  // The host need not wait for the norm of the step before.
+  // The norm of the step before, for which the host does not wait.
   if (!unreported.empty()) {
     unreported.back().facts.gradient_norm = NormOf(run_.options_, run_.optimizer_->check_before());
   }

@@ -9,11 +9,11 @@ longest rank may be incomplete, as in Lightning. `self.log(..., sync_dist=True)`
 ranks that have input, and all ranks end an epoch with one count of steps and batches. Validation
 runs when all ranks have trained the epoch.
 
-Limits:  Each rank has at least one batch. Automatic optimization, without ZeroRedundancyOptimizer
-         (Lightning steps with a closure). Save at the end of an epoch: within one, rank 0 may
-         have no more input. Rank 0, which writes the logs, logs no metrics of the steps after its
-         own last batch; those of the epoch are complete. A SIGTERM ends the rank that receives it;
-         the other ranks then raise evenkeel_c10d.Error, which names it.
+Limits:  Each rank needs at least one batch. Optimization must be automatic, and without
+         ZeroRedundancyOptimizer (Lightning steps with a closure). Save at the end of an epoch:
+         within one, rank 0 may have no more input. Rank 0, which writes the logs, logs no metrics
+         of the steps after its own last batch; those of the epoch are complete. A SIGTERM ends the
+         rank that receives it; the other ranks then raise evenkeel_c10d.Error, which names it.
 """
 
 import torch
@@ -47,7 +47,7 @@ class JoinCallback(Callback):
                 f"{interval}) is not supported, because a rank without input "
                 "cannot validate; use val_check_interval=1.0"
             )
-        # Either package, lightning or pytorch_lightning, may have made it.
+        # The loop may be of either package, lightning or pytorch_lightning.
         loop.__class__ = type("JoinedEpochs", (_JoinedEpochs, type(loop)), {})
         reduce = trainer.strategy.reduce
         trainer.strategy.reduce = lambda tensor, group=None, reduce_op="mean": (

@@ -451,7 +451,7 @@ def any_source(rank, world):
             following[sender] += 1
         tensors = [torch.zeros(2, dtype=torch.int8) for _ in range(1, world)]
         works = [dist.irecv(tensor) for tensor in tensors]
-        refuses(RuntimeError, "when the message has arrived", works[0]._source_rank)
+        refuses(RuntimeError, "before the message has arrived", works[0]._source_rank)
         dist.barrier()
         for tensor, work in zip(tensors, works):
             result = work.get_future().wait()

@@ -327,7 +327,7 @@ Work Channel::Issue(const Collective& what, TensorList in, TensorList out,
     issued_hash_ = HashOf(what, issued_hash_);
     last_issued_ = what;
   }
-  auto [number, work] = Record(operation, now);
+  auto [number, work] = Record(operation, what, now);
   if (from != nullptr) {
     ReceiveFromAny(std::move(operation), number, work, from);
     return Work(std::move(work));
@@ -348,11 +348,12 @@ Work Channel::Issue(const Collective& what, TensorList in, TensorList out,
 }
 
 std::pair<int64_t, std::shared_ptr<WorkState>> Channel::Record(const Operation& operation,
+                                                               const Collective& what,
                                                                absl::Time issued) {
   Communicator& comm = *communicator_;
   const int64_t number = comm.flight_.Begin({.channel = id_,
                                              .sequence = operation.sequence,
-                                             .what = operation.what,
+                                             .what = what,
                                              .issued = issued,
                                              .deadline = operation.deadline});
   auto work = std::make_shared<WorkState>(

@@ -170,9 +170,10 @@ class Channel {
   // `from`: the place for the sender; null if `what` names the ranks.
   Work Issue(const Collective& what, TensorList in, TensorList out, const CallOptions& options,
              int* from);
-  // Makes the work of an operation, and the entry of the flight record with this number.
+  // Makes the work of an operation, and the entry of the flight record with this number. `what`: as
+  // the program has called it; averages of integers travel in another type.
   std::pair<int64_t, std::shared_ptr<WorkState>> Record(const Operation& operation,
-                                                        absl::Time issued);
+                                                        const Collective& what, absl::Time issued);
 
   // Receives from any rank (communicator_any.cc).
   static constexpr char kAskForSends[] = "any source: ask";  // Topics of notices.

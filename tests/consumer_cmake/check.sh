@@ -176,7 +176,7 @@ lacks_a_library() ( # prefix
   rm libgone.so.7
   cp "$1/bin/evenkeel-top" bin/ && cp -r "$1/share" . || return 1
   ! bin/evenkeel-top 2>said && cat said && [[ $(wc -l <said) == 1 ]] &&
-    grep "^evenkeel-top: this system lacks libgone.so.7; install .*apt-get install .*libgflags" said || return 1
+    grep "^evenkeel-top: this system lacks libgone.so.7; install .*apt-get install .*libmicrohttpd" said || return 1
   sed -i "s/^built_on=.*/built_on='Other 1'/" bin/evenkeel-top
   ! bin/evenkeel-top 2>said && cat said && grep 'lacks libgone.so.7; it was built on Other 1, and this is Debian' said
 )

@@ -11,6 +11,7 @@
 #include "evenkeel/bucket/testing/toy_model.h"
 #include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/status.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel {

@@ -16,7 +16,10 @@ cache=${XDG_CACHE_HOME:-$HOME/.cache}/evenkeel
 [[ $# -gt 0 ]] || { sed -n '2,10s/^# \?//p' "$0" >&2; exit 2; }
 wheel=$(realpath "$1")
 shift
-[[ -e $cache/torch-$torch/complete ]] || { echo "run python/check.sh first, without EVENKEEL_TORCH_PYTHON: it installs torch $torch" >&2; exit 1; }
+if [[ ! -e $cache/torch-$torch/complete ]]; then
+  echo "run python/check.sh first, without EVENKEEL_TORCH_PYTHON: it installs torch $torch" >&2
+  exit 1
+fi
 
 environment=$cache/frameworks
 python=$environment/bin/python

@@ -222,7 +222,7 @@ TEST_P(AnySourceTest, OnlyMessagesWithItsTagAreTaken) {
 }
 
 // Rank 0 is a server, which replies to the rank whose question it has received.
-TEST_P(AnySourceTest, AServerAnswersEachRankThatAsks) {
+TEST_P(AnySourceTest, AServerSendsToEachRankThatAsks) {
   absl::Status status = RunTested(GetParam(), [](Communicator& comm) -> absl::Status {
     constexpr int kQuestions = 20;
     EK_ASSIGN_OR_RETURN(auto question, NewNumber(comm, comm.rank()));

@@ -80,8 +80,8 @@ absl::StatusOr<std::unique_ptr<SharedConnection::Link>> SharedConnection::Open(
   }
   // From here on its destructor closes it on the server, too.
   auto link = absl::WrapUnique(new Link(shared_from_this(), number, end));
-  connection_->Send(OnLink(number, hello.Serialize()));
   connection_->ExpectAnswer();
+  connection_->Send(OnLink(number, hello.Serialize()));
   EK_ASSIGN_OR_RETURN(const std::string answer, AwaitVerdict(*end, hello, deadline, cancelled));
   EK_ASSIGN_OR_RETURN(const Verdict verdict, Verdict::Parse(answer));
   EK_RETURN_IF_ERROR(Annotate(

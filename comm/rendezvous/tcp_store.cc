@@ -251,8 +251,8 @@ class DirectLink : public ControlLink {
   void Send(ControlMessage message) override {
     const std::string payload = internal::Serialize(message);
     meter_.Sent(message, payload.size() + internal::kFrameHeader);
-    link_->Send(payload);
     if (message.type == ControlMessage::Type::kBeat) link_->ExpectAnswer();
+    link_->Send(payload);
   }
   absl::StatusOr<std::unique_ptr<ControlLink>> Open(absl::string_view group, int rank,
                                                     int world_size, absl::Duration timeout,

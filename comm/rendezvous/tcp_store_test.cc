@@ -474,6 +474,21 @@ TEST(TcpControlLinkTest, NoticesThatTheHubIsSilent) {
   hub.join();
 }
 
+// A server replies at once; the reply to a link that was opened may arrive while Open() still runs.
+TEST(TcpControlLinkTest, AReplyThatComesAtOnceEndsTheWaitForIt) {
+  const std::unique_ptr<TcpStoreServer> server = Serve();
+  std::vector<std::unique_ptr<ControlLink>> links;
+  for (int i = 0; i < 100; ++i) {
+    links.push_back(TcpControlLink::Connect(ClientOf(*server, /*rank=*/0, /*world_size=*/2),
+                                            {.name = absl::StrCat("group ", i)})
+                        .value());
+  }
+  absl::SleepFor(absl::Milliseconds(600));
+  for (size_t i = 0; i < links.size(); ++i) {
+    EXPECT_EQ(links[i]->Silence(), absl::ZeroDuration()) << "link " << i;
+  }
+}
+
 // The groups of a process share a connection, and no more: each ends alone.
 TEST(TcpControlLinkTest, LinksThatShareAConnectionEndAlone) {
   const std::unique_ptr<TcpStoreServer> server = Serve();

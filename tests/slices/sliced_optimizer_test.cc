@@ -8,8 +8,11 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "evenkeel/bucket/data_parallel.h"
+#include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/tests/slices/sliced_rank.h"
@@ -322,6 +325,31 @@ TEST(SlicedOptimizerErrorsTest, RefusesWhatAnUpdateInBackwardCanNotDo) {
     const absl::Status late = rank->optimizer->Step();
     EXPECT_THAT(std::string(late.message()), testing::HasSubstr("change them before BeginStep()"));
     return absl::OkStatus();
+  });
+}
+
+// A gradient that is not a slice is an error of its own, so the parameter is frozen.
+TEST(SlicedOptimizerErrorsTest, RefusesAStepInTheMiddleOfAReduction) {
+  RunGroup(1, [&](Communicator& comm) -> absl::Status {
+    EK_ASSIGN_OR_RETURN(auto rank, SlicedRank::Create(comm, AdamW{}, OptionsFor({kInBackward})));
+    ParameterSet& params = rank->model.params();
+    const int last = params.size() - 1;  // Alone in its bucket.
+    EK_RETURN_IF_ERROR(rank->ddp->BeginStep());
+    rank->model.PutGradient(comm.rank(), /*step=*/0, last, /*adds=*/false);
+    params.SetGradState(last, GradState::kLocal);
+    EK_RETURN_IF_ERROR(rank->ddp->GradientReady(last));
+    while (rank->optimizer->state_bytes() == 0) {
+      EK_RETURN_IF_ERROR(comm.status());
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+    params.SetTrainable(last, false);
+    const absl::Status early = rank->optimizer->Step();
+    EXPECT_TRUE(absl::IsFailedPrecondition(early)) << early;
+    EXPECT_THAT(std::string(early.message()), testing::HasSubstr("call it after FinishStep()"));
+    params.SetTrainable(last, true);
+    for (int param = 0; param < last; ++param) EK_RETURN_IF_ERROR(rank->ddp->NoGradient(param));
+    EK_RETURN_IF_ERROR(rank->ddp->FinishStep());
+    return rank->optimizer->Step();
   });
 }
 

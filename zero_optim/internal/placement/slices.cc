@@ -15,6 +15,7 @@
 #include "evenkeel/zero_optim/internal/placement/slices.h"
 
 #include <algorithm>
+#include <cassert>
 #include <memory>
 #include <optional>
 #include <string>
@@ -69,9 +70,29 @@ SlicesOptimizer::~SlicesOptimizer() {
 
 // A step ------------------------------------------------------------------------------------------
 
+void SlicesOptimizer::MoveTo(Phase next) {
+  switch (next) {
+    case Phase::kReduced:  // LeaveGroup() comes from any phase.
+      break;
+    case Phase::kReducing:
+      assert(phase_ == Phase::kReduced || phase_ == Phase::kStepped);
+      break;
+    case Phase::kUpdating:
+      assert(is_reducing());
+      break;
+    case Phase::kUpdated:
+      assert(awaits_step());
+      break;
+    case Phase::kStepped:
+      assert(!is_reducing());
+      break;
+  }
+  phase_ = next;
+}
+
 absl::StatusOr<ParticipantState> SlicesOptimizer::PrepareStep() {
   absl::MutexLock lock(&mutex_);
-  if (awaits_step_) {
+  if (awaits_step()) {
     return absl::FailedPreconditionError(absl::StrCat(
         join_name(),
         ": a step begins, but Step() was not called after the one before, which updated "
@@ -141,19 +162,25 @@ absl::Status SlicesOptimizer::Step(const StepOptions& options) {
 
 absl::StatusOr<std::vector<GradientSource>> SlicesOptimizer::ChooseSlices() const {
   absl::MutexLock lock(&mutex_);
+  if (is_reducing()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(join_name(),
+                     ": Step() was called while the gradients are being reduced: call it after "
+                     "FinishStep()"));
+  }
   std::vector<GradientSource> sources(params_->size(), GradientSource::kNone);
   for (int i = 0; i < params_->size(); ++i) {
     if (!groups_.contains(i) || params_->is_ignored(i)) continue;
     const bool is_dropped = params_->was_cleared(i) || !params_->trainable(i);
     if (!is_dropped) sources[i] = GradientSource::kHere;
-    if (is_dropped && awaits_step_ && WasUpdated(i)) {
+    if (is_dropped && awaits_step() && WasUpdated(i)) {
       return absl::FailedPreconditionError(absl::StrCat(
           join_name(), ": the gradient of \"", (*params_)[i].name,
           "\" was cleared, or the parameter frozen, before Step(), but it was updated in backward "
           "already: do this after Step()"));
     }
   }
-  if (updates_in_backward() && has_stepped_) {
+  if (updates_in_backward() && phase_ == Phase::kStepped) {
     return absl::FailedPreconditionError(
         absl::StrCat(join_name(),
                      ": a second Step() after one backward has nothing left to update: the "
@@ -188,8 +215,7 @@ absl::Status SlicesOptimizer::Run(const StepMessage& step, bool has_inputs) {
     EK_RETURN_IF_ERROR(WaitForGathers());
   {
     absl::MutexLock lock(&mutex_);
-    awaits_step_ = false;
-    has_stepped_ = true;
+    MoveTo(Phase::kStepped);
   }
   return EndUpdate(step);
 }
@@ -314,7 +340,7 @@ absl::Status SlicesOptimizer::ApplyThere(int index, const std::optional<StepOpti
 
 // All buckets have gone out when the first of a step comes here, so all flags go with it.
 absl::Status SlicesOptimizer::UpdateInBackwardThere(int index, StreamRef stream) {
-  if (!awaits_step_) {
+  if (phase_ == Phase::kReducing) {
     if (move_ != nullptr) {  // Its copies are on the parameters' stream.
       DeviceRuntime& runtime = *communicator().runtime();
       EK_ASSIGN_OR_RETURN(const Event copied, runtime.Record(updater_.stream()));
@@ -324,7 +350,7 @@ absl::Status SlicesOptimizer::UpdateInBackwardThere(int index, StreamRef stream)
     EK_RETURN_IF_ERROR(
         device_flags_.Reduce(flags_, updater_, communicator(), *flag_channel_, stream));
   }
-  awaits_step_ = true;
+  MoveTo(Phase::kUpdating);
   return ApplyThere(index, StepOptions(), stream);
 }
 

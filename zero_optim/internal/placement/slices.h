@@ -35,6 +35,28 @@
 
 namespace evenkeel::internal {
 
+// The phases of a step:
+//
+//   kReduced    Step() uses the slices of the last reduction; at first there are none.
+//   kReducing   Buckets are being reduced, and none is updated yet.
+//   kUpdating   update_in_backward: buckets are being reduced, and some are updated.
+//   kUpdated    update_in_backward: all buckets are reduced and updated; Step() must follow.
+//   kStepped    Step() has run. A further one uses the same slices, unless they were used up in
+//               backward.
+//
+//   from                           to         by
+//   kReduced, kStepped             kReducing  BeginReduction() of a step's first bucket
+//   kReducing, kUpdating           kUpdating  OnReduced(), with update_in_backward
+//   kReducing, kReduced, kStepped  kReduced   OnStepEnd(); the last two if no bucket was reduced
+//   kUpdating, kUpdated            kUpdated   OnStepEnd(); the latter of a reducer in another group
+//   kReduced, kUpdated, kStepped   kStepped   Run(), which ends Step() and RepeatStep()
+//   any                            kReduced   LeaveGroup()
+//
+// `is_torn_` goes with every phase, so it is not one: an update is torn from its first bucket until
+// the slices of all ranks have arrived. That may be after Step(), on a device in the next
+// reduction; and if the group fails before, it stays torn in the next group. Whether the reduction
+// is taken does not change with steps.
+//
 // `updater_` is the reducer's thread's while a step reduces: under `mutex_` there, and where a step
 // may run.
 class SlicesOptimizer : public PlacedOptimizer {
@@ -54,6 +76,17 @@ class SlicesOptimizer : public PlacedOptimizer {
 
  private:
   class Reduction;
+  enum class Phase { kReduced, kReducing, kUpdating, kUpdated, kStepped };
+
+  // The only writer of `phase_`.
+  void MoveTo(Phase next) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool is_reducing() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return phase_ == Phase::kReducing || phase_ == Phase::kUpdating;
+  }
+  // Buckets were updated in backward, and Step() has not run since.
+  bool awaits_step() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return phase_ == Phase::kUpdating || phase_ == Phase::kUpdated;
+  }
 
   absl::Status TakeChannels();
 
@@ -173,11 +206,9 @@ class SlicesOptimizer : public PlacedOptimizer {
       ABSL_GUARDED_BY(mutex_);  // By bucket: its slice is the last reduction's.
   std::vector<GradientSource> sources_
       ABSL_GUARDED_BY(mutex_);  // By parameter, of the step that runs; empty: all are used.
-  bool is_between_reductions_ ABSL_GUARDED_BY(mutex_) = true;
+  Phase phase_ ABSL_GUARDED_BY(mutex_) = Phase::kReduced;
   std::vector<Work> gathers_ ABSL_GUARDED_BY(mutex_);  // By bucket; empty when all have ended.
   OpenWorks settling_ ABSL_GUARDED_BY(mutex_);         // Gathers on a device, see Settle().
-  bool awaits_step_ ABSL_GUARDED_BY(mutex_) = false;   // Buckets were updated in backward.
-  bool has_stepped_ ABSL_GUARDED_BY(mutex_) = false;   // Since the last reduction.
   bool is_torn_ ABSL_GUARDED_BY(mutex_) = false;       // An update began and did not end.
 };
 

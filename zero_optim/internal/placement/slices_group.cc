@@ -38,11 +38,10 @@ void SlicesOptimizer::LeaveGroup(Communicator* old, const GroupChange& change) {
   flag_works_.clear();
   device_flags_.Forget();
   // As before a first step: all ranks of the next group begin a reduction.
-  is_between_reductions_ = true;
+  MoveTo(Phase::kReduced);
   ForgetSlices();
   reduced_.clear();
   notes_.clear();
-  awaits_step_ = false;
 }
 
 std::vector<int64_t> SlicesOptimizer::Sizes() const {

@@ -118,7 +118,7 @@ absl::Status SlicesOptimizer::OnPlan(absl::Span<const BucketInfo> buckets) {
 
 absl::Status SlicesOptimizer::KeepSlices() {
   // Most programs have cleared all gradients by then; exhausted ranks have not.
-  bool is_used = awaits_step_;
+  bool is_used = awaits_step();
   int64_t bytes = 0;
   for (size_t b = 0; b < reduced_.size(); ++b) {
     if (!reduced_[b]) continue;
@@ -165,9 +165,12 @@ absl::StatusOr<RoundBuffers> SlicesOptimizer::BeginReduction(const BucketInfo& b
   bool is_first = false;
   {
     absl::MutexLock lock(&mutex_);
-    is_first = std::exchange(is_between_reductions_, false);
-    if (is_first) ForgetSlices();
     EK_RETURN_IF_ERROR(CheckGroups());
+    is_first = !is_reducing();
+    if (is_first) {
+      MoveTo(Phase::kReducing);
+      ForgetSlices();
+    }
     if (next_plan_ != nullptr) last_move = move_;
     Settle();
   }
@@ -184,7 +187,6 @@ absl::StatusOr<RoundBuffers> SlicesOptimizer::BeginReduction(const BucketInfo& b
 void SlicesOptimizer::ForgetSlices() {
   reduced_.assign(reduced_.size(), false);
   sources_.clear();
-  has_stepped_ = false;
 }
 
 absl::Status SlicesOptimizer::AdoptPlan() {
@@ -231,8 +233,8 @@ void SlicesOptimizer::SendFlags(const BucketInfo& bucket, bool contributes) {
 void SlicesOptimizer::OnStepEnd() {
   {
     absl::MutexLock lock(&mutex_);
-    if (is_between_reductions_) ForgetSlices();  // All buckets were skipped.
-    is_between_reductions_ = true;
+    if (!is_reducing()) ForgetSlices();  // All buckets were skipped.
+    MoveTo(awaits_step() ? Phase::kUpdated : Phase::kReduced);
   }
   NoteGradients();
 }
@@ -268,7 +270,7 @@ absl::Status SlicesOptimizer::OnReduced(int bucket, StreamRef stream) {
   if (move != nullptr) EK_RETURN_IF_ERROR(move->Wait());
   EK_RETURN_IF_ERROR(flags.Wait());
   absl::MutexLock lock(&mutex_);
-  awaits_step_ = true;
+  MoveTo(Phase::kUpdating);
   UpdateBucket(bucket, /*grad_scale=*/1.0);
   return absl::OkStatus();
 }

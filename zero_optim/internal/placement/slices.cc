@@ -216,6 +216,7 @@ absl::Status SlicesOptimizer::Run(const StepMessage& step, bool has_inputs) {
   {
     absl::MutexLock lock(&mutex_);
     MoveTo(Phase::kStepped);
+    EndTornUpdate();  // If its slices have arrived before.
   }
   return EndUpdate(step);
 }
@@ -357,8 +358,12 @@ absl::Status SlicesOptimizer::UpdateInBackwardThere(int index, StreamRef stream)
 void SlicesOptimizer::Settle() {
   if (settling_.empty()) return;
   settling_.Forget();
-  if (!settling_.empty() || !gathers_.empty()) return;
-  move_.reset();
+  EndTornUpdate();
+}
+
+void SlicesOptimizer::EndTornUpdate() {
+  if (!is_torn_ || awaits_step() || !gathers_.empty() || !settling_.empty()) return;
+  move_.reset();  // A rank that has sent its slices had its state.
   is_torn_ = false;
 }
 
@@ -457,8 +462,7 @@ absl::Status SlicesOptimizer::WaitForGathers() {
   EK_RETURN_IF_ERROR(internal::WaitForAll(gathers));
   absl::MutexLock lock(&mutex_);
   gathers_.clear();
-  move_.reset();  // Who sent its slices had its state.
-  is_torn_ = false;
+  EndTornUpdate();
   return absl::OkStatus();
 }
 

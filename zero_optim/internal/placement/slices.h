@@ -52,10 +52,11 @@ namespace evenkeel::internal {
 //   kReduced, kUpdated, kStepped   kStepped   Run(), which ends Step() and RepeatStep()
 //   any                            kReduced   LeaveGroup()
 //
-// `is_torn_` goes with every phase, so it is not one: an update is torn from its first bucket until
-// the slices of all ranks have arrived. That may be after Step(), on a device in the next
-// reduction; and if the group fails before, it stays torn in the next group. Whether the reduction
-// is taken does not change with steps.
+// `is_torn_` is not a phase: an update is torn from its first bucket until the slices of all ranks
+// have arrived and Step() has run. So kUpdating and kUpdated are torn, unless a state was loaded
+// since. The others may be: kReduced while Step() updates, or where the group failed before the
+// end, kStepped with overlap_forward, and on a device kReducing, too. Whether the reduction is
+// taken does not change with steps.
 //
 // `updater_` is the reducer's thread's while a step reduces: under `mutex_` there, and where a step
 // may run.
@@ -141,6 +142,8 @@ class SlicesOptimizer : public PlacedOptimizer {
   // On a device gathers that the stream waits for, and not the host: when they have ended well the
   // update is over.
   void Settle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // A torn update is whole from here on, if nothing of it is missing.
+  void EndTornUpdate() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status WaitUntilSettled();
   absl::StatusOr<GradientCheck> Measure(double norm, double grad_scale);
   absl::Status WaitForGathers();

@@ -96,7 +96,7 @@ absl::Status SlicesOptimizer::CheckWhole() const {
   {
     absl::MutexLock lock(&mutex_);
     if (!is_torn_) return absl::OkStatus();
-    if (gathers_.empty()) settling = settling_;
+    if (gathers_.empty() && !awaits_step()) settling = settling_;
   }
   if (!settling.empty() && settling.Wait().ok()) return absl::OkStatus();
   return absl::AbortedError(absl::StrCat(join_name(), " was in the middle of an update"));

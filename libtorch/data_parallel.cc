@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cassert>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -331,27 +332,44 @@ void DataParallelBase::Replica::RemoveHooks(int param) {
 
 // ---- A step ----
 
+void DataParallelBase::Replica::MoveTo(Step next) {
+  switch (next) {
+    case Step::kClosed:
+      assert(step_ == Step::kForward || step_ == Step::kBackward);
+      break;
+    case Step::kEvaluated:
+    case Step::kForward:
+      assert(!is_open());
+      break;
+    case Step::kBackward:
+      assert(step_ == Step::kForward);
+      break;
+    case Step::kThrown:
+      assert(step_ == Step::kBackward || step_ == Step::kThrown);
+      break;
+  }
+  step_ = next;
+}
+
 void DataParallelBase::Replica::AttachAll() {
   for (int i = 0; i < set.size(); ++i) Attach(i);
 }
 
 void DataParallelBase::Replica::Begin() {
   if (IsIncomplete()) Finish();
-  if (is_open) return;
+  if (is_open()) return;
   CheckLayouts();
   RefuseSlices();
   AttachAll();
-  had_late_forward = false;
   TakeGradients();
-  for (int i = 0; i < set.size(); ++i) {
-    Parameter& param = params[i];
-    param.is_unreached = param.is_ready = param.is_lost = param.is_spoiled = false;
+  for (Parameter& param : params) {
+    param.arrival = Arrival::kAwaited;
+    param.access = Access::kFree;
   }
   is_accumulating = no_sync > 0;
   Check(core->BeginStep(is_accumulating ? StepMode::kAccumulate : StepMode::kSync));
-  is_open = true;
+  MoveTo(Step::kForward);
   graph_tasks_.clear();
-  has_backward_ = has_thrown_ = false;
 }
 
 bool DataParallelBase::Replica::ShowsBucket(int param) const {
@@ -384,7 +402,7 @@ void DataParallelBase::Replica::ShowGradient(int param) {
 
 void DataParallelBase::Replica::RefuseSlices() const {
   for (int i = 0; i < set.size(); ++i) {
-    if (!params[i].is_lost || !IsPlaceholder(params[i].tensor.grad())) continue;
+    if (params[i].access != Access::kForStep || !IsPlaceholder(params[i].tensor.grad())) continue;
     Refuse(absl::StrCat("the gradient of \"", NameOf(i),
                         "\" is left from the last backward, and with Slices, or after unscale_() "
                         "of GradScaler, no rank has it: call step() before the next forward"));
@@ -401,7 +419,7 @@ void DataParallelBase::Replica::DropUsedUp() {
                           "\" is left from the last step, and with Slices no rank has it: call "
                           "zero_grad() after step(), before a backward under no_sync()"));
     grad.reset();
-    params[i].is_spoiled = true;
+    params[i].access = Access::kSpoiled;
   }
 }
 
@@ -489,14 +507,14 @@ void DataParallelBase::Replica::BeforeGradient(int param) {
     const std::lock_guard lock(mutex_);
     BeforeBackward(torch::autograd::get_current_graph_task_id());
   }
-  if (params[param].is_unreached)
+  if (params[param].arrival == Arrival::kUnreached)
     Refuse(
         absl::StrCat("backward reached \"", NameOf(param),
                      "\", but no output of forward depends on it: with find_unused, forward must "
                      "return every tensor that the loss uses, as a tensor or in a tuple, an "
                      "optional or a container, and no part of it may be computed again in "
                      "backward"));
-  if (std::exchange(params[param].is_ready, true) && !is_accumulating)
+  if (std::exchange(params[param].arrival, Arrival::kReady) == Arrival::kReady && !is_accumulating)
     Refuse(absl::StrCat("backward reached \"", NameOf(param),
                         "\" twice in one step: a backward inside of this step's backward must "
                         "not reach parameters that another part of it reaches"));
@@ -541,24 +559,24 @@ class DataParallelBase::Replica::BackwardEnd {
 // evaluated then. It is seen only if it reaches a parameter itself; if none does so, the step ends
 // with the backward inside that completes the gradients.
 void DataParallelBase::Replica::BeforeBackward(int graph_task) {
-  if (is_open && std::count(graph_tasks_.begin(), graph_tasks_.end(), graph_task) != 0) return;
-  if (!is_open) {
-    if (no_sync == 0 && !had_late_forward)
+  if (is_open() && std::count(graph_tasks_.begin(), graph_tasks_.end(), graph_task) != 0) return;
+  if (!is_open()) {
+    if (no_sync == 0 && step_ != Step::kEvaluated)
       Refuse(absl::StrCat(
           "rank ", group->comm->rank(), " runs backward outside of a step of ", core->join_name(),
           ": no forward of it precedes, or the "
           "gradients of the last one have been reduced. Call ddp(x), not net(x), before each "
           "backward, or add up the gradients of all backwards but the last with no_sync()"));
     Begin();
-  } else if (has_thrown_) {
+  } else if (step_ == Step::kThrown) {
     Refuse(
         absl::StrCat("rank ", group->comm->rank(),
                      " called backward again after an exception in this step's backward; let the "
                      "exception leave run() or join()"));
   }
-  if (!has_backward_) {
+  if (step_ == Step::kForward) {
     PrepareGradients();
-    has_backward_ = true;
+    MoveTo(Step::kBackward);
     MarkUnreached();
   }
   graph_tasks_.push_back(graph_task);
@@ -569,25 +587,23 @@ void DataParallelBase::Replica::BeforeBackward(int graph_task) {
 }
 
 void DataParallelBase::Replica::EndBackward(int graph_task, bool has_thrown) {
-  if (!is_open || std::erase(graph_tasks_, graph_task) == 0) return;
-  has_thrown_ |= has_thrown;
-  if (has_thrown_) return;
+  if (!is_open() || std::erase(graph_tasks_, graph_task) == 0) return;
+  if (has_thrown) MoveTo(Step::kThrown);
+  if (step_ == Step::kThrown) return;
   const bool is_outermost = torch::autograd::get_current_node() == nullptr;
   if (is_outermost || (graph_tasks_.empty() && IsComplete())) Finish();
 }
 
 bool DataParallelBase::Replica::IsComplete() const {
   for (int i = 0; i < set.size(); ++i) {
-    const bool is_missing =
-        !params[i].is_ready && !params[i].is_unreached && params[i].tensor.numel() > 0;
+    const bool is_missing = params[i].arrival == Arrival::kAwaited && params[i].tensor.numel() > 0;
     if (is_missing && set.trainable(i) && !set.is_ignored(i)) return false;
   }
   return true;
 }
 
 bool DataParallelBase::Replica::IsIncomplete() const {
-  return is_open && has_backward_ && !has_thrown_ &&
-         torch::autograd::get_current_graph_task_id() < 0;
+  return step_ == Step::kBackward && torch::autograd::get_current_graph_task_id() < 0;
 }
 
 // Marks parameters that no output depends on as unused, before backward reaches the others.
@@ -606,16 +622,17 @@ void DataParallelBase::Replica::MarkUnreached() {
   }
   std::vector<int> unreached;
   for (int i = 0; i < set.size(); ++i) {
-    params[i].is_unreached = set.trainable(i) && seen.count(params[i].accumulator.get()) == 0;
-    if (params[i].is_unreached) unreached.push_back(i);
+    if (!set.trainable(i) || seen.count(params[i].accumulator.get()) != 0) continue;
+    params[i].arrival = Arrival::kUnreached;
+    unreached.push_back(i);
   }
   Check(core->MarkUnused(unreached));
 }
 
 void DataParallelBase::Replica::FinishUnreached() {
   if (IsIncomplete()) Finish();
-  if (!is_open) return;
-  if (has_thrown_)
+  if (!is_open()) return;
+  if (step_ == Step::kThrown)
     Refuse(
         "step() was called after an exception in this step's backward; let the exception leave "
         "run() or join()");
@@ -635,29 +652,30 @@ void DataParallelBase::Replica::FinishUnreached() {
 }
 
 void DataParallelBase::Replica::Finish() {
-  if (!is_open) return;
-  is_open = false;
-  had_late_forward = false;
+  if (!is_open()) return;
+  MoveTo(Step::kClosed);
   roots_.clear();
+  std::vector<bool> had_gradient;
   for (int i = 0; i < set.size(); ++i)
-    params[i].had_gradient = set.grad_state(i) == GradState::kLocal;
+    had_gradient.push_back(set.grad_state(i) == GradState::kLocal);
   Check(core->FinishStep());
-  if (!is_accumulating) AdoptGradients();
+  if (!is_accumulating) AdoptGradients(had_gradient);
 }
 
-void DataParallelBase::Replica::AdoptGradients() {
+void DataParallelBase::Replica::AdoptGradients(const std::vector<bool>& had_gradient) {
   const at::NoGradGuard no_grad;
   for (int i = 0; i < set.size(); ++i) {
     if (!set.trainable(i)) continue;
     torch::Tensor& grad = params[i].tensor.mutable_grad();
+    const bool is_spoiled = params[i].access == Access::kSpoiled;
     if (set.row_size(i) > 0) {
       ShowSparseGradient(i);
     } else if (set.grad_state(i) == GradState::kReduced) {
       ShowGradient(i);
       if (has_followers) params[i].reduced = {params[i].view._version(), SampleOf(set[i].grad)};
-    } else if (params[i].had_gradient || params[i].is_spoiled) {
+    } else if (is_spoiled || (!had_gradient.empty() && had_gradient[i])) {
       grad = PlaceholderFor(params[i].tensor);
-      params[i].is_lost = !params[i].is_spoiled;
+      if (!is_spoiled) params[i].access = Access::kForStep;
     } else if (ShowsBucket(i)) {
       grad.reset();  // No rank has one.
     }
@@ -683,19 +701,19 @@ void DataParallelBase::Replica::CheckGradients(const std::vector<int>& of_step,
   for (const int i : of_step) {
     const Parameter& param = params[i];
     const torch::Tensor& grad = param.tensor.grad();
-    const bool is_placeholder = IsPlaceholder(grad);
-    if (param.is_lost && !is_placeholder)
+    const bool is_placeholder = IsPlaceholder(grad), is_for_step = param.access == Access::kForStep;
+    if (is_for_step && !is_placeholder)
       Refuse(absl::StrCat("the gradient of \"", NameOf(i),
                           "\" was cleared or replaced between backward and step(); with Slices, "
                           "and after unscale_() of GradScaler, that has no effect, because no rank "
                           "has it: call zero_grad() after step()"));
-    if (!param.is_lost && is_placeholder)
+    if (!is_for_step && is_placeholder)
       Refuse(
           absl::StrCat("step() was called again, but with Slices the first one has used the "
                        "gradient of \"",
                        NameOf(i), "\" up: call zero_grad() after step()"));
     if (!may_clear && grad.defined()) CheckReduced(i);
-    if (!has_followers || param.is_lost || !set.trainable(i) ||
+    if (!has_followers || is_for_step || !set.trainable(i) ||
         set.grad_state(i) != GradState::kReduced)
       continue;
     if (!grad.defined() ? !may_clear : HasChanged(i))
@@ -767,9 +785,9 @@ bool DataParallelBase::Replica::ScaleGradients(const std::vector<int>& of_step, 
 void DataParallelBase::Replica::HideGradients(const std::vector<int>& of_step) {
   for (const int i : of_step) {
     torch::Tensor& grad = params[i].tensor.mutable_grad();
-    if (!set.trainable(i) || !grad.defined() || params[i].is_lost) continue;
+    if (!set.trainable(i) || !grad.defined() || params[i].access == Access::kForStep) continue;
     grad = PlaceholderFor(params[i].tensor);
-    params[i].is_lost = true;
+    params[i].access = Access::kForStep;
   }
 }
 
@@ -778,8 +796,9 @@ void DataParallelBase::Replica::MarkUsedUp(const std::vector<int>& of_step, doub
   for (const int i : of_step) {
     // Slices are there until the next reduction; a further step is not to use them.
     if (set.grad_state(i) == GradState::kNone) set.SetGradState(i, GradState::kNone);
-    if (!std::exchange(params[i].is_lost, false) || set.grad_state(i) != GradState::kReduced)
-      continue;
+    if (params[i].access != Access::kForStep) continue;
+    params[i].access = Access::kFree;
+    if (set.grad_state(i) != GradState::kReduced) continue;
     set.row_size(i) > 0 ? ShowSparseGradient(i) : ShowGradient(i);
     params[i].tensor.mutable_grad().mul_(scale);
   }
@@ -787,13 +806,14 @@ void DataParallelBase::Replica::MarkUsedUp(const std::vector<int>& of_step, doub
 
 void DataParallelBase::Replica::EndLoop() {
   if (IsIncomplete()) Finish();
-  if (is_open)
-    Refuse(has_thrown_ ? "the loop of join() has ended, but its last backward has thrown"
-                       : absl::StrCat(
-                             "the loop of join() has ended after a forward of ", core->join_name(),
-                             ", with \"", NameOf(0),
-                             "\", whose backward was skipped: call the optimizer's step(), or call "
-                             "forward under NoGradGuard"));
+  if (is_open())
+    Refuse(
+        step_ == Step::kThrown
+            ? "the loop of join() has ended, but its last backward has thrown"
+            : absl::StrCat("the loop of join() has ended after a forward of ", core->join_name(),
+                           ", with \"", NameOf(0),
+                           "\", whose backward was skipped: call the optimizer's step(), or call "
+                           "forward under NoGradGuard"));
   AfterLoop();
 }
 
@@ -802,11 +822,11 @@ void DataParallelBase::Replica::AfterLoop() {
     if (optimizer.after_loop) optimizer.after_loop();
   TakeGradients();
   for (int i = 0; i < set.size(); ++i) {
-    params[i].had_gradient = false;
     if (set.is_ignored(i)) continue;
     // The plans of the other ranks move buckets, and freeze parameters.
     torch::Tensor& grad = params[i].tensor.mutable_grad();
-    params[i].is_spoiled = IsPlaceholder(grad) && !params[i].is_lost;
+    if (params[i].access != Access::kForStep)
+      params[i].access = IsPlaceholder(grad) ? Access::kSpoiled : Access::kFree;
     params[i].is_as_reduced = (set.row_size(i) > 0 || params[i].reduced) && !HasChanged(i);
     if (set.row_size(i) == 0 && !set.trainable(i)) params[i].kept = grad;
     grad.reset();
@@ -823,7 +843,7 @@ void DataParallelBase::Replica::ShareGradients() {
   for (int i = 0; i < set.size(); ++i) {
     const Parameter& one = params[i];
     const bool is_kept = set.grad_state(i) == GradState::kReduced || one.kept.defined();
-    kinds.push_back(one.is_spoiled                          ? kUsedUp
+    kinds.push_back(one.access == Access::kSpoiled          ? kUsedUp
                     : !is_kept || one.tensor.numel() == 0   ? kNone
                     : one.is_as_reduced && set.trainable(i) ? kAsReduced
                                                             : kOther);
@@ -848,7 +868,11 @@ void DataParallelBase::Replica::ShareGradients() {
   const at::NoGradGuard no_grad;
   for (int i = 0; i < set.size(); ++i) {
     Parameter& one = params[i];
-    one.is_spoiled = kinds[i] == kUsedUp;
+    if (kinds[i] == kUsedUp) {
+      one.access = Access::kSpoiled;
+    } else if (one.access == Access::kSpoiled) {
+      one.access = Access::kFree;
+    }
     if (kinds[i] != kOther) one.kept.reset();
     if (kinds[i] != kOther) continue;
     if (set.trainable(i)) {
@@ -864,7 +888,8 @@ void DataParallelBase::Replica::ShareGradients() {
 void DataParallelBase::Replica::AfterJoin() {
   for (int i = 0; i < set.size(); ++i) {
     if (set.is_ignored(i)) continue;
-    if (std::exchange(params[i].is_spoiled, false)) {
+    if (params[i].access == Access::kSpoiled) {
+      params[i].access = Access::kFree;
       params[i].tensor.mutable_grad() = PlaceholderFor(params[i].tensor);
     } else if (set.row_size(i) > 0) {
       ShowSparseGradient(i);
@@ -901,7 +926,7 @@ DataParallelBase::~DataParallelBase() {
 }
 
 DataParallelBase::NoSync::NoSync(DataParallelBase& ddp) : ddp_(ddp) {
-  if (ddp.replica_->is_open && !ddp.replica_->is_accumulating)
+  if (ddp.replica_->is_open() && !ddp.replica_->is_accumulating)
     Refuse(absl::StrCat("no_sync() in a step of ", ddp.replica_->core->join_name(),
                         " that has begun: create it before the forward, and call a forward "
                         "without a backward under NoGradGuard"));
@@ -917,7 +942,7 @@ bool DataParallelBase::begin_forward() {
     return false;
   if (!replica_->module->is_training()) {
     replica_->AttachAll();
-    replica_->had_late_forward = true;
+    if (!replica_->is_open()) replica_->MoveTo(Replica::Step::kEvaluated);
     return false;
   }
   replica_->Begin();

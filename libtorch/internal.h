@@ -86,11 +86,52 @@ std::weak_ptr<Node> WeakOf(const std::shared_ptr<Node>& node) {
   return node;
 }
 
-// A module's tensors under a DataParallel, and the state of the step that is open.
+// A module's tensors under a DataParallel, and its step:
+//
+//   kClosed     No step is open. A backward begins one under no_sync(); else it is refused.
+//   kEvaluated  The same, but a forward in evaluation mode precedes: a backward begins a step.
+//   kForward    A step is open, and no gradient of it was computed.
+//   kBackward   Gradients of the open step are computed, or some of them are missing at the end.
+//   kThrown     A backward of the open step has thrown: a further one, and step(), are refused.
+//
+//   from                 to          by
+//   kClosed, kEvaluated  kEvaluated  begin_forward() in evaluation mode; in an open step it has no
+//                                    effect
+//   kClosed, kEvaluated  kForward    Begin()
+//   kForward             kBackward   BeforeBackward(), before the first gradient
+//   kBackward, kThrown   kThrown     EndBackward()
+//   kForward, kBackward  kClosed     Finish()
+//
+// Whether a step accumulates is decided when it begins. Whether the replica is detached, or has
+// followers, does not depend on steps.
 struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   Replica(std::shared_ptr<Group::State> group, std::shared_ptr<torch::nn::Module> module,
           const DataParallelOptions& options);
   ~Replica();
+
+  // The gradient of a parameter in the open step.
+  enum class Arrival {
+    kAwaited,
+    kReady,
+    kUnreached,  // Marked as unused: no output of forward depends on the parameter.
+  };
+  // The access to the gradient of a parameter:
+  //
+  //   kFree     grad() is the gradient, or none, or the placeholder of one that a step has used up.
+  //   kForStep  Only the next step() can read the gradient, or a slice of it: grad() must remain
+  //             its placeholder until then.
+  //   kSpoiled  The open step, or the end of a loop, has found the placeholder of a gradient that a
+  //             step has used up.
+  //
+  //   from             to        by
+  //   any              kFree     Begin()
+  //   kFree            kSpoiled  DropUsedUp(), AfterLoop()
+  //   kFree            kForStep  AdoptGradients() with Slices, HideGradients()
+  //   kSpoiled         kForStep  HideGradients(), of a gradient that the user has stored since
+  //   kForStep         kFree     MarkUsedUp()
+  //   kSpoiled         kFree     AfterLoop(), ShareGradients(), AfterJoin()
+  //   any              kSpoiled  ShareGradients(), if it is so on the last ranks
+  enum class Access { kFree, kForStep, kSpoiled };
 
   struct Parameter {
     torch::Tensor tensor;
@@ -100,11 +141,8 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
     decltype(torch::autograd::impl::grad_accumulator(torch::Tensor())) accumulator;
     uintptr_t hook = 0;
     const torch::autograd::FunctionPreHook* pre_hook = nullptr;
-    bool had_gradient = false;   // Before the last reduction.
-    bool is_unreached = false;   // Marked as unused in the open step.
-    bool is_ready = false;       // Its gradient has arrived in the open step.
-    bool is_lost = false;        // Only the next step() can read its gradient, or a slice of it.
-    bool is_spoiled = false;     // The open step, or the end of a loop, finds its gradient used up.
+    Arrival arrival = Arrival::kAwaited;
+    Access access = Access::kFree;
     bool is_as_reduced = false;  // When the loop of join() ended, its gradient was.
     // The gradient that was reduced before the parameter was frozen, or that it had when the loop
     // of join() ended.
@@ -125,8 +163,9 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   void FinishUnreached();  // In place of backward: this rank has no gradient.
   void BeforeGradient(int param);
   void OnGradient(int param);
-  // After a reduction, own or shadowed: each grad() is what was reduced, or none.
-  void AdoptGradients();
+  // After a reduction, own or shadowed: each grad() is what was reduced, or none. `had_gradient`,
+  // by parameter: before it, on this rank; empty: it had none.
+  void AdoptGradients(const std::vector<bool>& had_gradient);
   // After a new plan, which may have moved buckets.
   void FollowGradients();
   // Before an optimizer's step: throws if the user has changed the gradients of its parameters in a
@@ -168,13 +207,15 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   JoinScope* scope = nullptr;  // In join().
   bool has_followers = false;  // In a join() whose exhausted ranks take the steps of the others.
 
-  bool is_open = false;
+  bool is_open() const { return step_ >= Step::kForward; }
   bool is_detached = false;
   bool is_accumulating = false;  // The open step.
   int no_sync = 0;
-  bool had_late_forward = false;  // In evaluation mode, since the last step.
 
  private:
+  enum class Step { kClosed, kEvaluated, kForward, kBackward, kThrown };
+
+  void MoveTo(Step next);  // The only writer of `step_`.
   void CheckLayouts() const;
   void AddParameters();
   void AddBuffers();
@@ -203,10 +244,9 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
 
   friend class DataParallelBase;
   class BackwardEnd;
-  std::mutex mutex_;              // Guards the next four in backward.
+  std::mutex mutex_;  // Guards the next three in backward.
+  Step step_ = Step::kClosed;
   std::vector<int> graph_tasks_;  // The backward of the open step, and those inside of it.
-  bool has_backward_ = false;     // The open step.
-  bool has_thrown_ = false;       // One of them.
   // The graphs of the step's outputs begin here; weak, so that a skipped loss frees its graph.
   std::vector<decltype(WeakOf(Parameter::accumulator))> roots_;
 };

@@ -459,7 +459,7 @@ struct Joined::State : Joinable {
                        "step() inside join(), where ranks without a batch do not do the same; pass "
                        "such code to the optimizer's after_step(), which runs it on all ranks"));
     }
-    replica->AdoptGradients();
+    replica->AdoptGradients(/*had_gradient=*/{});
     EK_RETURN_IF_ERROR(TakeRates(parts[1]));
     if (!parts[0].empty()) ScaleGradients(groups, factor);
     Update(groups);

@@ -122,12 +122,12 @@ TEST(StepsTest, ForwardUnderNoGradOrInEvaluationModeBeginsNone) {
                          if (group.rank() == 0) {
                            const torch::NoGradGuard no_grad;
                            ddp(InputOf(0));
-                           Require(!ddp.replica()->is_open, "no step has begun");
+                           Require(!ddp.replica()->is_open(), "no step has begun");
                          }
                          if (group.rank() == 1) {
                            net->eval();
                            ddp(InputOf(1));
-                           Require(!ddp.replica()->is_open, "no step has begun");
+                           Require(!ddp.replica()->is_open(), "no step has begun");
                            net->train();
                          }
                          net->zero_grad();
@@ -660,7 +660,7 @@ TEST(StepsTest, PartsThatAreComputedAgainInBackwardTrainAsTheWhole) {
                              one(StackInput(group.rank(), count + 5), how).backward();
                            }
                            one(StackInput(group.rank(), count), how).backward();
-                           Require(!one.replica()->is_open, "the step has ended");
+                           Require(!one.replica()->is_open(), "the step has ended");
                            its.step();
                          };
                          for (int count = 0; count < 3; ++count) {

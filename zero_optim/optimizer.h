@@ -11,7 +11,7 @@
 //     EK_RETURN_IF_ERROR(ddp->FinishStep());
 //     EK_RETURN_IF_ERROR(optimizer->Step());          // the parameters are updated, on all ranks
 //   }
-//   EK_ASSIGN_OR_RETURN(OptimizerState all, optimizer->Consolidate());     // on all ranks together
+//   EK_RETURN_IF_ERROR(optimizer->Save("checkpoints/last"));               // state_access.h
 //
 // Step() updates every parameter that is trained and has a gradient. The others do not change, nor
 // do their decay and step count.
@@ -92,12 +92,11 @@
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/join/joinable.h"
-#include "evenkeel/zero_optim/checkpoint/pending_save.h"
 #include "evenkeel/zero_optim/gradient_check.h"
 #include "evenkeel/zero_optim/lost_shard.h"
-#include "evenkeel/zero_optim/optimizer_state.h"
 #include "evenkeel/zero_optim/parameter_groups.h"
 #include "evenkeel/zero_optim/partition.h"
+#include "evenkeel/zero_optim/state_access.h"
 #include "evenkeel/zero_optim/step_options.h"
 #include "evenkeel/zero_optim/update_rule.h"
 
@@ -173,7 +172,7 @@ struct GradientPiece {
   TensorView gradient;  // To be read, and changed in place.
 };
 
-class Optimizer : public Joinable {
+class Optimizer : public Joinable, public StateAccess {
  public:
   // Creates an optimizer with one rule for all parameters, or with groups (parameter_groups.h), for
   // the gradients of `reducer` (a DataParallel), and installs the reduction that the placement
@@ -305,40 +304,6 @@ class Optimizer : public Joinable {
   // lowers the largest number of trained elements on one rank. WholeTensors only. A collective,
   // between steps; inside RunJoined() after Step().
   virtual absl::Status Rebalance() = 0;
-
-  // Returns the state of this rank; with Slices, of its ranges. Empty if a device has failed, which
-  // the next Step() reports.
-  virtual OptimizerState state() = 0;
-  virtual int64_t state_bytes() const = 0;
-
-  // Returns the state of all ranks on the rank `to`, or on all ranks; elsewhere it is empty. A
-  // collective; inside RunJoined() only after Step(), and an exhausted rank `to` receives nothing.
-  virtual absl::StatusOr<OptimizerState> Consolidate(int to = kAllRanks) = 0;
-  // Passes the same state to `sink`, tensor by tensor, in chunks of at most `chunk` bytes (or one
-  // element): no rank holds more than one chunk beside its own part. After an error of `sink` the
-  // rest is received and dropped, and this rank returns the error.
-  virtual absl::Status VisitState(int to, StateSink sink,
-                                  Bytes chunk = Bytes{int64_t{64} << 20}) = 0;
-  // Replaces all state by this rank's part of `state`, the complete state, equal on all ranks. A
-  // collective, between steps, not inside RunJoined().
-  virtual absl::Status LoadState(const OptimizerState& state) = 0;
-
-  // Save() writes a checkpoint to a folder that all ranks can see, each rank its own part
-  // (checkpoint.h). Load() reads it with any placement, at any world size. Collectives, between
-  // steps, not inside RunJoined(); there Save() works after Step() if the state is split.
-  virtual absl::Status Save(const std::string& folder) = 0;
-  virtual absl::Status Load(const std::string& folder) = 0;
-  // Like Save(), but returns when this rank's part is copied; the copy is written beside the next
-  // steps (checkpoint/pending_save.h). All ranks must make the same one of the two calls. Further
-  // saves wait for it, and so do Recover(), on whose ranks it fails unless it was complete, and the
-  // destructor. Memory: one copy of state_bytes(), kept for the next save
-  // (checkpoint/checkpoint_writer.h).
-  virtual absl::StatusOr<PendingSave> SaveAsync(const std::string& folder) = 0;
-  // Returns this rank's part of a checkpoint, for a CheckpointWriter in a hook that exhausted ranks
-  // run, too. Waits for the end of the step.
-  virtual absl::StatusOr<StatePieces> Pieces() = 0;
-  // Sets the path of the newest checkpoint, after each one that the optimizer did not write itself.
-  virtual void SetCheckpointHint(absl::string_view hint) = 0;
 
   JoinPhase join_phase() const override { return JoinPhase::kOptimizer; }
 

@@ -68,8 +68,8 @@ PlacedOptimizer::PlacedOptimizer(Communicator& comm, ParameterSet& params, Param
                                  OptimizerOptions options)
     : Optimizer(&comm, "optimizer"),
       params_(&params),
-      options_(std::move(options)),
-      updater_(&params, std::move(groups), comm.runtime()) {}
+      updater_(&params, std::move(groups), comm.runtime()),
+      options_(std::move(options)) {}
 
 absl::Status PlacedOptimizer::Start(absl::Status own) {
   if (own.ok()) own = CheckRange(options_.check_replicas);
@@ -78,6 +78,11 @@ absl::Status PlacedOptimizer::Start(absl::Status own) {
   if (own.ok()) own = Init();
   EK_RETURN_IF_ERROR(CheckSame(own, OtherSettings(), SameIn::kEverything));
   if (is_split()) Register();
+  return absl::OkStatus();
+}
+
+absl::Status PlacedOptimizer::OpenChannel() {
+  EK_ASSIGN_OR_RETURN(channel_, communicator().OpenChannel(join_name()));
   return absl::OkStatus();
 }
 

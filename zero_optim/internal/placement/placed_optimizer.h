@@ -1,9 +1,22 @@
 // Shared by all placements of an Optimizer: settings, checks, calls that exhausted ranks repeat,
 // and the state as a whole, in memory and in checkpoints.
 //
-// A placement says how a step runs (Step(), RepeatStep()), who holds which range of the state
-// (HoldersOf(), CountSteps()), which ranges it has a use for (RangesToLoad()) and how it goes on
-// with another state (TakeState(), TakeParts()).
+// A placement determines how a step runs (Step(), RepeatStep()), which rank holds which range of
+// the state (HoldersOf(), CountSteps()), which ranges it reads from a checkpoint (RangesToLoad())
+// and how it takes over another state (TakeState(), TakeParts()). Of this class's members it uses
+// the parameters, `updater_`, `checks_` and `device_flags_`; the others are private.
+//
+// Calls that a placement lacks return Unimplemented (Lacks()):
+//
+//                      Replicated  in backward  WholeTensors  Slices  in backward
+//   BeforeUpdate()     x                        x             x
+//   AfterUpdate()      x                        x             x       x
+//   CheckGradients()   x           (1)          x
+//   TakeReduction()                x                          (2)     (2)
+//   Rebalance()                                 x
+//
+// (1) FailedPrecondition once it has its reduction. (2) Without options. WaitFor(), WaitForAll(),
+// owner() and imbalance() have defaults for placements to which they do not apply.
 
 #ifndef EVENKEEL_ZERO_OPTIM_INTERNAL_PLACEMENT_PLACED_OPTIMIZER_H_
 #define EVENKEEL_ZERO_OPTIM_INTERNAL_PLACEMENT_PLACED_OPTIMIZER_H_
@@ -14,6 +27,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -98,6 +112,12 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   // Unimplemented, with the placement: it has no `what`.
   absl::Status Lacks(absl::string_view what) const;
   absl::Status CheckParam(int param) const;
+  const OptimizerOptions& options() const { return options_; }
+  // For placements whose state travels: at creation, and in each group that they enter.
+  absl::Status OpenChannel();
+  Channel* channel() const { return channel_; }  // Null before.
+  // At the beginning of Step(), which runs in the step of this ticket.
+  void NoteStep(std::shared_ptr<StepTicket> ticket) { last_step_ = std::move(ticket); }
   // Inside RunJoined(), where exhausted ranks must do it too: refused unless Step() was called in
   // this step.
   absl::Status AnnounceAfterStep(absl::string_view call, Action action, absl::string_view payload);
@@ -192,13 +212,10 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   StateRange WholeOf(int param) const { return {0, (*params_)[param].value.count}; }
 
   ParameterSet* const params_;
-  OptimizerOptions options_;
   DeviceFlags device_flags_;  // Before the updater, which waits for the work that reads them.
   // Its groups are the settings in force.
   ParameterUpdater updater_;
-  LastChecks checks_;                      // Behind the updater, whose device it asks.
-  Channel* channel_ = nullptr;             // Null where nothing travels.
-  std::shared_ptr<StepTicket> last_step_;  // Step() ran in it.
+  LastChecks checks_;  // Behind the updater, whose device it asks.
 
  private:
   absl::Status OnAction(const StepAnswer& answer, absl::string_view payload);
@@ -221,6 +238,9 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   std::string MissingText(absl::Span<const GradientSource> sources);
   absl::Status ChangedError(absl::string_view tensor, absl::string_view function) const;
 
+  OptimizerOptions options_;
+  Channel* channel_ = nullptr;
+  std::shared_ptr<StepTicket> last_step_;  // NoteStep()
   std::vector<std::function<absl::Status(absl::Span<const GradientPiece>)>> before_update_;
   std::vector<std::function<absl::Status()>> after_update_;
   bool is_registered_ = false;

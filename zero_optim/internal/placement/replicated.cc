@@ -21,7 +21,7 @@ constexpr int kStepList = 0;  // In a device's tables.
 
 std::vector<Fact> ReplicatedOptimizer::OtherSettings() const {
   return {{"update_in_backward", updates_in_backward() ? "true" : "false"},
-          {"check_replicas", ToString(options_.check_replicas, communicator())}};
+          {"check_replicas", ToString(options().check_replicas, communicator())}};
 }
 
 absl::Status ReplicatedOptimizer::Step(const StepOptions& options) {
@@ -112,14 +112,14 @@ absl::Status ReplicatedOptimizer::Apply(const StepMessage& step) {
 absl::Status ReplicatedOptimizer::EndStep(const StepMessage& step) {
   is_torn_ = false;
   EK_RETURN_IF_ERROR(EndUpdate(step));
-  if (!IsCheckDue(options_.check_replicas, communicator(), steps_finished()))
+  if (!IsCheckDue(options().check_replicas, communicator(), steps_finished()))
     return absl::OkStatus();
   const absl::StatusOr<std::vector<NamedView>> state = updater_.NamedState();
   if (!state.ok()) {  // Its device fails; the others must not wait for it.
     communicator().Abort(state.status());
     return state.status();
   }
-  return CompareReplicas(join_name(), *state, communicator(), options_.check_replicas,
+  return CompareReplicas(join_name(), *state, communicator(), options().check_replicas,
                          steps_finished(), updater_.stream());
 }
 

@@ -38,7 +38,7 @@ namespace evenkeel::internal {
 SlicesOptimizer::SlicesOptimizer(Communicator& comm, ParameterSet& params, ParameterGroups groups,
                                  OptimizerOptions options)
     : PlacedOptimizer(comm, params, groups, std::move(options)),
-      how_(std::get<Slices>(options_.placement)),
+      how_(std::get<Slices>(placement())),
       groups_(std::move(groups)),
       held_rank_(comm.rank()),
       held_world_size_(comm.world_size()),
@@ -54,7 +54,7 @@ std::vector<Fact> SlicesOptimizer::OtherSettings() const {
 }
 
 absl::Status SlicesOptimizer::TakeChannels() {
-  EK_ASSIGN_OR_RETURN(channel_, communicator().OpenChannel(join_name()));
+  EK_RETURN_IF_ERROR(OpenChannel());
   EK_ASSIGN_OR_RETURN(flag_channel_,
                       communicator().OpenChannel(absl::StrCat(join_name(), ".used")));
   return absl::OkStatus();
@@ -152,7 +152,7 @@ absl::Status SlicesOptimizer::Step(const StepOptions& options) {
   EK_ASSIGN_OR_RETURN(step.sources, ChooseSlices());
   if (!updates_in_backward())
     EK_RETURN_IF_ERROR(WaitForGathers());  // Of a step before without a reduction in between.
-  last_step_ = std::move(ticket);
+  NoteStep(std::move(ticket));
   if (!answer.everyone_active()) {
     if (!updates_in_backward()) step.hashes = HashTensors(step.sources);
     EK_RETURN_IF_ERROR(Announce(Action::kStep, step.Serialize()));
@@ -297,7 +297,7 @@ absl::Status SlicesOptimizer::UpdateAllThere(const StepOptions& options) {
   if (is_measured) {
     const double norm = NormOf(options);
     EK_RETURN_IF_ERROR(updater_.MeasureThere(0, norm, stream));
-    EK_RETURN_IF_ERROR(AddUpMeasure(updater_, norm, communicator(), *channel_));
+    EK_RETURN_IF_ERROR(AddUpMeasure(updater_, norm, communicator(), *channel()));
   }
   is_torn_ = true;
   EK_RETURN_IF_ERROR(
@@ -413,8 +413,8 @@ void SlicesOptimizer::SendOut(int index, StreamRef after) {
   const SlicePlan::Bucket& bucket = plan_->buckets[index];
   if (gathers_.empty()) gathers_.assign(plan_->buckets.size(), Work());
   if (communicator().world_size() == 1) return;
-  gathers_[index] = channel_->Issue(bucket.gather, OwnValues(bucket, *params_),
-                                    AllValues(bucket, *params_), {.after = after});
+  gathers_[index] = channel()->Issue(bucket.gather, OwnValues(bucket, *params_),
+                                     AllValues(bucket, *params_), {.after = after});
 }
 
 absl::Status SlicesOptimizer::WaitFor(int param) {

@@ -199,7 +199,7 @@ absl::Status SlicesOptimizer::AdoptPlan() {
   flags_.assign(plan_->flag_count, 0);
   flag_works_.assign(plan_->buckets.size(), Work());
   reduced_.assign(plan_->buckets.size(), false);
-  move_ = std::make_shared<StateMove>(&updater_, channel_, communicator().rank());
+  move_ = std::make_shared<StateMove>(&updater_, channel(), communicator().rank());
   for (const SlicePlan::Bucket& bucket : plan_->buckets) {
     std::vector<OwnerChange> changes;
     for (size_t i = 0; i < bucket.layout.params.size(); ++i) {

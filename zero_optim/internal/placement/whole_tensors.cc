@@ -41,8 +41,8 @@ std::vector<int> AllOf(const ParameterSet& params) {
 WholeTensorsOptimizer::WholeTensorsOptimizer(Communicator& comm, ParameterSet& params,
                                              ParameterGroups groups, OptimizerOptions options)
     : PlacedOptimizer(comm, params, std::move(groups), std::move(options)),
-      max_imbalance_(std::get<WholeTensors>(options_.placement).max_imbalance),
-      bucket_cap_(std::get<WholeTensors>(options_.placement).bucket_cap),
+      max_imbalance_(std::get<WholeTensors>(placement()).max_imbalance),
+      bucket_cap_(std::get<WholeTensors>(placement()).bucket_cap),
       specs_(SpecsOf(params)),
       all_params_(AllOf(params)),
       was_updated_(params.size(), 0),
@@ -61,8 +61,8 @@ absl::Status WholeTensorsOptimizer::Init() {
 }
 
 absl::Status WholeTensorsOptimizer::TakeChannel() {
-  EK_ASSIGN_OR_RETURN(channel_, communicator().OpenChannel(join_name()));
-  reduction_ = std::make_unique<GradientReduction>(&communicator(), channel_, params_, specs_,
+  EK_RETURN_IF_ERROR(OpenChannel());
+  reduction_ = std::make_unique<GradientReduction>(&communicator(), channel(), params_, specs_,
                                                    bucket_cap_, &updater_);
   return absl::OkStatus();
 }

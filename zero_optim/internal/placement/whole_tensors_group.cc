@@ -47,8 +47,8 @@ void WholeTensorsOptimizer::Transfer(std::vector<HeldTensor>& tensors, int from,
                                      std::vector<Work>& works) {
   const CallOptions options{.role = Role::kState, .after = updater_.stream()};
   for (HeldTensor& tensor : tensors) {
-    works.push_back(communicator().rank() == to ? channel_->Recv(tensor.view(), from, options)
-                                                : channel_->Send(tensor.view(), to, options));
+    works.push_back(communicator().rank() == to ? channel()->Recv(tensor.view(), from, options)
+                                                : channel()->Send(tensor.view(), to, options));
   }
 }
 
@@ -72,7 +72,7 @@ absl::StatusOr<WholeTensorsOptimizer::Arrivals> WholeTensorsOptimizer::Bring(
 }
 
 absl::Status WholeTensorsOptimizer::Adopt(const OwnerMove& move, Arrivals arrivals) {
-  EK_RETURN_IF_ERROR(channel_->Barrier({.role = Role::kState}).Wait());
+  EK_RETURN_IF_ERROR(channel()->Barrier({.role = Role::kState}).Wait());
   is_torn_ = true;
   const int rank = communicator().rank();
   for (int param = 0; param < params_->size(); ++param) {
@@ -189,7 +189,7 @@ absl::StatusOr<std::vector<int64_t>> WholeTensorsOptimizer::CountSteps() {
     data = TensorView(there.data.get(), here.count, here.dtype, communicator().device());
     EK_RETURN_IF_ERROR(updater_.CopyNow(data, here));
   }
-  EK_RETURN_IF_ERROR(channel_->AllReduce(data, ReduceOp::kSum, {.role = Role::kState}).Wait());
+  EK_RETURN_IF_ERROR(channel()->AllReduce(data, ReduceOp::kSum, {.role = Role::kState}).Wait());
   if (updater_.is_on_device()) EK_RETURN_IF_ERROR(updater_.CopyNow(here, data));
   return steps;
 }

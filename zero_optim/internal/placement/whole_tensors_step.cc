@@ -42,7 +42,7 @@ absl::Status WholeTensorsOptimizer::Step(const StepOptions& options) {
   EK_RETURN_IF_ERROR(CheckOptions(options));
   EK_RETURN_IF_ERROR(ChooseGradients());
   if (!gradients_->answer.everyone_active()) gradients_->hashes = HashTensors(gradients_->sources);
-  last_step_ = gradients_->ticket;
+  NoteStep(gradients_->ticket);
   EK_RETURN_IF_ERROR(AnnounceStep(Action::kStep, options));
   return Run(options);
 }
@@ -164,7 +164,7 @@ absl::StatusOr<GradientCheck> WholeTensorsOptimizer::Measure(double norm, double
                       OwnGradients(all_params_));
   if (updater_.is_on_device()) {
     return updater_.MeasureNow(gradients, norm, grad_scale, [&] {
-      return AddUpMeasure(updater_, norm, communicator(), *channel_);
+      return AddUpMeasure(updater_, norm, communicator(), *channel());
     });
   }
   GradientMeasure measure(params_->size(), norm);
@@ -265,14 +265,14 @@ absl::Status WholeTensorsOptimizer::DecideThere(const StepOptions& options) {
       own[param] = reduction_->HasOwnGradient(param) ? 1 : 0;
       may_be_unset = may_be_unset || own[param] == 0;
     }
-    EK_RETURN_IF_ERROR(device_flags_.Reduce(own, updater_, communicator(), *channel_, stream));
+    EK_RETURN_IF_ERROR(device_flags_.Reduce(own, updater_, communicator(), *channel(), stream));
     flags = device_flags_.all();
   }
   const bool is_measured = NeedsCheck(options);
   if (is_measured) {
     const double norm = NormOf(options);
     EK_RETURN_IF_ERROR(updater_.MeasureThere(kStepList, norm, stream));
-    EK_RETURN_IF_ERROR(AddUpMeasure(updater_, norm, communicator(), *channel_));
+    EK_RETURN_IF_ERROR(AddUpMeasure(updater_, norm, communicator(), *channel()));
   }
   is_torn_ = true;
   EK_RETURN_IF_ERROR(
@@ -295,7 +295,7 @@ absl::Status WholeTensorsOptimizer::UpdateAndSend(double grad_scale) {
     TensorList values;
     for (int param : bucket.params) values.push_back((*params_)[param].value);
     broadcasts.push_back(
-        channel_->Issue(plan->schedule.entries[b], values, values, {.after = stream}));
+        channel()->Issue(plan->schedule.entries[b], values, values, {.after = stream}));
   }
   status.Update(OrderAllBefore(broadcasts, stream));
   status.Update(reduction_->WaitAll());

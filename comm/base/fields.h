@@ -12,14 +12,17 @@
 //   const std::string bytes = ToBytes(reply);
 //   EK_ASSIGN_OR_RETURN(const Reply reply, FromBytes<Reply>(bytes, "reply"));
 //
-// Fields: bool, 32-bit and 64-bit integers, double, std::string, absl::Status, vectors, structs.
+// Fields: bool, 32-bit and 64-bit integers, double, std::string, absl::Status, vectors, optional
+//         values, structs; and those that FieldVisitor makes.
 // Errors: FromBytes() returns InvalidArgument for anything that ToBytes() does not return, whatever
 //         the bytes. It takes no memory for items that were announced and have not arrived.
 
 #ifndef EVENKEEL_COMM_BASE_FIELDS_H_
 #define EVENKEEL_COMM_BASE_FIELDS_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -39,10 +42,32 @@ struct BoundedEnum {
   const Enum last;
 };
 
+// A number from 0 to `most` in as few bytes as it needs (ByteWriter::Varint()).
+template <typename Integer>
+struct SmallNumber {
+  Integer& value;
+  const uint64_t most;
+};
+
+// A text of at most `most` bytes: a writer drops the rest, a reader refuses longer ones.
+template <typename Text>
+struct ShortText {
+  Text& value;
+  const size_t most;
+};
+
 struct FieldVisitor {
   template <typename Enum>
   static BoundedEnum<Enum> UpTo(Enum& value, std::remove_const_t<Enum> last) {
     return {value, last};
+  }
+  template <typename Integer>
+  static SmallNumber<Integer> Small(Integer& value, uint64_t most) {
+    return {value, most};
+  }
+  template <typename Text>
+  static ShortText<Text> Short(Text& value, size_t most) {
+    return {value, most};
   }
 };
 
@@ -57,6 +82,7 @@ class FieldWriter : public FieldVisitor {
  private:
   void Write(bool value) { bytes_.Bool(value); }
   void Write(int32_t value) { bytes_.I32(value); }
+  void Write(uint32_t value) { bytes_.U32(value); }
   void Write(int64_t value) { bytes_.I64(value); }
   void Write(uint64_t value) { bytes_.U64(value); }
   void Write(double value) { bytes_.F64(value); }
@@ -65,6 +91,19 @@ class FieldWriter : public FieldVisitor {
   template <typename Enum>
   void Write(const BoundedEnum<Enum>& field) {
     bytes_.U8(static_cast<uint8_t>(field.value));
+  }
+  template <typename Integer>
+  void Write(const SmallNumber<Integer>& field) {
+    bytes_.Varint(static_cast<uint64_t>(field.value));
+  }
+  template <typename Text>
+  void Write(const ShortText<Text>& field) {
+    bytes_.Bytes(absl::string_view(field.value).substr(0, field.most));
+  }
+  template <typename T>
+  void Write(const std::optional<T>& value) {
+    bytes_.Bool(value.has_value());
+    if (value.has_value()) Write(*value);
   }
   template <typename T>
   void Write(const std::vector<T>& list) {
@@ -91,6 +130,7 @@ class FieldReader : public FieldVisitor {
  private:
   void Read(bool& value) { value = bytes_.Bool(); }
   void Read(int32_t& value) { value = bytes_.I32(); }
+  void Read(uint32_t& value) { value = bytes_.U32(); }
   void Read(int64_t& value) { value = bytes_.I64(); }
   void Read(uint64_t& value) { value = bytes_.U64(); }
   void Read(double& value) { value = bytes_.F64(); }
@@ -101,6 +141,22 @@ class FieldReader : public FieldVisitor {
     const uint8_t value = bytes_.U8();
     if (value > static_cast<uint8_t>(field.last)) bytes_.Refuse();
     field.value = static_cast<Enum>(value);
+  }
+  template <typename Integer>
+  void Read(SmallNumber<Integer>& field) {
+    const uint64_t value = bytes_.Varint();
+    if (value > field.most) bytes_.Refuse();
+    field.value = static_cast<Integer>(value);
+  }
+  template <typename Text>
+  void Read(ShortText<Text>& field) {
+    Read(field.value);
+    if (field.value.size() > field.most) bytes_.Refuse();
+  }
+  template <typename T>
+  void Read(std::optional<T>& value) {
+    value.reset();
+    if (bytes_.Bool()) Read(value.emplace());
   }
   template <typename T>
   void Read(std::vector<T>& list) {

@@ -15,8 +15,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "evenkeel/comm/abi/connect.h"
-#include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/base/clock.h"
+#include "evenkeel/comm/base/fields.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/control/waits.h"
@@ -60,23 +60,13 @@ struct Step {
   PhaseTimes times;
 };
 
-std::string Serialize(const std::deque<Step>& steps) {
-  internal::ByteWriter writer;
-  writer.I64(steps.front().number).U32(static_cast<uint32_t>(steps.size()));
-  for (const Step& step : steps) step.times.Write(writer);
-  return writer.Take();
-}
+// Consecutive steps of one rank, as it sends them.
+struct Steps {
+  int64_t first = 0;  // The number of the first one.
+  std::vector<PhaseTimes> times;
 
-absl::StatusOr<std::deque<Step>> Parse(absl::string_view bytes) {
-  internal::ByteReader reader(bytes);
-  const int64_t first = reader.I64();
-  const uint32_t count = reader.U32();
-  std::deque<Step> steps;
-  for (uint32_t i = 0; i < count && reader.ok(); ++i)
-    steps.push_back({.number = first + i, .times = PhaseTimes::Read(reader)});
-  if (const absl::Status status = reader.Finish("step times"); !status.ok()) return status;
-  return steps;
-}
+  static void VisitFields(auto& self, auto& visit) { visit(self.first, self.times); }
+};
 
 class MonitorOverCommunicator final : public StepMonitor {
  public:
@@ -120,13 +110,13 @@ class MonitorOverCommunicator final : public StepMonitor {
       absl::MutexLock lock(&mutex_);
       ++steps_;
       if (!times.has_value()) return;
-      const Step step{.number = steps_, .times = *times};
-      unsent_.push_back(step);
-      Add(rank_, step);
+      if (unsent_.times.empty()) unsent_.first = steps_;
+      unsent_.times.push_back(*times);
+      Add(rank_, {.number = steps_, .times = *times});
       const auto now = std::chrono::steady_clock::now();
       if (now < next_message_) return;
       next_message_ = now + kBetweenMessages;
-      message = Serialize(std::exchange(unsent_, {}));
+      message = internal::ToBytes(std::exchange(unsent_, {}));
     }
     Notify(kTimes, std::move(message));
   }
@@ -174,7 +164,7 @@ class MonitorOverCommunicator final : public StepMonitor {
     std::shared_ptr<Communicator> comm;
     {
       absl::MutexLock lock(&mutex_);
-      if (!unsent_.empty()) message = Serialize(std::exchange(unsent_, {}));
+      if (!unsent_.times.empty()) message = internal::ToBytes(std::exchange(unsent_, {}));
       comm.swap(comm_);
     }
     if (comm == nullptr) return;
@@ -213,9 +203,11 @@ class MonitorOverCommunicator final : public StepMonitor {
     absl::MutexLock lock(&mutex_);
     if (topic == kText) messages_.push_back({.from = from, .text = std::string(notice)});
     if (topic != kTimes) return;
-    const absl::StatusOr<std::deque<Step>> steps = Parse(notice);
-    if (!steps.ok()) return;
-    for (const Step& step : *steps) Add(from, step);
+    const absl::StatusOr<Steps> steps = internal::FromBytes<Steps>(notice, "step times");
+    for (size_t i = 0; steps.ok() && i < steps->times.size(); ++i) {
+      const auto number = steps->first + static_cast<int64_t>(i);
+      Add(from, {.number = number, .times = steps->times[i]});
+    }
   }
 
   // Passes on each step that all ranks have.
@@ -248,7 +240,7 @@ class MonitorOverCommunicator final : public StepMonitor {
   int64_t steps_ ABSL_GUARDED_BY(mutex_) = 0;
   StragglerDetector detector_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::deque<Step>> steps_of_ ABSL_GUARDED_BY(mutex_);  // By rank, ascending.
-  std::deque<Step> unsent_ ABSL_GUARDED_BY(mutex_);
+  Steps unsent_ ABSL_GUARDED_BY(mutex_);
   std::chrono::steady_clock::time_point next_message_ ABSL_GUARDED_BY(mutex_);
   std::vector<Message> messages_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<Communicator> comm_ ABSL_GUARDED_BY(mutex_);  // Destroyed first: it calls back.

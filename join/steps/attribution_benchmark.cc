@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "benchmark/benchmark.h"
-#include "evenkeel/comm/base/bytes.h"
+#include "evenkeel/comm/base/fields.h"
 #include "evenkeel/join/steps/phase_clock.h"
 #include "evenkeel/join/steps/straggler_detector.h"
 
@@ -43,15 +43,11 @@ void BM_Record(benchmark::State& state) {
   std::vector<StragglerDetector::RankTimes> ranks(world_size);
   int64_t bytes = 0;
   for (auto _ : state) {
-    internal::ByteWriter writer;
-    times.Write(writer);
-    times.ready.Write(writer);
-    const std::string mine = writer.Take();
-    bytes = static_cast<int64_t>(mine.size());
+    const std::string mine = internal::ToBytes(times), ready = internal::ToBytes(times.ready);
+    bytes = static_cast<int64_t>(mine.size() + ready.size());
     for (StragglerDetector::RankTimes& rank : ranks) {
-      internal::ByteReader reader(mine);
-      rank.times = PhaseTimes::Read(reader);
-      rank.times->ready = BucketsReady::Read(reader);
+      rank.times = *internal::FromBytes<PhaseTimes>(mine, "times");
+      rank.times->ready = *internal::FromBytes<BucketsReady>(ready, "times");
     }
     detector.Add(ranks);
   }

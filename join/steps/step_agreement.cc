@@ -7,7 +7,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "evenkeel/comm/base/bytes.h"
+#include "evenkeel/comm/base/fields.h"
 #include "evenkeel/comm/base/parties.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/failure_info.h"
@@ -18,8 +18,6 @@ namespace evenkeel {
 namespace {
 
 using internal::RankList;
-
-constexpr size_t kMaxNote = 256;
 
 // One field of a participant's state: its comparison, and its text for messages.
 struct Aspect {
@@ -79,6 +77,32 @@ absl::Status CompareJoins(int64_t step, const std::vector<StepRecord>& records) 
       ranks_by_scope);
 }
 
+// Compares the joins of all ranks and the states of the active ones. The ranks' names are equal.
+absl::Status Compare(const StepAnswer& answer) {
+  const std::vector<StepRecord>& records = *answer.records;
+  EK_RETURN_IF_ERROR(CompareJoins(answer.step, records));
+  if (answer.lowest_active < 0) return absl::OkStatus();
+  const StepRecord& leader = answer.record(answer.lowest_active);
+  for (size_t p = 0; p < leader.participants.size(); ++p) {
+    const ParticipantState& expected = leader.participants[p];
+    for (const Aspect& aspect : kAspects) {
+      const auto differs = [&](const StepRecord& record) {
+        return !record.joined && aspect.differs(record.participants[p], expected);
+      };
+      if (std::ranges::none_of(records, differs)) continue;
+      std::map<std::string, std::vector<int>> ranks_by_value;
+      for (int rank = 0; rank < answer.world_size; ++rank) {
+        if (records[rank].joined) continue;
+        ranks_by_value[aspect.value(records[rank].participants[p])].push_back(rank);
+      }
+      return Disagree(absl::StrCat("step ", answer.step, ", ", (*answer.names)[p],
+                                   ": the ranks disagree about ", aspect.what, ": "),
+                      ranks_by_value);
+    }
+  }
+  return absl::OkStatus();
+}
+
 // Returns an error if gradients are to be divided by samples that a rank has not reported.
 absl::Status CheckSamples(int64_t step, const StepAnswer& answer) {
   std::vector<int> silent, unknown;
@@ -118,31 +142,6 @@ absl::Status CompareNames(int64_t step, absl::Span<const std::string> lists) {
                                ": the ranks have different models and optimizers, or made them in "
                                "a different order: "),
                   ranks_by_list);
-}
-
-absl::Status Compare(const StepAnswer& answer) {
-  const std::vector<StepRecord>& records = *answer.records;
-  EK_RETURN_IF_ERROR(CompareJoins(answer.step, records));
-  if (answer.lowest_active < 0) return absl::OkStatus();
-  const StepRecord& leader = answer.record(answer.lowest_active);
-  for (size_t p = 0; p < leader.participants.size(); ++p) {
-    const ParticipantState& expected = leader.participants[p];
-    for (const Aspect& aspect : kAspects) {
-      const auto differs = [&](const StepRecord& record) {
-        return !record.joined && aspect.differs(record.participants[p], expected);
-      };
-      if (std::ranges::none_of(records, differs)) continue;
-      std::map<std::string, std::vector<int>> ranks_by_value;
-      for (int rank = 0; rank < answer.world_size; ++rank) {
-        if (records[rank].joined) continue;
-        ranks_by_value[aspect.value(records[rank].participants[p])].push_back(rank);
-      }
-      return Disagree(absl::StrCat("step ", answer.step, ", ", (*answer.names)[p],
-                                   ": the ranks disagree about ", aspect.what, ": "),
-                      ranks_by_value);
-    }
-  }
-  return absl::OkStatus();
 }
 
 absl::Status Agree(int64_t step, absl::Span<const std::string> records,
@@ -192,65 +191,18 @@ absl::Status Agree(int64_t step, absl::Span<const std::string> records,
 }
 
 std::string StepRecord::Serialize() const {
-  internal::ByteWriter writer;
-  writer.U8(kVersion)
-      .Bool(joined)
-      .U32(requests)
-      .I64(samples)
-      .I64(calls)
-      .U64(scope_hash)
-      .U64(names_hash)
-      .Bytes(ledger);
-  writer.Bool(times.has_value());
-  if (times.has_value()) {
-    times->Write(writer);
-    times->ready.Write(writer);
-  }
-  writer.U32(static_cast<uint32_t>(participants.size()));
-  for (const ParticipantState& state : participants) {
-    writer.U64(state.generation)
-        .U64(state.schedule_hash)
-        .U64(state.mask_hash)
-        .Bool(state.sync)
-        .I64(state.samples);
-    writer.Bytes(absl::string_view(state.note).substr(0, kMaxNote));
-  }
-  return writer.Take();
+  return std::string(1, static_cast<char>(kVersion)) + internal::ToBytes(*this);
 }
 
 absl::StatusOr<StepRecord> StepRecord::Parse(absl::string_view bytes) {
-  internal::ByteReader reader(bytes);
-  if (const uint8_t version = reader.U8(); reader.ok() && version != kVersion) {
+  const uint8_t version = bytes.empty() ? kVersion : static_cast<uint8_t>(bytes[0]);
+  if (version != kVersion) {
     return absl::InvalidArgumentError(absl::StrCat("the record of a step has version ", version,
                                                    ", this build reads ", kVersion,
                                                    ": run the same build on all ranks"));
   }
-  StepRecord record;
-  record.joined = reader.Bool();
-  record.requests = reader.U32();
-  record.samples = reader.I64();
-  record.calls = reader.I64();
-  record.scope_hash = reader.U64();
-  record.names_hash = reader.U64();
-  record.ledger = std::string(reader.Bytes());
-  if (reader.Bool()) {
-    record.times = PhaseTimes::Read(reader);
-    record.times->ready = BucketsReady::Read(reader);
-  }
-  const uint32_t count = reader.U32();
-  for (uint32_t i = 0; i < count && reader.ok(); ++i) {
-    ParticipantState state;
-    state.generation = reader.U64();
-    state.schedule_hash = reader.U64();
-    state.mask_hash = reader.U64();
-    state.sync = reader.Bool();
-    state.samples = reader.I64();
-    state.note = std::string(reader.Bytes());
-    if (state.note.size() > kMaxNote) reader.Refuse();
-    record.participants.push_back(std::move(state));
-  }
-  EK_RETURN_IF_ERROR(reader.Finish("the record of a step"));
-  return record;
+  return internal::FromBytes<StepRecord>(bytes.substr(bytes.empty() ? 0 : 1),
+                                         "the record of a step");
 }
 
 const ParticipantState* StepAnswer::StateOf(absl::string_view participant_name, int rank) const {

@@ -51,7 +51,13 @@ struct ParticipantState {
   // This rank's samples in gradients that earlier steps have accumulated and no step has reduced;
   // StepRecord::kNotSaid if their number is unknown.
   int64_t samples = 0;
-  std::string note;  // For messages only: "frozen: fc1.weight, fc1.bias". Short; empty normally.
+  // For messages only: "frozen: fc1.weight, fc1.bias". Empty normally; cut off after 256 bytes.
+  std::string note;
+
+  static void VisitFields(auto& self, auto& visit) {
+    visit(self.generation, self.schedule_hash, self.mask_hash, self.sync, self.samples,
+          visit.Short(self.note, 256));
+  }
 
   // Returns whether an exhausted rank in this state can shadow a rank in `other`.
   bool SamePlan(const ParticipantState& other) const {
@@ -84,7 +90,13 @@ struct StepRecord {
   uint64_t names_hash = 0;  // HashOfNames() of the participants.
   std::vector<ParticipantState> participants;
 
-  std::string Serialize() const;
+  static void VisitFields(auto& self, auto& visit) {
+    visit(self.joined, self.requests, self.samples, self.calls, self.scope_hash, self.names_hash,
+          self.ledger, self.times);
+    if (self.times.has_value()) visit(self.times->ready);
+    visit(self.participants);
+  }
+  std::string Serialize() const;  // After the version.
   static absl::StatusOr<StepRecord> Parse(absl::string_view bytes);
 };
 
@@ -119,17 +131,14 @@ struct StepAnswer {
 // Whether each active rank must have reported its samples.
 enum class SamplesRule { kOptional, kRequired };
 
-// Parses the records of all ranks, which are in the order of ranks, and compares them. `names` are
-// those of this rank's participants. `answer` is complete even if the ranks disagree; its records
+// Parses the records of all ranks, which are in the order of ranks, and compares them: all ranks
+// must run the same join, and all active ranks must have equal states. `names` are those of this
+// rank's participants. `answer` is complete even if the ranks disagree; its records
 // are null if one cannot be parsed. Returns NotFound if the ranks' names differ; the caller then
 // gathers the names, and CompareNames() returns the error for the user.
 absl::Status Agree(int64_t step, absl::Span<const std::string> records,
                    std::shared_ptr<const ParticipantNames> names, SamplesRule samples,
                    StepAnswer& answer);
-
-// Returns OK if all ranks run the same join and the states of all active ranks are equal. Requires
-// that the ranks' names are equal.
-absl::Status Compare(const StepAnswer& answer);
 
 // Returns the error for ranks whose names differ. `lists` has the names of each rank, joined by ",
 // ".

@@ -18,11 +18,6 @@
 
 namespace evenkeel {
 
-namespace internal {
-class ByteReader;
-class ByteWriter;
-}  // namespace internal
-
 enum class StepPhase : uint8_t {
   kOutside,   // Between steps, without a mark.
   kInput,     // The next batch is loaded.
@@ -32,6 +27,9 @@ enum class StepPhase : uint8_t {
   kSaving,
 };
 inline constexpr int kStepPhases = 6;
+
+// The longest time that a rank can report: sums over many steps remain far from overflow.
+inline constexpr uint64_t kMostMicroseconds = uint64_t{1} << 50;
 
 // Returns "outside of the step", "input", "forward", ...
 absl::string_view NameOf(StepPhase phase);
@@ -44,9 +42,11 @@ struct BucketsReady {
   int64_t last_us = 0;  // 0: neither is known.
   friend bool operator==(const BucketsReady&, const BucketsReady&) = default;
 
-  // 2 to 6 bytes. Read() leaves the reader failed if they are wrong.
-  void Write(internal::ByteWriter& writer) const;
-  static BucketsReady Read(internal::ByteReader& reader);
+  // 2 to 6 bytes.
+  static void VisitFields(auto& self, auto& visit) {
+    visit(visit.Small(self.first_us, kMostMicroseconds),
+          visit.Small(self.last_us, kMostMicroseconds));
+  }
 };
 
 // The time from one reduction to the next on one rank.
@@ -78,9 +78,11 @@ struct PhaseTimes {
   }
   friend bool operator==(const PhaseTimes&, const PhaseTimes&) = default;
 
-  // 7 to 21 bytes, without `ready`. Read() leaves the reader failed if they are wrong.
-  void Write(internal::ByteWriter& writer) const;
-  static PhaseTimes Read(internal::ByteReader& reader);
+  // 7 to 21 bytes, without `ready`.
+  static void VisitFields(auto& self, auto& visit) {
+    for (auto& busy : self.busy_us) visit(visit.Small(busy, kMostMicroseconds));
+    visit(visit.Small(self.waited_us, kMostMicroseconds));
+  }
 };
 
 }  // namespace evenkeel

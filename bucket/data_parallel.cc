@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <optional>
 #include <utility>
+#include <variant>
 
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -17,6 +17,7 @@
 #include "evenkeel/bucket/step_times.h"
 #include "evenkeel/bucket/tensor_snapshot.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/join/action_hook.h"
 #include "evenkeel/join/steps/step_control.h"
 #include "evenkeel/join/steps/step_phase.h"
 
@@ -24,11 +25,6 @@ namespace evenkeel {
 namespace {
 
 constexpr absl::string_view kFusionNames[] = {"kFlat", "kCoalesced"};
-
-// First byte of what the lowest active rank announces to exhausted ranks: it begins a step, waits
-// for the buckets, makes buffers equal. What the reduction has to say follows the first.
-enum class Action : char { kSync = 's', kAccumulate = 'a', kFinish = 'f', kBuffers = 'b' };
-constexpr absl::string_view kActions = "safb";
 
 // Returns when the buckets of the step were complete. Those that were before backward began had no
 // gradient to wait for, and do not count.
@@ -73,21 +69,18 @@ std::string StaleStateRefusal(absl::string_view name) {
 
 }  // namespace
 
-class DataParallel::Hook : public JoinHook {
- public:
-  explicit Hook(DataParallel* owner) : owner_(owner) {}
-  absl::Status OnExhausted() override {
-    if (!owner_->reducer_->in_step()) return absl::OkStatus();
-    return absl::FailedPreconditionError(
-        "the loop ended inside a step: FinishStep() was not called");
-  }
-  absl::Status OnAction(const StepAnswer& step, absl::string_view payload) override {
-    return owner_->Shadow(step, payload);
-  }
-  absl::Status PostHook(bool is_last_joiner) override { return owner_->EndJoin(is_last_joiner); }
+// The actions that exhausted ranks repeat.
+struct DataParallel::Action {
+  struct BeginSync {
+    std::string message;  // The reduction's.
+    static void VisitFields(auto& self, auto& visit) { visit(self.message); }
+  };
+  struct BeginAccumulation {};
+  struct Finish {};  // Waits for the buckets.
+  struct MakeBuffersEqual {};
+  std::variant<BeginSync, BeginAccumulation, Finish, MakeBuffersEqual> kind;
 
- private:
-  DataParallel* const owner_;
+  static void VisitFields(auto& self, auto& visit) { visit(self.kind); }
 };
 
 // The buffers as they were before a step (from its first backward to the one that synchronises).
@@ -206,10 +199,9 @@ absl::Status DataParallel::BeginStep(StepMode mode) {
   phases_ = &StepControl::Of(communicator()).phases();
   phases_->Enter(StepPhase::kForward);
   if (join_config().enable) {
-    std::string action(
-        1, static_cast<char>(mode == StepMode::kSync ? Action::kSync : Action::kAccumulate));
-    if (mode == StepMode::kSync) action += reducer_->StepMessage();
-    EK_RETURN_IF_ERROR(StepControl::Of(communicator()).Announce(join_name(), action));
+    Action action{Action::BeginAccumulation()};
+    if (mode == StepMode::kSync) action.kind = Action::BeginSync{reducer_->StepMessage()};
+    EK_RETURN_IF_ERROR(ActionHook<Action>::Announce(*this, action));
     ticket->OnAnswer([saw_uneven = saw_uneven_](const absl::StatusOr<StepAnswer>& answer) {
       if (answer.ok() && !answer->everyone_active()) *saw_uneven = true;
     });
@@ -224,11 +216,8 @@ absl::Status DataParallel::BeginStep(StepMode mode) {
 }
 
 absl::Status DataParallel::FinishStep() {
-  if (reducer_->in_step() && mode_ == StepMode::kSync && join_config().enable) {
-    const char finish = static_cast<char>(Action::kFinish);
-    EK_RETURN_IF_ERROR(
-        StepControl::Of(communicator()).Announce(join_name(), absl::string_view(&finish, 1)));
-  }
+  if (reducer_->in_step() && mode_ == StepMode::kSync && join_config().enable)
+    EK_RETURN_IF_ERROR(ActionHook<Action>::Announce(*this, {Action::Finish()}));
   EK_RETURN_IF_ERROR(reducer_->FinishStep());
   if (mode_ == StepMode::kSync) {
     phases_->EndReduction(ReadyIn(reducer_->last_step(), phases_->backward_began()));
@@ -356,10 +345,8 @@ absl::Status DataParallel::SyncBuffers() {
   EK_RETURN_IF_ERROR(FollowMemory());
   StepAnswer last;
   if (join_config().enable) {
-    const char action = static_cast<char>(Action::kBuffers);
-    EK_RETURN_IF_ERROR(Annotate(
-        StepControl::Of(communicator()).Announce(join_name(), absl::string_view(&action, 1)),
-        absl::StrCat(join_name(), ": SyncBuffers()")));
+    EK_RETURN_IF_ERROR(Annotate(ActionHook<Action>::Announce(*this, {Action::MakeBuffersEqual()}),
+                                absl::StrCat(join_name(), ": SyncBuffers()")));
     EK_ASSIGN_OR_RETURN(last, StepControl::Of(communicator()).current()->Wait());
   }
   return BeginBufferSync(last);
@@ -427,31 +414,33 @@ absl::StatusOr<std::unique_ptr<JoinHook>> DataParallel::MakeJoinHook(const JoinO
   }
   saw_uneven_ = std::make_shared<std::atomic<bool>>(false);
   last_rank_ = -1;
-  return std::make_unique<Hook>(this);
+  return std::make_unique<ActionHook<Action>>(
+      [this](const StepAnswer& answer, const Action& action) { return Shadow(answer, action); },
+      [this](bool is_last_joiner) { return EndJoin(is_last_joiner); },
+      [this]() -> absl::Status {
+        if (!reducer_->in_step()) return absl::OkStatus();
+        return absl::FailedPreconditionError(
+            "the loop ended inside a step: FinishStep() was not called");
+      });
 }
 
-absl::Status DataParallel::Shadow(const StepAnswer& answer, absl::string_view message) {
-  if (!message.empty() && !absl::StrContains(kActions, message[0])) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("rank ", answer.lowest_active, " sent the unknown action ",
-                     static_cast<uint8_t>(message[0]), ": do the ranks run the same program?"));
-  }
-  const Action action = message.empty() ? Action::kFinish : static_cast<Action>(message[0]);
-  if (action == Action::kFinish) {
+absl::Status DataParallel::Shadow(const StepAnswer& answer, const Action& action) {
+  if (std::holds_alternative<Action::Finish>(action.kind)) {
     EK_RETURN_IF_ERROR(reducer_->FinishShadow());
     step_is_open_ = false;
     CountStep();
     return absl::OkStatus();
   }
   EK_RETURN_IF_ERROR(FollowMemory());
-  if (action == Action::kBuffers) return BeginBufferSync(answer);
+  if (std::holds_alternative<Action::MakeBuffersEqual>(action.kind)) return BeginBufferSync(answer);
   *saw_uneven_ = true;
   EK_RETURN_IF_ERROR(KeepBuffers(/*is_active=*/false));
   EK_RETURN_IF_ERROR(PrepareTensors(answer));
-  NoteStepBegun(action == Action::kSync);
-  if (action == Action::kAccumulate) return absl::OkStatus();
+  const auto* const sync = std::get_if<Action::BeginSync>(&action.kind);
+  NoteStepBegun(sync != nullptr);
+  if (sync == nullptr) return absl::OkStatus();
   accumulated_samples_ = 0;
-  return reducer_->BeginShadow(answer, join_config().divisor, message.substr(1));
+  return reducer_->BeginShadow(answer, join_config().divisor, sync->message);
 }
 
 absl::StatusOr<ControlChannel::Parts> DataParallel::Exchange(absl::string_view topic,

@@ -199,7 +199,7 @@ class DataParallel : public Joinable, public GradientReducer, private StepPartic
   const void* trained_set() const override { return params_; }
 
  private:
-  class Hook;
+  struct Action;
 
   DataParallel(Communicator* comm, ParameterSet* params, std::vector<TensorView> buffers,
                DataParallelOptions options);
@@ -220,7 +220,7 @@ class DataParallel : public Joinable, public GradientReducer, private StepPartic
   std::string OtherFlagsText() const;
   // Called when a step has begun, whether or not it made buffers equal.
   void NoteStepBegun(bool synchronises);
-  absl::Status Shadow(const StepAnswer& answer, absl::string_view message);
+  absl::Status Shadow(const StepAnswer& answer, const Action& action);
   // Returns the messages of all ranks on `topic`, by rank.
   absl::StatusOr<ControlChannel::Parts> Exchange(absl::string_view topic, std::string mine);
   absl::Status EndJoin(bool is_last_joiner);

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -14,9 +15,11 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/types/span.h"
+#include "evenkeel/comm/base/fields.h"
 #include "evenkeel/comm/failure_info.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/testing/tested_group.h"
+#include "evenkeel/join/action_hook.h"
 #include "evenkeel/join/steps/step_control.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -639,6 +642,32 @@ TEST(StepsTest, AnswersAreToldInTheOrderInWhichTheyWereAskedFor) {
   go.Notify();
   done.WaitForNotification();
   EXPECT_THAT(order, ElementsAre("announced", "ended"));
+}
+
+struct SaveAction {
+  std::string folder;
+  static void VisitFields(auto& self, auto& visit) { visit(self.folder); }
+};
+struct StopAction {};
+using TestAction = std::variant<SaveAction, StopAction>;
+
+TEST(ActionHookTest, PassesActionsOnAndRefusesOtherBytes) {
+  std::vector<std::string> done;
+  ActionHook<TestAction> hook([&](const StepAnswer&, const TestAction& action) {
+    const auto* const save = std::get_if<SaveAction>(&action);
+    done.push_back(save == nullptr ? "stop" : save->folder);
+    return absl::OkStatus();
+  });
+  const StepAnswer step{.lowest_active = 2};
+  EXPECT_TRUE(hook.OnAction(step, internal::ToBytes(TestAction(SaveAction{"here"}))).ok());
+  EXPECT_TRUE(hook.OnAction(step, internal::ToBytes(TestAction(StopAction()))).ok());
+  EXPECT_THAT(done, ElementsAre("here", "stop"));
+  EXPECT_EQ(hook.OnAction(step, "").message(),
+            "rank 2 sent an unknown action (its bytes: bytes are missing): do the ranks run the "
+            "same program?");
+  for (const absl::string_view bytes : {"\2", "\1x", "x"})
+    EXPECT_TRUE(absl::IsInvalidArgument(hook.OnAction(step, bytes))) << bytes;
+  EXPECT_EQ(done.size(), 2u);
 }
 
 TEST(StepRecordTest, SurvivesTheWireAndRefusesEverythingElse) {

@@ -8,7 +8,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "evenkeel/comm/base/bytes.h"
+#include "evenkeel/comm/base/fields.h"
 #include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/status.h"
@@ -154,13 +154,16 @@ absl::Status JoinScope::Issue(CollectiveKind kind, ReduceOp op, int root, Tensor
     part.is_async = false;
   }
   if (device != nullptr) EK_RETURN_IF_ERROR(device->Confirm());
-  if (is_followed_) StepControl::Of(*comm_).AnnounceCall(call.Serialize());
+  if (is_followed_) StepControl::Of(*comm_).AnnounceCall(internal::ToBytes(call));
   return Run(call, part);
 }
 
 absl::Status JoinScope::Follow(absl::string_view bytes) {
-  EK_ASSIGN_OR_RETURN(const Call call, Call::Parse(bytes));
+  constexpr absl::string_view kCall = "a call of the join scope";
+  EK_ASSIGN_OR_RETURN(const Call call, internal::FromBytes<Call>(bytes, kCall));
   const Collective& what = call.what;
+  if (what.count < 0)
+    return absl::InvalidArgumentError(absl::StrCat(kCall, ": value out of range"));
   EK_RETURN_IF_ERROR(CheckRoot(call));
   EK_ASSIGN_OR_RETURN(internal::DeviceCalls* const device, OnDevice());
   const int64_t in_count = what.count * (SlicesInput(what.kind) ? comm_->world_size() : 1);
@@ -272,36 +275,6 @@ absl::Status JoinScope::RunOnDevice(const Collective& what, const Part& part,
   const Work work = channel_->Issue(what, part.in, part.out, options);
   EK_RETURN_IF_ERROR(on_device_->Follow(work, part.stream));
   return part.is_async ? absl::OkStatus() : work.Wait();
-}
-
-std::string JoinScope::Call::Serialize() const {
-  return internal::ByteWriter()
-      .U8(static_cast<uint8_t>(what.kind))
-      .U8(static_cast<uint8_t>(what.dtype))
-      .I64(what.count)
-      .U8(static_cast<uint8_t>(what.op))
-      .I32(what.root)
-      .U8(static_cast<uint8_t>(what.joined))
-      .Bytes(tensor)
-      .Take();
-}
-
-absl::StatusOr<JoinScope::Call> JoinScope::Call::Parse(absl::string_view bytes) {
-  internal::ByteReader reader(bytes);
-  Call call;
-  call.what.kind = static_cast<CollectiveKind>(reader.U8());
-  call.what.dtype = static_cast<DType>(reader.U8());
-  call.what.count = reader.I64();
-  call.what.op = static_cast<ReduceOp>(reader.U8());
-  call.what.root = reader.I32();
-  call.what.joined = static_cast<Contribution>(reader.U8());
-  call.tensor = std::string(reader.Bytes());
-  if (call.what.kind > CollectiveKind::kBarrier || call.what.joined > Contribution::kReceive ||
-      call.what.count < 0 || call.what.dtype > DType::kInt64 || call.what.op > ReduceOp::kBitXor) {
-    reader.Refuse();
-  }
-  EK_RETURN_IF_ERROR(reader.Finish("a call of the join scope"));
-  return call;
 }
 
 }  // namespace evenkeel

@@ -120,8 +120,12 @@ class JoinScope {
     Collective what;
     std::string tensor;
 
-    std::string Serialize() const;
-    static absl::StatusOr<Call> Parse(absl::string_view bytes);
+    static void VisitFields(auto& self, auto& visit) {
+      visit(visit.UpTo(self.what.kind, CollectiveKind::kBarrier),
+            visit.UpTo(self.what.dtype, DType::kInt64), self.what.count,
+            visit.UpTo(self.what.op, ReduceOp::kBitXor), self.what.root,
+            visit.UpTo(self.what.joined, Contribution::kReceive), self.tensor);
+    }
   };
   // One rank's inputs and outputs, and whether a reduction counts the inputs.
   struct Part {

@@ -17,6 +17,7 @@
 #include "evenkeel/comm/agree.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/join/action_hook.h"
 #include "evenkeel/join/joinable.h"
 #include "evenkeel/join/phase.h"
 #include "evenkeel/join/steps/step_control.h"
@@ -400,18 +401,19 @@ struct Joined::State : Joinable {
   }
   ~State() override { ReportUnwinding(); }
 
-  struct Hook : JoinHook {
-    explicit Hook(State* owner) : owner(owner) {}
-    absl::Status OnAction(const StepAnswer&, absl::string_view message) override {
-      return owner->Repeat(message);
+  // A step of a rank with a batch, for those without one.
+  struct StepAction {
+    std::optional<double> factor;  // Of the gradients.
+    std::string rates;             // Rates().
+    std::vector<uint64_t> hashes;  // Hashes().
+    static void VisitFields(auto& self, auto& visit) {
+      visit(self.factor, self.rates, self.hashes);
     }
-    absl::Status PostHook(bool is_last_joiner) override {
-      return owner->TakeLastRates(is_last_joiner);
-    }
-    State* const owner;
   };
   absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const evenkeel::JoinOptions&) override {
-    return std::make_unique<Hook>(this);
+    return std::make_unique<ActionHook<StepAction>>(
+        [this](const StepAnswer&, const StepAction& action) { return Repeat(action); },
+        [this](bool is_last_joiner) { return TakeLastRates(is_last_joiner); });
   }
   JoinPhase join_phase() const override { return JoinPhase::kOptimizer; }
   const void* trained_set() const override { return &replica->set; }
@@ -421,10 +423,9 @@ struct Joined::State : Joinable {
     const Groups groups = TakeGradients();
     const StepAnswer answer = Value(Value(Notify())->Wait());
     if (!answer.everyone_active()) {
-      const std::string hashes = absl::StrJoin(Hashes(groups), " ");
-      values_ = StableHash(0, hashes);
-      Check(StepControl::Of(communicator())
-                .Announce(join_name(), absl::StrJoin({FactorText(), Rates(), hashes}, "\n")));
+      const StepAction action{.factor = factor_, .rates = Rates(), .hashes = Hashes(groups)};
+      values_ = StableHash(0, absl::StrJoin(action.hashes, " "));
+      Check(ActionHook<StepAction>::Announce(*this, action));
     }
     const PhaseScope phase(communicator(), StepPhase::kOptimizer);
     Update(groups);
@@ -433,24 +434,20 @@ struct Joined::State : Joinable {
 
   std::string FactorText() const { return factor_.has_value() ? SettingText(*factor_) : ""; }
   // Returns hashes of the values: ranks without a batch compare them with their own.
-  std::vector<std::string> Hashes(const Groups& groups) const {
-    std::vector<std::string> hashes;
-    for (const int i : AllOf(groups))
-      hashes.push_back(absl::StrCat(HashOf(MemoryOf(replica->params[i].tensor))));
+  std::vector<uint64_t> Hashes(const Groups& groups) const {
+    std::vector<uint64_t> hashes;
+    for (const int i : AllOf(groups)) hashes.push_back(HashOf(MemoryOf(replica->params[i].tensor)));
     return hashes;
   }
-  absl::Status Repeat(absl::string_view message) {
+  absl::Status Repeat(const StepAction& action) {
     EK_ASSIGN_OR_RETURN(const Groups groups, GroupsOf(*replica, optimizer));
-    const std::vector<std::string> parts = absl::StrSplit(message, '\n'), mine = Hashes(groups);
-    double factor = 0;
-    if (parts.size() != 3 || (!parts[0].empty() && !absl::SimpleAtod(parts[0], &factor)))
-      return absl::InvalidArgumentError("the message is not a step of Joined");
-    const std::vector<std::string> theirs = absl::StrSplit(parts[2], ' ');
+    const std::vector<uint64_t>& theirs = action.hashes;
+    const std::vector<uint64_t> mine = Hashes(groups);
     if (theirs.size() != mine.size())
       return absl::FailedPreconditionError(absl::StrCat(
           "the optimizer has ", theirs.size(), " parameters on the ranks with a batch, ",
           mine.size(), " on this one: change its groups outside of join()"));
-    values_ = StableHash(0, parts[2]);
+    values_ = StableHash(0, absl::StrJoin(theirs, " "));
     for (size_t i = 0; i < mine.size(); ++i) {
       if (mine[i] == theirs[i]) continue;
       return absl::FailedPreconditionError(
@@ -460,8 +457,8 @@ struct Joined::State : Joinable {
                        "such code to the optimizer's after_step(), which runs it on all ranks"));
     }
     replica->AdoptGradients(/*had_gradient=*/{});
-    EK_RETURN_IF_ERROR(TakeRates(parts[1]));
-    if (!parts[0].empty()) ScaleGradients(groups, factor);
+    EK_RETURN_IF_ERROR(TakeRates(action.rates));
+    if (action.factor.has_value()) ScaleGradients(groups, *action.factor);
     Update(groups);
     optimizer.zero_grad();
     return absl::OkStatus();

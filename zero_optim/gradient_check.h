@@ -42,6 +42,8 @@ inline constexpr double kInfinityNorm = std::numeric_limits<double>::infinity();
 struct ClipOptions {
   double max_norm = 1.0;  // Above zero; infinite: the norm is measured without clipping.
   double norm = 2.0;      // The p of the p-norm, at least 1; kInfinityNorm: the largest magnitude.
+
+  static void VisitFields(auto& self, auto& visit) { visit(self.max_norm, self.norm); }
   friend bool operator==(const ClipOptions&, const ClipOptions&) = default;
 };
 

@@ -7,10 +7,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "evenkeel/comm/agree.h"
-#include "evenkeel/comm/base/bytes.h"
+#include "evenkeel/comm/base/fields.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/join/steps/step_control.h"
-#include "evenkeel/zero_optim/internal/action_hook.h"
+#include "evenkeel/join/action_hook.h"
 
 namespace evenkeel {
 namespace {
@@ -41,6 +40,14 @@ absl::Status Check(const LossScalerOptions& options) {
   return absl::OkStatus();
 }
 
+constexpr absl::string_view kState = "a loss scaler's state";
+
+absl::Status Check(const LossScalerState& state) {
+  if (std::isfinite(state.scale) && state.scale > 0 && state.good_steps >= 0)
+    return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(kState, ": value out of range"));
+}
+
 std::vector<Fact> FactsOf(const LossScalerOptions& options) {
   const auto text = [](double value) { return absl::StrFormat("%.17g", value); };
   return {{"initial_scale", text(options.initial_scale)},
@@ -58,17 +65,11 @@ std::string ScaleText(const LossScalerState& state) {
 
 }  // namespace
 
-std::string LossScalerState::Serialize() const {
-  return internal::ByteWriter().F64(scale).I64(good_steps).Take();
-}
+std::string LossScalerState::Serialize() const { return internal::ToBytes(*this); }
 
 absl::StatusOr<LossScalerState> LossScalerState::Parse(absl::string_view bytes) {
-  internal::ByteReader reader(bytes);
-  LossScalerState state;
-  state.scale = reader.F64();
-  state.good_steps = reader.I64();
-  if (!std::isfinite(state.scale) || state.scale <= 0 || state.good_steps < 0) reader.Refuse();
-  EK_RETURN_IF_ERROR(reader.Finish("a loss scaler's state"));
+  EK_ASSIGN_OR_RETURN(LossScalerState state, internal::FromBytes<LossScalerState>(bytes, kState));
+  EK_RETURN_IF_ERROR(Check(state));
   return state;
 }
 
@@ -102,25 +103,26 @@ absl::Status LossScaler::Update(bool found_nonfinite, std::optional<double> new_
   } else {
     state_ = NextScale(options_, state_, found_nonfinite);
   }
-  EK_RETURN_IF_ERROR(StepControl::Of(communicator()).Announce(join_name(), state_.Serialize()));
+  EK_RETURN_IF_ERROR(ActionHook<LossScalerState>::Announce(*this, state_));
   CountStep(ScaleText(state_));
   return absl::OkStatus();
 }
 
 absl::Status LossScaler::LoadState(const LossScalerState& state) {
-  if (join_config().enable) return internal::InsideJoinError(join_name(), "LoadState");
-  EK_ASSIGN_OR_RETURN(state_, LossScalerState::Parse(state.Serialize()));
+  if (join_config().enable) return InsideJoinError(join_name(), "LoadState");
+  EK_RETURN_IF_ERROR(Check(state));
+  state_ = state;
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<JoinHook>> LossScaler::MakeJoinHook(const JoinOptions& /*options*/) {
-  return std::make_unique<internal::ActionHook>(
-      [this](const StepAnswer& /*step*/, absl::string_view payload) -> absl::Status {
-        EK_ASSIGN_OR_RETURN(state_, LossScalerState::Parse(payload));
+  return std::make_unique<ActionHook<LossScalerState>>(
+      [this](const StepAnswer& /*step*/, const LossScalerState& state) -> absl::Status {
+        EK_RETURN_IF_ERROR(Check(state));
+        state_ = state;
         CountStep(ScaleText(state_));
         return absl::OkStatus();
-      },
-      [](bool /*is_last_joiner*/) { return absl::OkStatus(); });
+      });
 }
 
 absl::Status LossScaler::TakeOver(StateTransfer& transfer) {

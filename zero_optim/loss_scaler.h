@@ -57,6 +57,7 @@ struct LossScalerState {
   int64_t good_steps = 0;  // Finite steps since the last change.
   friend bool operator==(const LossScalerState&, const LossScalerState&) = default;
 
+  static void VisitFields(auto& self, auto& visit) { visit(self.scale, self.good_steps); }
   std::string Serialize() const;
   // InvalidArgument for bytes that Serialize() of a valid state cannot have made.
   static absl::StatusOr<LossScalerState> Parse(absl::string_view bytes);

@@ -35,6 +35,10 @@ struct Sgd {
   double momentum = 0.0;
   double weight_decay = 0.0;  // Added to the gradient (L2).
   bool nesterov = false;      // Needs momentum.
+
+  static void VisitFields(auto& self, auto& visit) {
+    visit(self.learning_rate, self.momentum, self.weight_decay, self.nesterov);
+  }
   friend bool operator==(const Sgd&, const Sgd&) = default;
 };
 
@@ -44,6 +48,10 @@ struct Adam {
   double beta2 = 0.999;
   double epsilon = 1e-8;
   double weight_decay = 0.0;  // Added to the gradient (L2).
+
+  static void VisitFields(auto& self, auto& visit) {
+    visit(self.learning_rate, self.beta1, self.beta2, self.epsilon, self.weight_decay);
+  }
   friend bool operator==(const Adam&, const Adam&) = default;
 };
 
@@ -53,6 +61,10 @@ struct AdamW {
   double beta2 = 0.999;
   double epsilon = 1e-8;
   double weight_decay = 1e-2;  // Shrinks the parameter itself (decoupled).
+
+  static void VisitFields(auto& self, auto& visit) {
+    visit(self.learning_rate, self.beta1, self.beta2, self.epsilon, self.weight_decay);
+  }
   friend bool operator==(const AdamW&, const AdamW&) = default;
 };
 

@@ -12,8 +12,9 @@
 //   const std::string bytes = ToBytes(reply);
 //   EK_ASSIGN_OR_RETURN(const Reply reply, FromBytes<Reply>(bytes, "reply"));
 //
-// Fields: bool, 32-bit and 64-bit integers, double, std::string, absl::Status, vectors, optional
-//         values, structs; and those that FieldVisitor makes.
+// Fields: bool, 32-bit and 64-bit integers, double, std::string, absl::Status, structs (no list of
+//         fields if there are none), lists (vectors and InlinedVectors), optional values, variants
+//         of up to 256 structs; and those that FieldVisitor makes.
 // Errors: FromBytes() returns InvalidArgument for anything that ToBytes() does not return, whatever
 //         the bytes. It takes no memory for items that were announced and have not arrived.
 
@@ -25,7 +26,8 @@
 #include <optional>
 #include <string>
 #include <type_traits>
-#include <vector>
+#include <utility>
+#include <variant>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -40,6 +42,18 @@ template <typename Enum>
 struct BoundedEnum {
   Enum& value;
   const Enum last;
+};
+
+// A list of such enumerators.
+template <typename List, typename Enum>
+struct BoundedEnums {
+  List& values;
+  const Enum last;
+};
+
+template <typename T>
+concept FieldList = requires(T& list) {
+  list.emplace_back();
 };
 
 // A number from 0 to `most` in as few bytes as it needs (ByteWriter::Varint()).
@@ -60,6 +74,10 @@ struct FieldVisitor {
   template <typename Enum>
   static BoundedEnum<Enum> UpTo(Enum& value, std::remove_const_t<Enum> last) {
     return {value, last};
+  }
+  template <typename List>
+  static auto EachUpTo(List& values, typename List::value_type last) {
+    return BoundedEnums<List, typename List::value_type>{values, last};
   }
   template <typename Integer>
   static SmallNumber<Integer> Small(Integer& value, uint64_t most) {
@@ -92,6 +110,11 @@ class FieldWriter : public FieldVisitor {
   void Write(const BoundedEnum<Enum>& field) {
     bytes_.U8(static_cast<uint8_t>(field.value));
   }
+  template <typename List, typename Enum>
+  void Write(const BoundedEnums<List, Enum>& field) {
+    bytes_.U32(static_cast<uint32_t>(field.values.size()));
+    for (const Enum value : field.values) Write(UpTo(value, field.last));
+  }
   template <typename Integer>
   void Write(const SmallNumber<Integer>& field) {
     bytes_.Varint(static_cast<uint64_t>(field.value));
@@ -105,14 +128,20 @@ class FieldWriter : public FieldVisitor {
     bytes_.Bool(value.has_value());
     if (value.has_value()) Write(*value);
   }
-  template <typename T>
-  void Write(const std::vector<T>& list) {
+  template <FieldList List>
+  void Write(const List& list) {
     bytes_.U32(static_cast<uint32_t>(list.size()));
-    for (const T& item : list) Write(item);
+    for (const auto& item : list) Write(item);
+  }
+  template <typename... Ts>
+  void Write(const std::variant<Ts...>& value) {  // The index in one byte, then that struct.
+    static_assert(sizeof...(Ts) <= 256);
+    bytes_.U8(static_cast<uint8_t>(value.index()));
+    std::visit([this](const auto& it) { this->Write(it); }, value);
   }
   template <typename T>
   void Write(const T& value) {
-    T::VisitFields(value, *this);
+    if constexpr (!std::is_empty_v<T>) T::VisitFields(value, *this);
   }
 
   ByteWriter bytes_;
@@ -142,6 +171,14 @@ class FieldReader : public FieldVisitor {
     if (value > static_cast<uint8_t>(field.last)) bytes_.Refuse();
     field.value = static_cast<Enum>(value);
   }
+  template <typename List, typename Enum>
+  void Read(BoundedEnums<List, Enum>& field) {
+    const uint32_t size = bytes_.U32();
+    for (uint32_t i = 0; i < size && bytes_.ok(); ++i) {
+      BoundedEnum<Enum> value = UpTo(field.values.emplace_back(), field.last);
+      Read(value);
+    }
+  }
   template <typename Integer>
   void Read(SmallNumber<Integer>& field) {
     const uint64_t value = bytes_.Varint();
@@ -158,14 +195,23 @@ class FieldReader : public FieldVisitor {
     value.reset();
     if (bytes_.Bool()) Read(value.emplace());
   }
-  template <typename T>
-  void Read(std::vector<T>& list) {
+  template <FieldList List>
+  void Read(List& list) {
     const uint32_t size = bytes_.U32();
     for (uint32_t i = 0; i < size && bytes_.ok(); ++i) Read(list.emplace_back());
   }
+  template <typename... Ts>
+  void Read(std::variant<Ts...>& value) {
+    const uint8_t index = bytes_.U8();
+    if (index >= sizeof...(Ts)) return bytes_.Refuse();
+    [&]<size_t... I>(std::index_sequence<I...>) {
+      (void)((index == I && (Read(value.template emplace<I>()), true)) || ...);
+    }
+    (std::index_sequence_for<Ts...>());
+  }
   template <typename T>
   void Read(T& value) {
-    T::VisitFields(value, *this);
+    if constexpr (!std::is_empty_v<T>) T::VisitFields(value, *this);
   }
 
   ByteReader bytes_;

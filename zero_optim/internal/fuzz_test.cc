@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/bucket/plan/trainable_mask.h"
+#include "evenkeel/comm/base/fields.h"
 #include "evenkeel/zero_optim/internal/placement/shard_move.h"
 #include "evenkeel/zero_optim/internal/placement/slice_recovery.h"
 #include "evenkeel/zero_optim/internal/step_message.h"
@@ -46,6 +47,24 @@ TEST(ZeroOptimFuzzTest, StepMessage) {
         },
         kShort);
   }
+}
+
+TEST(ZeroOptimFuzzTest, OptimizerAction) {
+  const StepMessage step{.rules = {AdamW{}}, .sources = {GradientSource::kToReduce}};
+  const OptimizerAction actions[] = {step, CheckAction{step}, RebalanceAction(),
+                                     SaveAction{.is_async = true, .folder = "checkpoints"},
+                                     VisitAction{.to = 3, .chunk_bytes = 1 << 20}};
+  std::vector<std::string> good;
+  for (const OptimizerAction& action : actions) good.push_back(ToBytes(action));
+  Fuzz(
+      good,
+      [&](absl::string_view bytes) -> absl::StatusOr<std::string> {
+        const absl::StatusOr<OptimizerAction> action =
+            FromBytes<OptimizerAction>(bytes, "an action");
+        if (!action.ok()) return action.status();
+        return ToBytes(*action);
+      },
+      kShort);
 }
 
 TEST(ZeroOptimFuzzTest, OwnerTable) {

@@ -1,15 +1,19 @@
-// Everything that makes one optimizer step, so that a rank without inputs can take the same one.
+// The actions of an optimizer in a step, so that an exhausted rank can repeat them. A StepMessage
+// has everything that makes one optimizer step.
 //
 //   StepMessage step{
 //       .rules = groups.rules(), .options = options, .sources = {GradientSource::kHere, ...}};
-//   StepControl::Of(comm).Announce(join_name(), step.Serialize());  // on the lowest active rank
-//   EK_ASSIGN_OR_RETURN(StepMessage step, StepMessage::Parse(payload, params));  // on a joined one
+//   EK_RETURN_IF_ERROR(ActionHook<OptimizerAction>::Announce(*this, step));
+//   EK_RETURN_IF_ERROR(step.CheckFor(params));  // on an exhausted rank, which has received it
+//
+// Serialize() and Parse() alone pass an optimizer's settings from one rank to others.
 
 #ifndef EVENKEEL_ZERO_OPTIM_INTERNAL_STEP_MESSAGE_H_
 #define EVENKEEL_ZERO_OPTIM_INTERNAL_STEP_MESSAGE_H_
 
 #include <cstdint>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -46,12 +50,36 @@ struct StepMessage {
   // all ranks have) as the step finds them. Else empty.
   std::vector<uint64_t> hashes;
 
+  static void VisitFields(auto& self, auto& visit) {
+    visit(self.rules, self.options.grad_scale, self.options.skip, self.options.skip_nonfinite,
+          self.options.clip, self.hashes, visit.EachUpTo(self.sources, GradientSource::kToReduce));
+  }
   std::string Serialize() const;
-  // InvalidArgument for what Serialize() with `param_count` sources can't have made.
+  // Returns InvalidArgument for bytes that are not a valid step.
   static absl::StatusOr<StepMessage> Parse(absl::string_view bytes, int param_count);
+  // Returns InvalidArgument if the step is not valid for that number of parameters.
+  absl::Status CheckFor(int param_count) const;
 
   friend bool operator==(const StepMessage&, const StepMessage&) = default;
 };
+
+struct CheckAction {  // CheckGradients().
+  StepMessage step;
+  static void VisitFields(auto& self, auto& visit) { visit(self.step); }
+};
+struct RebalanceAction {};
+struct SaveAction {
+  bool is_async = false;
+  std::string folder;
+  static void VisitFields(auto& self, auto& visit) { visit(self.is_async, self.folder); }
+};
+struct VisitAction {  // VisitState().
+  int32_t to = 0;
+  int64_t chunk_bytes = 0;
+  static void VisitFields(auto& self, auto& visit) { visit(self.to, self.chunk_bytes); }
+};
+using OptimizerAction =
+    std::variant<StepMessage, CheckAction, RebalanceAction, SaveAction, VisitAction>;
 
 }  // namespace evenkeel::internal
 

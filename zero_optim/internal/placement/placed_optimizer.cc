@@ -2,18 +2,18 @@
 
 #include <algorithm>
 #include <utility>
+#include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "evenkeel/bucket/divergence.h"
 #include "evenkeel/bucket/state_sync.h"
-#include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/failure_info.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/work.h"
+#include "evenkeel/join/action_hook.h"
 #include "evenkeel/join/steps/step_control.h"
-#include "evenkeel/zero_optim/internal/action_hook.h"
 #include "evenkeel/zero_optim/internal/gradients.h"
 
 namespace evenkeel::internal {
@@ -310,61 +310,59 @@ absl::Status PlacedOptimizer::WaitFor(int param) { return CheckParam(param); }
 
 absl::StatusOr<std::unique_ptr<JoinHook>> PlacedOptimizer::MakeJoinHook(
     const JoinOptions& /*options*/) {
-  return std::make_unique<ActionHook>(
-      [this](const StepAnswer& step, absl::string_view payload) { return OnAction(step, payload); },
+  return std::make_unique<ActionHook<OptimizerAction>>(
+      [this](const StepAnswer& answer, const OptimizerAction& action) {
+        return std::visit([&](const auto& kind) { return Repeat(answer, kind); }, action);
+      },
       [this](bool is_last_joiner) { return EndLoop(is_last_joiner); },
       [this] { return OnExhausted(); });
 }
 
-absl::Status PlacedOptimizer::Announce(Action action, absl::string_view payload) {
-  return StepControl::Of(communicator())
-      .Announce(join_name(), absl::StrCat(std::string(1, static_cast<char>(action)), payload));
+absl::Status PlacedOptimizer::Announce(const OptimizerAction& action) {
+  return ActionHook<OptimizerAction>::Announce(*this, action);
 }
 
-absl::Status PlacedOptimizer::AnnounceAfterStep(absl::string_view call, Action action,
-                                                absl::string_view payload) {
+absl::Status PlacedOptimizer::AnnounceAfterStep(absl::string_view call,
+                                                const OptimizerAction& action) {
   if (!join_config().enable) return absl::OkStatus();
   if (last_step_ == nullptr || last_step_ != StepControl::Of(communicator()).current()) {
     return absl::FailedPreconditionError(
         absl::StrCat(join_name(), ": inside a join, ", call,
                      " must follow the optimizer's step, before the next step begins"));
   }
-  return Announce(action, payload);
+  return Announce(action);
 }
 
 absl::Status PlacedOptimizer::UnknownAction() const {
   return absl::InvalidArgumentError("an action that this optimizer does not support");
 }
 
-absl::Status PlacedOptimizer::OnAction(const StepAnswer& answer, absl::string_view payload) {
-  if (payload.empty()) return absl::InvalidArgumentError("an action without a word");
-  const auto action = static_cast<Action>(payload.front());
-  payload.remove_prefix(1);
-  switch (action) {
-    case Action::kStep:
-      return RepeatStep(answer, payload);
-    case Action::kCheck:
-      return RepeatCheck(answer, payload);
-    case Action::kRebalance:
-      return payload.empty() ? RebalanceNow() : UnknownAction();
-    case Action::kSave:
-      return SaveNow(std::string(payload));
-    case Action::kSaveAsync:
-      StartSave(std::string(payload));  // The active ranks get its result.
-      return absl::OkStatus();
-    case Action::kVisit: {
-      ByteReader reader(payload);
-      const int to = reader.I32();
-      const Bytes chunk{reader.I64()};
-      if (!reader.Finish("an optimizer's action").ok() || !CheckReceiver("VisitState", to).ok()) {
-        return UnknownAction();
-      }
-      // A rank without inputs has no use for it.
-      return Stream(
-          to, [](const StateChunk&) { return absl::OkStatus(); }, chunk);
-    }
-  }
-  return UnknownAction();
+absl::Status PlacedOptimizer::Repeat(const StepAnswer& answer, const StepMessage& step) {
+  EK_RETURN_IF_ERROR(step.CheckFor(params_->size()));
+  return RepeatStep(answer, step);
+}
+
+absl::Status PlacedOptimizer::Repeat(const StepAnswer& answer, const CheckAction& check) {
+  EK_RETURN_IF_ERROR(check.step.CheckFor(params_->size()));
+  return RepeatCheck(answer, check.step);
+}
+
+absl::Status PlacedOptimizer::Repeat(const StepAnswer& /*answer*/,
+                                     const RebalanceAction& /*rebalance*/) {
+  return RebalanceNow();
+}
+
+absl::Status PlacedOptimizer::Repeat(const StepAnswer& /*answer*/, const SaveAction& save) {
+  if (!save.is_async) return SaveNow(save.folder);
+  StartSave(save.folder);  // The active ranks get its result.
+  return absl::OkStatus();
+}
+
+// An exhausted rank has no use for the chunks that it receives.
+absl::Status PlacedOptimizer::Repeat(const StepAnswer& /*answer*/, const VisitAction& visit) {
+  EK_RETURN_IF_ERROR(CheckReceiver("VisitState", visit.to));
+  return Stream(
+      visit.to, [](const StateChunk&) { return absl::OkStatus(); }, Bytes{visit.chunk_bytes});
 }
 
 absl::Status PlacedOptimizer::AddGroup(ParameterGroup group) {

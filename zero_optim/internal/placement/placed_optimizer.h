@@ -96,16 +96,6 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   const void* trained_set() const override { return params_; }
 
  protected:
-  // First byte of what the lowest active rank announces.
-  enum class Action : char {
-    kStep = 's',
-    kCheck = 'g',
-    kRebalance = 'b',
-    kSave = 'v',
-    kSaveAsync = 'a',
-    kVisit = 't',
-  };
-
   PlacedOptimizer(Communicator& comm, ParameterSet& params, ParameterGroups groups,
                   OptimizerOptions options);
 
@@ -120,8 +110,8 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   void NoteStep(std::shared_ptr<StepTicket> ticket) { last_step_ = std::move(ticket); }
   // Inside RunJoined(), where exhausted ranks must do it too: refused unless Step() was called in
   // this step.
-  absl::Status AnnounceAfterStep(absl::string_view call, Action action, absl::string_view payload);
-  absl::Status Announce(Action action, absl::string_view payload);
+  absl::Status AnnounceAfterStep(absl::string_view call, const OptimizerAction& action);
+  absl::Status Announce(const OptimizerAction& action);
   // Compares the values before the first update, unless a reducer has made them equal. A collective
   // of all ranks, exhausted ones included.
   absl::Status CheckFirstValues();
@@ -162,8 +152,8 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
 
   // On an exhausted rank: when it becomes one, and what the lowest active rank has announced.
   virtual absl::Status OnExhausted() { return absl::OkStatus(); }
-  virtual absl::Status RepeatStep(const StepAnswer& answer, absl::string_view message) = 0;
-  virtual absl::Status RepeatCheck(const StepAnswer& /*answer*/, absl::string_view /*message*/) {
+  virtual absl::Status RepeatStep(const StepAnswer& answer, const StepMessage& step) = 0;
+  virtual absl::Status RepeatCheck(const StepAnswer& /*answer*/, const StepMessage& /*step*/) {
     return UnknownAction();
   }
   virtual absl::Status RebalanceNow() { return UnknownAction(); }
@@ -218,7 +208,11 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   LastChecks checks_;  // Behind the updater, whose device it asks.
 
  private:
-  absl::Status OnAction(const StepAnswer& answer, absl::string_view payload);
+  absl::Status Repeat(const StepAnswer& answer, const StepMessage& step);
+  absl::Status Repeat(const StepAnswer& answer, const CheckAction& check);
+  absl::Status Repeat(const StepAnswer& answer, const RebalanceAction& rebalance);
+  absl::Status Repeat(const StepAnswer& answer, const SaveAction& save);
+  absl::Status Repeat(const StepAnswer& answer, const VisitAction& visit);
   absl::Status UnknownAction() const;
   absl::Status CheckReceiver(absl::string_view call, int to) const;
   absl::Status Visit(absl::string_view call, int to, StateSink sink, Bytes chunk);

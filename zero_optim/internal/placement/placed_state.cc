@@ -9,14 +9,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/work.h"
+#include "evenkeel/join/action_hook.h"
 #include "evenkeel/zero_optim/checkpoint/checkpoint.h"
 #include "evenkeel/zero_optim/checkpoint/checkpoint_writer.h"
-#include "evenkeel/zero_optim/internal/action_hook.h"
 #include "evenkeel/zero_optim/internal/placement/placed_optimizer.h"
 
 namespace evenkeel::internal {
@@ -95,8 +94,7 @@ absl::Status PlacedOptimizer::VisitState(int to, StateSink sink, Bytes chunk) {
 absl::Status PlacedOptimizer::Visit(absl::string_view call, int to, StateSink sink, Bytes chunk) {
   EK_RETURN_IF_ERROR(CheckReceiver(call, to));
   if (is_split()) {
-    EK_RETURN_IF_ERROR(
-        AnnounceAfterStep(call, Action::kVisit, ByteWriter().I32(to).I64(chunk.value).Take()));
+    EK_RETURN_IF_ERROR(AnnounceAfterStep(call, VisitAction{.to = to, .chunk_bytes = chunk.value}));
   }
   return Stream(to, sink, chunk);
 }
@@ -170,14 +168,15 @@ absl::Status PlacedOptimizer::LoadState(const OptimizerState& state) {
 absl::Status PlacedOptimizer::Save(const std::string& folder) {
   if (!is_split() && join_config().enable) return InsideJoinError(join_name(), "Save");
   EK_RETURN_IF_ERROR(Annotate(communicator().status(), absl::StrCat(join_name(), ": Save()")));
-  EK_RETURN_IF_ERROR(AnnounceAfterStep("Save", Action::kSave, folder));
+  EK_RETURN_IF_ERROR(AnnounceAfterStep("Save", SaveAction{.folder = folder}));
   return SaveNow(folder);
 }
 
 absl::StatusOr<PendingSave> PlacedOptimizer::SaveAsync(const std::string& folder) {
   if (!is_split() && join_config().enable) return InsideJoinError(join_name(), "SaveAsync");
   EK_RETURN_IF_ERROR(Annotate(communicator().status(), absl::StrCat(join_name(), ": SaveAsync()")));
-  EK_RETURN_IF_ERROR(AnnounceAfterStep("SaveAsync", Action::kSaveAsync, folder));
+  EK_RETURN_IF_ERROR(
+      AnnounceAfterStep("SaveAsync", SaveAction{.is_async = true, .folder = folder}));
   return StartSave(folder);
 }
 

@@ -47,7 +47,7 @@ absl::Status ReplicatedOptimizer::Step(const StepOptions& options) {
   EK_ASSIGN_OR_RETURN(StepMessage step, PlanStep(options));
   if (!answer.everyone_active()) {
     step.hashes = HashTensors(step.sources);
-    EK_RETURN_IF_ERROR(Announce(Action::kStep, step.Serialize()));
+    EK_RETURN_IF_ERROR(Announce(step));
   }
   return Apply(step);
 }
@@ -82,8 +82,7 @@ absl::StatusOr<StepMessage> ReplicatedOptimizer::PlanStep(const StepOptions& opt
 }
 
 absl::Status ReplicatedOptimizer::RepeatStep(const StepAnswer& /*answer*/,
-                                             absl::string_view payload) {
-  EK_ASSIGN_OR_RETURN(const StepMessage step, StepMessage::Parse(payload, params_->size()));
+                                             const StepMessage& step) {
   EK_RETURN_IF_ERROR(updater_.groups().Adopt(step.rules));
   EK_RETURN_IF_ERROR(CheckArrived(*params_, step.sources, communicator().rank()));
   EK_RETURN_IF_ERROR(CheckUnchanged(step));

@@ -46,7 +46,7 @@ class ReplicatedOptimizer : public PlacedOptimizer {
   // PlacedOptimizer.
   absl::Status Init() override { return absl::OkStatus(); }
   std::vector<Fact> OtherSettings() const override;
-  absl::Status RepeatStep(const StepAnswer& answer, absl::string_view message) override;
+  absl::Status RepeatStep(const StepAnswer& answer, const StepMessage& step) override;
   Holders HoldersOf(int param) const override {
     return {{.begin = 0, .end = WholeOf(param).count, .rank = kAllRanks}};
   }

@@ -13,15 +13,27 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "evenkeel/comm/base/bytes.h"
+#include "evenkeel/comm/base/fields.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/zero_optim/internal/gradients.h"
 #include "evenkeel/zero_optim/internal/placement/replicated.h"
+#include "evenkeel/zero_optim/internal/step_message.h"
 
 namespace evenkeel::internal {
+namespace {
+
+// The message of a step for exhausted ranks.
+struct ShadowedStep {
+  StepMessage settings;  // Only its rules.
+  std::string inner;     // The message of the inner reduction.
+
+  static void VisitFields(auto& self, auto& visit) { visit(self.settings, self.inner); }
+};
+
+}  // namespace
 
 class ReplicatedOptimizer::Reduction : public BucketReduction {
  public:
@@ -93,23 +105,20 @@ class ReplicatedOptimizer::Reduction : public BucketReduction {
   }
 
   std::string StepMessage() override {
-    std::string settings;
+    ShadowedStep step{.inner = inner_->StepMessage()};
     (void)link_->Call([&](Owner& owner) {
-      settings = internal::StepMessage{.rules = owner.groups().rules()}.Serialize();
+      step.settings.rules = owner.groups().rules();
       return absl::OkStatus();
     });
-    return ByteWriter().Bytes(settings).Bytes(inner_->StepMessage()).Take();
+    return ToBytes(step);
   }
   absl::Status OnShadow(absl::string_view message) override {
-    ByteReader reader(message);
-    const absl::string_view own = reader.Bytes(), inner = reader.Bytes();
-    EK_RETURN_IF_ERROR(reader.Finish(absl::StrCat("the settings of ", name_)));
-    EK_RETURN_IF_ERROR(link_->Call([&](Owner& owner) -> absl::Status {
-      EK_ASSIGN_OR_RETURN(const auto settings,
-                          internal::StepMessage::Parse(own, /*param_count=*/0));
-      return owner.updater_.groups().Adopt(settings.rules);
-    }));
-    return inner_->OnShadow(inner);
+    EK_ASSIGN_OR_RETURN(const ShadowedStep step,
+                        FromBytes<ShadowedStep>(message, absl::StrCat("the settings of ", name_)));
+    EK_RETURN_IF_ERROR(step.settings.CheckFor(/*param_count=*/0));
+    EK_RETURN_IF_ERROR(link_->Call(
+        [&](Owner& owner) { return owner.updater_.groups().Adopt(step.settings.rules); }));
+    return inner_->OnShadow(step.inner);
   }
 
  private:

@@ -155,7 +155,7 @@ absl::Status SlicesOptimizer::Step(const StepOptions& options) {
   NoteStep(std::move(ticket));
   if (!answer.everyone_active()) {
     if (!updates_in_backward()) step.hashes = HashTensors(step.sources);
-    EK_RETURN_IF_ERROR(Announce(Action::kStep, step.Serialize()));
+    EK_RETURN_IF_ERROR(Announce(step));
   }
   return Run(step, /*has_inputs=*/true);
 }
@@ -189,8 +189,7 @@ absl::StatusOr<std::vector<GradientSource>> SlicesOptimizer::ChooseSlices() cons
   return sources;
 }
 
-absl::Status SlicesOptimizer::RepeatStep(const StepAnswer& /*answer*/, absl::string_view message) {
-  EK_ASSIGN_OR_RETURN(const StepMessage step, StepMessage::Parse(message, params_->size()));
+absl::Status SlicesOptimizer::RepeatStep(const StepAnswer& /*answer*/, const StepMessage& step) {
   EK_RETURN_IF_ERROR(groups_.Adopt(step.rules));
   EK_RETURN_IF_ERROR(WaitForGathers());
   if (!step.hashes.empty()) EK_RETURN_IF_ERROR(CheckUnchanged(step));

@@ -155,7 +155,7 @@ class SlicesOptimizer : public PlacedOptimizer {
   absl::Status Init() override;
   std::vector<Fact> OtherSettings() const override;
   absl::Status OnExhausted() override { return WaitForAll(); }
-  absl::Status RepeatStep(const StepAnswer& answer, absl::string_view message) override;
+  absl::Status RepeatStep(const StepAnswer& answer, const StepMessage& step) override;
   absl::Status AddGroupNow(ParameterGroup group) override;
   absl::Status WaitForState() override;
   Holders HoldersOf(int param) const override;

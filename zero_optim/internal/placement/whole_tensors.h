@@ -83,9 +83,10 @@ class WholeTensorsOptimizer : public PlacedOptimizer {
   absl::StatusOr<StepOptions> DecideHere(const StepOptions& options);
   absl::Status DecideThere(
       const StepOptions& options);  // On a device, which the host does not wait for.
-  absl::Status AnnounceStep(Action action, const StepOptions& options);
+  // Returns the step with the chosen gradients.
+  StepMessage StepWith(const StepOptions& options) const;
   // Chooses the gradients of a step that is to be repeated.
-  absl::StatusOr<StepMessage> Repeat(const StepAnswer& answer, absl::string_view message);
+  absl::Status AdoptStep(const StepAnswer& answer, const StepMessage& step);
   absl::Status Run(const StepOptions& options);
   absl::Status RunBefore(const StepOptions& options);
   absl::Status UpdateAndSend(double grad_scale);
@@ -98,8 +99,8 @@ class WholeTensorsOptimizer : public PlacedOptimizer {
   absl::Status OnExhausted() override;
   // Returns an error if samples cannot be told from those of gradients that were cleared.
   absl::Status CheckSamples() const;
-  absl::Status RepeatStep(const StepAnswer& answer, absl::string_view message) override;
-  absl::Status RepeatCheck(const StepAnswer& answer, absl::string_view message) override;
+  absl::Status RepeatStep(const StepAnswer& answer, const StepMessage& step) override;
+  absl::Status RepeatCheck(const StepAnswer& answer, const StepMessage& step) override;
   absl::Status RebalanceNow() override;
   absl::Status AddGroupNow(ParameterGroup group) override;
   Holders HoldersOf(int param) const override {

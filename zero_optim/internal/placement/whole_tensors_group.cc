@@ -33,7 +33,7 @@ double WholeTensorsOptimizer::imbalance() const {
 }
 
 absl::Status WholeTensorsOptimizer::Rebalance() {
-  EK_RETURN_IF_ERROR(AnnounceAfterStep("Rebalance", Action::kRebalance, ""));
+  EK_RETURN_IF_ERROR(AnnounceAfterStep("Rebalance", RebalanceAction()));
   return RebalanceNow();
 }
 

@@ -41,9 +41,11 @@ absl::Status WholeTensorsOptimizer::Step(const StepOptions& options) {
   const PhaseScope phase(communicator(), StepPhase::kOptimizer);
   EK_RETURN_IF_ERROR(CheckOptions(options));
   EK_RETURN_IF_ERROR(ChooseGradients());
-  if (!gradients_->answer.everyone_active()) gradients_->hashes = HashTensors(gradients_->sources);
   NoteStep(gradients_->ticket);
-  EK_RETURN_IF_ERROR(AnnounceStep(Action::kStep, options));
+  if (!gradients_->answer.everyone_active()) {
+    gradients_->hashes = HashTensors(gradients_->sources);
+    EK_RETURN_IF_ERROR(Announce(StepWith(options)));
+  }
   return Run(options);
 }
 
@@ -51,18 +53,17 @@ absl::StatusOr<GradientCheck> WholeTensorsOptimizer::CheckGradients(double norm)
   const StepOptions options = {.clip = ClipOptions{.norm = norm}};
   EK_RETURN_IF_ERROR(CheckOptions(options));
   EK_RETURN_IF_ERROR(ChooseGradients());
-  EK_RETURN_IF_ERROR(AnnounceStep(Action::kCheck, options));
+  if (!gradients_->answer.everyone_active())
+    EK_RETURN_IF_ERROR(Announce(CheckAction{StepWith(options)}));
   EK_RETURN_IF_ERROR(ReduceGradients());
   return Measure(norm, /*grad_scale=*/1.0);
 }
 
-absl::Status WholeTensorsOptimizer::AnnounceStep(Action action, const StepOptions& options) {
-  if (gradients_->answer.everyone_active()) return absl::OkStatus();
-  const StepMessage step{.rules = groups().rules(),
-                         .options = options,
-                         .sources = gradients_->sources,
-                         .hashes = gradients_->hashes};
-  return Announce(action, step.Serialize());
+StepMessage WholeTensorsOptimizer::StepWith(const StepOptions& options) const {
+  return {.rules = groups().rules(),
+          .options = options,
+          .sources = gradients_->sources,
+          .hashes = gradients_->hashes};
 }
 
 // Nothing if CheckGradients() has chosen them in this step.
@@ -173,9 +174,7 @@ absl::StatusOr<GradientCheck> WholeTensorsOptimizer::Measure(double norm, double
   return Total(std::move(measure), norm, grad_scale);
 }
 
-absl::StatusOr<StepMessage> WholeTensorsOptimizer::Repeat(const StepAnswer& answer,
-                                                          absl::string_view message) {
-  EK_ASSIGN_OR_RETURN(StepMessage step, StepMessage::Parse(message, params_->size()));
+absl::Status WholeTensorsOptimizer::AdoptStep(const StepAnswer& answer, const StepMessage& step) {
   EK_RETURN_IF_ERROR(updater_.groups().Adopt(step.rules));
   const bool is_known =
       gradients_.has_value() && gradients_->answer.step == answer.step;  // From a check before.
@@ -183,20 +182,18 @@ absl::StatusOr<StepMessage> WholeTensorsOptimizer::Repeat(const StepAnswer& answ
     EK_RETURN_IF_ERROR(TakeGradients(answer, step.sources));
     EK_RETURN_IF_ERROR(CheckArrived(*params_, step.sources, communicator().rank()));
   }
-  return step;
+  return absl::OkStatus();
 }
 
-absl::Status WholeTensorsOptimizer::RepeatStep(const StepAnswer& answer,
-                                               absl::string_view message) {
-  EK_ASSIGN_OR_RETURN(const StepMessage step, Repeat(answer, message));
+absl::Status WholeTensorsOptimizer::RepeatStep(const StepAnswer& answer, const StepMessage& step) {
+  EK_RETURN_IF_ERROR(AdoptStep(answer, step));
   EK_RETURN_IF_ERROR(CheckUnchanged(step));
   gradients_->hashes = step.hashes;
   return Run(step.options);
 }
 
-absl::Status WholeTensorsOptimizer::RepeatCheck(const StepAnswer& answer,
-                                                absl::string_view message) {
-  EK_ASSIGN_OR_RETURN(const StepMessage step, Repeat(answer, message));
+absl::Status WholeTensorsOptimizer::RepeatCheck(const StepAnswer& answer, const StepMessage& step) {
+  EK_RETURN_IF_ERROR(AdoptStep(answer, step));
   EK_RETURN_IF_ERROR(ReduceGradients());
   return Measure(step.options.clip.value_or(ClipOptions()).norm, /*grad_scale=*/1.0).status();
 }
@@ -223,10 +220,7 @@ absl::Status WholeTensorsOptimizer::Run(const StepOptions& options) {
   for (size_t i = 0; i < was_updated_.size() && !decided.skip; ++i) {
     if (gradients_->sources[i] != GradientSource::kNone) was_updated_[i] = 1;
   }
-  const StepMessage step{.rules = groups().rules(),
-                         .options = options,
-                         .sources = std::move(gradients_->sources),
-                         .hashes = std::move(gradients_->hashes)};
+  const StepMessage step = StepWith(options);
   gradients_.reset();
   return EndUpdate(step);
 }

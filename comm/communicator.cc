@@ -677,17 +677,23 @@ namespace {
 
 constexpr char kFinalization[] = "the finalization of the group";
 
-// Compares the ranks when they finalize: their positions on the channels, and the steps of their
-// parts.
-absl::Status CompareEnds(const ControlChannel::Parts& parts) {
-  std::vector<std::string> positions, ledgers;
+// Compares the ranks when they finalize: the states of their extensions, and their positions on the
+// channels. `extension`: this rank's, or null.
+absl::Status CompareEnds(const ControlChannel::Parts& parts,
+                         const internal::GroupExtension* extension) {
+  std::vector<std::string> positions, states;
   for (const std::string& part : parts) {
     internal::ByteReader reader(part);
     positions.emplace_back(reader.Bytes());
-    ledgers.emplace_back(reader.Bytes());
+    states.emplace_back(reader.Bytes());
     EK_RETURN_IF_ERROR(reader.Finish(kFinalization));
   }
-  EK_RETURN_IF_ERROR(Annotate(StepLedger::Compare(ledgers), kFinalization));
+  if (extension != nullptr) {
+    EK_RETURN_IF_ERROR(Annotate(extension->CompareFinalStates(states), kFinalization));
+  } else if (std::ranges::any_of(states, [](const std::string& one) { return !one.empty(); })) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        kFinalization, ": other ranks have finished training steps, and this rank has not"));
+  }
   return internal::ComparePositions(kFinalization, positions);
 }
 
@@ -695,18 +701,19 @@ absl::Status CompareEnds(const ControlChannel::Parts& parts) {
 
 absl::Status Communicator::Finalize(absl::Duration timeout) {
   EK_RETURN_IF_ERROR(status());
+  const internal::GroupExtension* const extension = extension_in_use_;
   const std::string positions = SerializePositions();
   // Sent to all ranks at once, so that a rank that waits for a collective which this one will never
   // join is informed. Ranks at the same positions send equal messages, of which one is enough.
   control_->NotifyOnce("finalize", positions);
   std::string end = internal::ByteWriter()
                         .Bytes(positions)
-                        .Bytes(ledger_.Serialize(StepLedger::Plans::kWithout))
+                        .Bytes(extension == nullptr ? "" : extension->FinalState())
                         .Take();
   absl::StatusOr<ControlChannel::Parts> parts =
       AgreeAndWait("finalize", std::move(end), timeout, kFinalization);
   if (!parts.ok()) return status();
-  if (absl::Status same = CompareEnds(*parts); !same.ok()) {
+  if (absl::Status same = CompareEnds(*parts, extension); !same.ok()) {
     FailWithAll(same);
     return status();
   }

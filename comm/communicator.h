@@ -65,7 +65,6 @@
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/flight_recorder.h"
 #include "evenkeel/comm/group_extension.h"
-#include "evenkeel/comm/step_ledger.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/comm/verify.h"
 #include "evenkeel/comm/work.h"
@@ -324,9 +323,6 @@ class Communicator {
   // The control plane: small messages on the host, beside the data.
   ControlChannel& control() { return *control_; }
 
-  // The steps that this rank's parts have finished. Finalize() compares them between the ranks.
-  // Threads: that of the training steps.
-  StepLedger& ledger() { return ledger_; }
   // Returns the state that a layer above keeps for this group; the first call makes it. From any
   // thread. Used by StepControl::Of() (join/steps/step_control.h).
   internal::GroupExtension& Extension(
@@ -475,7 +471,6 @@ class Communicator {
   const std::shared_ptr<internal::Waits> waits_;
   FlightRecorder flight_;
   std::atomic<VerifyLevel> verify_;
-  StepLedger ledger_;
   struct EarlyNotice {
     int from = 0;
     std::string topic, notice;

@@ -23,6 +23,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 
 namespace evenkeel {
 
@@ -51,6 +52,13 @@ class GroupExtension {
   // Returns a JSON object with what this rank does, for observers of the job; or "". It travels
   // with each heartbeat.
   virtual std::string StatusJson() const { return ""; }
+  // For Finalize(): returns a state of this rank; "" if there is none to compare.
+  virtual std::string FinalState() const { return ""; }
+  // For Finalize(): returns an error, the same on all ranks, if their FinalState() contradict each
+  // other. `states` has those of all ranks.
+  virtual absl::Status CompareFinalStates(absl::Span<const std::string> /*states*/) const {
+    return absl::OkStatus();
+  }
 
  protected:
   // The functions of the communicator that its operations use, too.

@@ -29,6 +29,7 @@
 #include "evenkeel/comm/control/link.h"
 #include "evenkeel/comm/failure_info.h"
 #include "evenkeel/comm/flight_recorder.h"
+#include "evenkeel/comm/group_extension.h"
 #include "evenkeel/comm/local/backend.h"
 #include "evenkeel/comm/local/link.h"
 #include "evenkeel/comm/status.h"
@@ -459,13 +460,58 @@ TEST(SilenceTest, TheHubJudgesAnErrorOfAnotherGroupThatTakesItForLost) {
   }
 }
 
+class FinalStates final : public internal::GroupExtension {
+ public:
+  FinalStates(Communicator* comm, std::string state)
+      : GroupExtension(comm), state_(std::move(state)) {}
+  void OnNotice(int, absl::string_view, absl::string_view) override {}
+  int64_t position() const override { return 0; }
+  bool is_exhausted() const override { return false; }
+  std::string FinalState() const override { return state_; }
+  absl::Status CompareFinalStates(absl::Span<const std::string> states) const override {
+    return states[0] == states[1] ? absl::OkStatus() : absl::FailedPreconditionError("they differ");
+  }
+
+ private:
+  const std::string state_;
+};
+
+void Extend(Communicator& comm, const std::string& state) {
+  comm.Extension([&](Communicator* group) { return std::make_unique<FinalStates>(group, state); });
+}
+
+TEST(FinalizeTest, EqualStatesOfExtensionsAreNoDisagreement) {
+  std::atomic<bool> is_silent = false;
+  Failures failures;
+  const auto group = GroupWithHub(&is_silent, &is_silent, &failures);
+  for (const auto& comm : group) Extend(*comm, "1 step");
+  absl::Status end;
+  std::thread other([&] { end = group[1]->Finalize(absl::Seconds(30)); });
+  EXPECT_TRUE(group[0]->Finalize(absl::Seconds(30)).ok());
+  other.join();
+  EXPECT_TRUE(end.ok()) << end;
+}
+
+TEST(FinalizeTest, ARankWithoutAnExtensionLearnsOfTheOthersStates) {
+  std::atomic<bool> is_silent = false;
+  Failures failures;
+  const auto group = GroupWithHub(&is_silent, &is_silent, &failures);
+  Extend(*group[0], "1 step");
+  std::vector<absl::Status> ends(2);
+  std::thread other([&] { ends[1] = group[1]->Finalize(absl::Seconds(30)); });
+  ends[0] = group[0]->Finalize(absl::Seconds(30));
+  other.join();
+  for (const absl::Status& end : ends) EXPECT_TRUE(absl::IsFailedPrecondition(end)) << end;
+}
+
 // Each rank finds the disagreement by itself. The first rank to end its process would count as
 // lost if it had not reported the reason to the hub before.
 TEST(FinalizeTest, EachRankReportsADisagreementBeforeItIsGone) {
   std::atomic<bool> is_silent = false;
   Failures failures;
   const auto group = GroupWithHub(&is_silent, &is_silent, &failures);
-  group[0]->ledger().Finish("optimizer", 1, "");
+  Extend(*group[0], "1 step");
+  Extend(*group[1], "");
   std::vector<absl::Status> ends(2);
   std::thread other([&] { ends[1] = group[1]->Finalize(absl::Seconds(30)); });
   ends[0] = group[0]->Finalize(absl::Seconds(30));

@@ -189,16 +189,19 @@ class Joinable {
   // Returns its group; null if the group has been destroyed.
   Communicator* living_group() const { return group_.expired() ? nullptr : comm_; }
   // For optimizers, at the end of each step, and for reducers: the counts and `settings` of all
-  // ranks are compared before the next step (comm/step_ledger.h).
+  // ranks are compared before the next step (join/steps/step_ledger.h).
   void CountStep(absl::string_view settings = "") {
     ++steps_finished_;
     ++counted_;
-    last_update_ = StepControl::Of(*comm_).steps_begun();
-    comm_->ledger().Finish(name_, steps_finished_, settings);
+    StepControl& steps = StepControl::Of(*comm_);
+    last_update_ = steps.steps_begun();
+    steps.ledger().Finish(name_, steps_finished_, settings);
   }
   // Records the settings of the step that is about to begin, for updates before all gradients are
   // reduced.
-  void DeclareSettings(absl::string_view settings) { comm_->ledger().Plan(name_, settings); }
+  void DeclareSettings(absl::string_view settings) {
+    StepControl::Of(*comm_).ledger().Plan(name_, settings);
+  }
 
   // To be called first in each destructor that does more than free memory. If an exception destroys
   // the object, it reports this to the other ranks, unless an Abort() with the reason follows.

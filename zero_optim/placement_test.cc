@@ -17,6 +17,7 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/join.h"
+#include "evenkeel/join/steps/step_control.h"
 #include "evenkeel/zero_optim/optimizer.h"
 #include "evenkeel/zero_optim/testing/test_model.h"
 #include "gmock/gmock.h"
@@ -365,7 +366,8 @@ TEST(PlacementTest, MissingGradientsAreNamedInTheStepsThatChangeThem) {
       ParameterSet& params = rank.model.params();
       const auto missing_after = [&](int step) -> absl::StatusOr<std::string> {
         EK_RETURN_IF_ERROR(rank.Step(step));
-        const std::string ledger = comm.ledger().Serialize(StepLedger::Plans::kWith);
+        const std::string ledger =
+            StepControl::Of(comm).ledger().Serialize(StepLedger::Plans::kWith);
         const size_t begin = ledger.find(absl::StrCat(rank.optimizer->join_name(), "\t"));
         const std::string line = ledger.substr(begin, ledger.find('\n', begin) - begin);
         const size_t at = line.find("missing gradients=");

@@ -12,7 +12,7 @@
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/failure_info.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/comm/step_ledger.h"
+#include "evenkeel/join/steps/step_ledger.h"
 
 namespace evenkeel {
 namespace {

@@ -7,9 +7,9 @@
 // Records in, answers out: every rank computes the same answer, or the same error, from the same
 // records.
 //
-// A record also contains the rank's ledger (comm/step_ledger.h): the number of steps that each part
-// has finished, and their settings. The ledgers of all ranks are compared, so that no rank
-// continues after a step that another rank omitted or took differently.
+// A record also contains the rank's ledger (join/steps/step_ledger.h): the number of steps that
+// each part has finished, and their settings. The ledgers of all ranks are compared, so that no
+// rank continues after a step that another rank omitted or took differently.
 //
 // Participants are in the order of their registration, which is the same on all ranks: a record has
 // a hash of the ordered names, and a difference is an error that shows the lists of the ranks.

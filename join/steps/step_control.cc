@@ -302,8 +302,8 @@ absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Begin(
   record.calls = log_->calls();
   record.times = phases_.Take();
   if (record.joined) phases_.Reset();
-  record.ledger = comm_->ledger().Serialize(record.joined ? StepLedger::Plans::kWithout
-                                                          : StepLedger::Plans::kWith);
+  record.ledger =
+      ledger_.Serialize(record.joined ? StepLedger::Plans::kWithout : StepLedger::Plans::kWith);
   EK_RETURN_IF_ERROR(CheckAgainstLeft(records_sent_));
   const int64_t step = ++records_sent_;
   auto ticket = std::shared_ptr<StepTicket>(
@@ -370,6 +370,14 @@ std::string StepControl::StatusJson() const {
   absl::MutexLock lock(&mutex_);
   return ToJson({.step = records_sent_, .phase = phases_.phase(), .is_exhausted = is_exhausted_},
                 stragglers_.Recent(), comm_->rank());
+}
+
+std::string StepControl::FinalState() const {
+  return ledger_.Serialize(StepLedger::Plans::kWithout);
+}
+
+absl::Status StepControl::CompareFinalStates(absl::Span<const std::string> states) const {
+  return StepLedger::Compare(states);
 }
 
 void StepControl::AddTimes(const std::vector<StepRecord>& records) {

@@ -42,10 +42,12 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/group_extension.h"
 #include "evenkeel/join/steps/phase_clock.h"
 #include "evenkeel/join/steps/step_agreement.h"
+#include "evenkeel/join/steps/step_ledger.h"
 #include "evenkeel/join/steps/straggler_detector.h"
 
 namespace evenkeel {
@@ -180,6 +182,9 @@ class StepControl final : public internal::GroupExtension {
   // Ends with this object: for those who may outlive the group that they were in.
   std::weak_ptr<const void> lifetime() const { return lifetime_; }
 
+  // Returns the steps that this rank's parts have finished. Finalize() compares them between the
+  // ranks. For the thread that runs steps.
+  StepLedger& ledger() { return ledger_; }
   // Returns the number of records that this rank has sent, active or exhausted.
   int64_t records_sent() const { return records_sent_; }
   // Returns the same number plus the steps without agreement.
@@ -202,6 +207,8 @@ class StepControl final : public internal::GroupExtension {
   // Returns whether this rank shadowed the last step.
   bool is_exhausted() const override { return is_exhausted_; }
   std::string StatusJson() const override;
+  std::string FinalState() const override;
+  absl::Status CompareFinalStates(absl::Span<const std::string> states) const override;
 
  private:
   friend class StepTicket;  // Waits as a part of the group.
@@ -235,6 +242,7 @@ class StepControl final : public internal::GroupExtension {
   std::atomic<bool> requires_samples_ = false;
 
   // For the thread that runs steps alone.
+  StepLedger ledger_;
   std::shared_ptr<StepTicket> current_;
   std::deque<std::shared_ptr<StepTicket>> unanswered_;
   // The objects that take part in the current step, and the latest of their phases.

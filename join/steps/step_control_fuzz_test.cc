@@ -9,9 +9,9 @@
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/base/fields.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/comm/step_ledger.h"
 #include "evenkeel/comm/testing/fuzz.h"
 #include "evenkeel/join/steps/step_control.h"
+#include "evenkeel/join/steps/step_ledger.h"
 #include "evenkeel/join/steps/step_log.h"
 #include "gtest/gtest.h"
 

@@ -296,7 +296,7 @@ TEST(StepControlTest, RanksWithAnotherOrderOfPartsSeeTheListsOfAll) {
 // The error says who they are, and the group's state is that of the step.
 TEST(StepControlTest, ADisagreementComesAfterTheActiveRanksAreKnown) {
   const absl::Status status = RunTestRanks(3, [](Communicator& comm) -> absl::Status {
-    if (comm.rank() == 1) comm.ledger().Finish("optimizer", 1, "");
+    if (comm.rank() == 1) StepControl::Of(comm).ledger().Finish("optimizer", 1, "");
     StepControl& steps = StepControl::Of(comm);
     const auto ticket = comm.rank() == 0 ? steps.EnterJoined() : steps.Enter("a part", 0);
     const absl::Status end = ticket.ok() ? (*ticket)->Wait().status() : ticket.status();
@@ -310,7 +310,7 @@ TEST(StepControlTest, ADisagreementComesAfterTheActiveRanksAreKnown) {
 // lost if it had not reported the reason to the hub before.
 TEST(StepControlTest, EachRankReportsADisagreementBeforeItIsGone) {
   const absl::Status status = RunTestRanks(2, [](Communicator& comm) -> absl::Status {
-    if (comm.rank() == 0) comm.ledger().Finish("optimizer", 1, "");
+    if (comm.rank() == 0) StepControl::Of(comm).ledger().Finish("optimizer", 1, "");
     StepControl& steps = StepControl::Of(comm);
     EK_RETURN_IF_ERROR(comm.Barrier());
     const int64_t before = comm.control().link().Counters().messages_sent;

@@ -22,8 +22,9 @@
 #include "evenkeel/comm/base/worker_thread.h"
 #include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/comm/step_ledger.h"
 #include "evenkeel/join/phase.h"
+#include "evenkeel/join/steps/step_control.h"
+#include "evenkeel/join/steps/step_ledger.h"
 #include "evenkeel/zero_optim/checkpoint/checkpoint.h"
 #include "evenkeel/zero_optim/checkpoint/file_io.h"
 #include "evenkeel/zero_optim/checkpoint/file_sums.h"
@@ -252,7 +253,7 @@ class Save {
         checkpoint_(std::move(checkpoint)),
         name_(absl::StrCat("save/", checkpoint_.name)),
         topic_(comm.UniqueName(name_)),
-        ledger_(comm.ledger().Serialize(StepLedger::Plans::kWithout)) {
+        ledger_(StepControl::Of(comm).ledger().Serialize(StepLedger::Plans::kWithout)) {
     for (int i = 0; i < params.size(); ++i) {
       const TensorView& value = params[i].value;
       params_.push_back({params[i].name, StateDType(value.dtype), value.count});

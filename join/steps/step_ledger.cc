@@ -1,4 +1,4 @@
-#include "evenkeel/comm/step_ledger.h"
+#include "evenkeel/join/steps/step_ledger.h"
 
 #include <algorithm>
 #include <set>

@@ -19,8 +19,8 @@
 //          for an optimizer.
 // Threads: thread-compatible; used by the thread that runs steps.
 
-#ifndef EVENKEEL_COMM_STEP_LEDGER_H_
-#define EVENKEEL_COMM_STEP_LEDGER_H_
+#ifndef EVENKEEL_JOIN_STEPS_STEP_LEDGER_H_
+#define EVENKEEL_JOIN_STEPS_STEP_LEDGER_H_
 
 #include <cstdint>
 #include <functional>
@@ -68,4 +68,4 @@ class StepLedger {
 
 }  // namespace evenkeel
 
-#endif  // EVENKEEL_COMM_STEP_LEDGER_H_
+#endif  // EVENKEEL_JOIN_STEPS_STEP_LEDGER_H_

@@ -47,6 +47,11 @@ bool WorkState::IsDone() const {
   return done_;
 }
 
+bool WorkState::AwaitDone(absl::Time deadline) const {
+  absl::MutexLock lock(&mutex_);
+  return AwaitUntil(mutex_, absl::Condition(&done_), deadline);
+}
+
 bool WorkState::HasCallbacks() const {
   absl::MutexLock lock(&mutex_);
   return !callbacks_.empty();

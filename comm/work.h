@@ -60,6 +60,7 @@ class WorkState {
   void Finish(absl::Status status);
   bool IsDone() const;
   absl::Status Wait();
+  bool AwaitDone(absl::Time deadline) const;
   void OnDone(std::function<void(const absl::Status&)> callback);
   // Returns whether Finish() would run callbacks of users. Those may block on a lock of a waiting
   // thread, so a WorkHelper leaves the end of such an operation to the backend. A callback that is
@@ -96,6 +97,9 @@ class Work {
   // Blocks this thread until the operation has ended, at most until its deadline.
   absl::Status Wait() const { return state_->Wait(); }
   bool IsDone() const { return state_->IsDone(); }
+  // Blocks this thread until the operation has ended, at most until `deadline`, a time of
+  // SteadyNow(). Returns whether it has ended. The operation's own deadline has no effect.
+  bool AwaitDone(absl::Time deadline) const { return state_->AwaitDone(deadline); }
 
   // Orders all later work on `stream` after the operation, without blocking this thread on a
   // device; on the CPU the same as Wait(). Wait() still reports a later failure.

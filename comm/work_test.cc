@@ -4,12 +4,14 @@
 
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/base/clock.h"
 
 namespace evenkeel {
 namespace {
@@ -34,6 +36,17 @@ TEST(WorkStateTest, OnEndRunsBeforeAnybodyCanSeeTheEnd) {
   state->Finish(absl::InternalError("first"));
   EXPECT_EQ(work.Wait().message(), "first and more");
   EXPECT_EQ(order, (std::vector<std::string>{"on_end first", "callback first and more"}));
+}
+
+TEST(WorkTest, AwaitDoneEndsAtTheEndOfTheOperationOrAtTheDeadline) {
+  const auto state = std::make_shared<WorkState>(absl::Now() + absl::Seconds(30), nullptr);
+  const Work work(state);
+  EXPECT_FALSE(work.AwaitDone(SteadyNow() + absl::Milliseconds(20)));
+  EXPECT_FALSE(work.IsDone());
+  std::thread other([&] { state->Finish(absl::InternalError("an error")); });
+  EXPECT_TRUE(work.AwaitDone(SteadyNow() + absl::Seconds(30)));
+  other.join();
+  EXPECT_TRUE(work.AwaitDone(absl::InfinitePast()));
 }
 
 }  // namespace

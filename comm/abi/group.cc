@@ -11,7 +11,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/abi/connect.h"
 #include "evenkeel/comm/backend.h"
@@ -65,12 +64,14 @@ class Flight {
   size_t AwaitNone(absl::Duration timeout) {
     const absl::Time deadline = SteadyNow() + timeout;
     while (true) {
+      evenkeel::Work next;
       {
         absl::MutexLock lock(&mutex_);
         Forget();
         if (works_.empty() || SteadyNow() >= deadline) return works_.size();
+        next = works_.back();
       }
-      absl::SleepFor(absl::Milliseconds(1));
+      next.AwaitDone(deadline);
     }
   }
 

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "evenkeel/comm/base/clock.h"
+#include "evenkeel/comm/base/fields.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/internal/join_list.h"
 #include "evenkeel/join/internal/recovery_plan.h"
@@ -85,12 +86,14 @@ class RecoveryRun {
   }
 
   absl::StatusOr<RecoveryPlan> Agree(Communicator& next) const {
-    EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
-                        next.control().Exchange("recover", Facts().Serialize(), TimeLeft(next)));
+    EK_ASSIGN_OR_RETURN(
+        const ControlChannel::Parts parts,
+        next.control().Exchange("recover", internal::ToBytes(Facts()), TimeLeft(next)));
     std::vector<RecoveryFacts> by_rank;
     for (const std::string& part : parts) {
-      EK_ASSIGN_OR_RETURN(RecoveryFacts facts, RecoveryFacts::Parse(part));
-      by_rank.push_back(std::move(facts));
+      EK_ASSIGN_OR_RETURN(
+          by_rank.emplace_back(),
+          internal::FromBytes<RecoveryFacts>(part, "the facts of a rank before its recovery"));
     }
     return internal::PlanRecovery(by_rank);
   }

@@ -4,7 +4,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {
@@ -20,26 +19,6 @@ std::string Describe(const std::vector<RecoveryFacts>& by_rank) {
 }
 
 }  // namespace
-
-std::string RecoveryFacts::Serialize() const {
-  ByteWriter writer;
-  writer.Status(error).Bytes(names).I64(steps).Bytes(torn).Bytes(patched);
-  for (const int64_t count : counts) writer.I64(count);
-  return writer.Take();
-}
-
-absl::StatusOr<RecoveryFacts> RecoveryFacts::Parse(absl::string_view bytes) {
-  ByteReader reader(bytes);
-  RecoveryFacts facts{.error = reader.Status(),
-                      .names = std::string(reader.Bytes()),
-                      .steps = reader.I64(),
-                      .counts = {},
-                      .torn = std::string(reader.Bytes()),
-                      .patched = std::string(reader.Bytes())};
-  while (reader.ok() && reader.remaining() > 0) facts.counts.push_back(reader.I64());
-  EK_RETURN_IF_ERROR(reader.Finish("the facts of a rank before its recovery"));
-  return facts;
-}
 
 absl::StatusOr<RecoveryPlan> PlanRecovery(const std::vector<RecoveryFacts>& by_rank) {
   const RecoveryFacts *source = nullptr, *second_best = nullptr;

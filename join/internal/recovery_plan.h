@@ -17,7 +17,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 
 namespace evenkeel::internal {
 
@@ -29,8 +28,9 @@ struct RecoveryFacts {
   std::string torn;             // Why its state is not whole; empty if it is.
   std::string patched;          // The same, where the state will do if nobody's is whole.
 
-  std::string Serialize() const;
-  static absl::StatusOr<RecoveryFacts> Parse(absl::string_view bytes);
+  static void VisitFields(auto& self, auto& visit) {
+    visit(self.error, self.names, self.steps, self.counts, self.torn, self.patched);
+  }
 };
 
 struct RecoveryPlan {

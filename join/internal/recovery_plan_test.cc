@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "evenkeel/comm/base/fields.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -81,15 +82,14 @@ TEST(RecoveryFactsTest, SurvivesTheWireAndRefusesEverythingElse) {
   facts.error = absl::InvalidArgumentError("a text,\nof two lines");
   facts.torn = "torn";
   facts.patched = "patched";
-  const std::string bytes = facts.Serialize();
-  absl::StatusOr<RecoveryFacts> parsed = RecoveryFacts::Parse(bytes);
+  const std::string bytes = ToBytes(facts);
+  absl::StatusOr<RecoveryFacts> parsed = FromBytes<RecoveryFacts>(bytes, "facts");
   ASSERT_TRUE(parsed.ok()) << parsed.status();
-  EXPECT_EQ(parsed->Serialize(), bytes);
+  EXPECT_EQ(ToBytes(*parsed), bytes);
   EXPECT_EQ(parsed->error, facts.error);
   EXPECT_EQ(parsed->counts, facts.counts);
-  EXPECT_FALSE(RecoveryFacts::Parse("").ok());
-  EXPECT_FALSE(RecoveryFacts::Parse("0").ok());
-  EXPECT_FALSE(RecoveryFacts::Parse("x" + bytes).ok());
+  for (const std::string& other : {std::string(), std::string("0"), "x" + bytes})
+    EXPECT_FALSE(FromBytes<RecoveryFacts>(other, "facts").ok()) << other;
 }
 
 }  // namespace

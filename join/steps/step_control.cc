@@ -221,34 +221,13 @@ std::vector<StepParticipant*> StepControl::participants() const {
 }
 
 absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Enter(absl::string_view name, int phase) {
-  if (!WillBegin(name, phase)) {
-    entered_.emplace(name);
-    entered_phase_ = phase;
-    if (agreement_) log_->Add(records_sent_, StepEntry::Kind::kEntered, name, "");
-    return current_;
+  if (WillBegin(name, phase)) {
+    EK_ASSIGN_OR_RETURN(current_, Begin(/*joined=*/false));
+    entered_.clear();
+    ended_ = false;
   }
-  EndStep();
-  is_exhausted_ = false;
-  StepRecord record;
-  std::shared_ptr<const ParticipantNames> names;
-  absl::InlinedVector<StepParticipant*, 8> preparing;  // Without the lock, which they may need.
-  {
-    absl::MutexLock lock(&mutex_);
-    preparing.assign(participants_.begin(), participants_.end());
-    names = names_;
-    record.names_hash = names_hash_;
-  }
-  for (StepParticipant* participant : preparing) {
-    EK_ASSIGN_OR_RETURN(record.participants.emplace_back(), participant->PrepareStep());
-  }
-  record.scope_hash = scope_hash_;
-  record.samples = std::exchange(samples_, StepRecord::kNotSaid);
-  record.requests = requests_;
-  requests_ = 0;
-  EK_ASSIGN_OR_RETURN(current_, Begin(std::move(record), std::move(names)));
-  entered_ = {std::string(name)};
+  entered_.emplace(name);
   entered_phase_ = phase;
-  ended_ = false;
   if (agreement_) log_->Add(records_sent_, StepEntry::Kind::kEntered, name, "");
   return current_;
 }
@@ -259,28 +238,34 @@ void StepControl::AddSamples(int64_t samples) {
 
 void StepControl::Request(uint32_t bits) { requests_ |= bits; }
 
-absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::EnterJoined() {
-  EndStep();
-  is_exhausted_ = true;
-  StepRecord record;
-  record.joined = true;
-  record.scope_hash = scope_hash_;
-  record.samples = std::exchange(samples_, StepRecord::kNotSaid);
-  std::shared_ptr<const ParticipantNames> names;
-  std::vector<StepParticipant*> participants;
+absl::StatusOr<StepRecord> StepControl::MakeRecord(bool joined,
+                                                   std::shared_ptr<const ParticipantNames>& names) {
+  StepRecord record{.joined = joined, .scope_hash = scope_hash_};
+  absl::InlinedVector<StepParticipant*, 8> participants;  // Without the lock, which they may need.
   {
     absl::MutexLock lock(&mutex_);
-    participants = participants_;
+    participants.assign(participants_.begin(), participants_.end());
     names = names_;
     record.names_hash = names_hash_;
   }
-  for (const StepParticipant* participant : participants)
-    record.participants.push_back(participant->CurrentState());
-  return Begin(std::move(record), std::move(names));
+  for (StepParticipant* participant : participants) {
+    ParticipantState& state = record.participants.emplace_back();
+    if (joined) {
+      state = participant->CurrentState();
+    } else {
+      EK_ASSIGN_OR_RETURN(state, participant->PrepareStep());
+    }
+  }
+  record.samples = TakeSamples();
+  if (!joined) record.requests = std::exchange(requests_, 0);
+  return record;
 }
 
-absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Begin(
-    StepRecord record, std::shared_ptr<const ParticipantNames> names) {
+absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Begin(bool joined) {
+  EndStep();
+  is_exhausted_ = joined;
+  std::shared_ptr<const ParticipantNames> names;
+  EK_ASSIGN_OR_RETURN(StepRecord record, MakeRecord(joined, names));
   EK_RETURN_IF_ERROR(comm_->status());
   last_samples_ = record.samples;
   ++steps_begun_;

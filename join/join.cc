@@ -76,7 +76,7 @@ class JoinRun {
         .min_active_ranks = MinActiveRanks(),
         .divisor = StepDivisor(options.enable ? options.divide_by : DivideBy::kInitialWorldSize),
         .is_first = true,
-        .scope = this,
+        .in_loop = true,
         .stopped_at = &stopped_at_};
     std::vector<std::string> names;
     for (const Joinable* joinable : joinables_) {
@@ -94,7 +94,7 @@ class JoinRun {
       config.is_first = false;
     }
     for (const Joinable* joinable : joinables_) counted_before_.push_back(joinable->counted_);
-    steps().SetScope(this, StableHash(1, what));
+    steps().SetLoop(StableHash(1, what));
     steps().SetAgreement(options.enable);
     steps().RequireSamples(options.divide_by == DivideBy::kSamples);
     first_record_ = steps().records_sent();
@@ -103,7 +103,7 @@ class JoinRun {
 
   ~JoinRun() {
     for (Joinable* joinable : joinables_) joinable->config_ = JoinConfig();
-    steps().SetScope(nullptr, 0);
+    steps().SetLoop(std::nullopt);
     steps().SetAgreement(true);
     steps().RequireSamples(false);
   }
@@ -333,7 +333,7 @@ absl::Status RunJoined(absl::Span<Joinable* const> joinables, const JoinOptions&
                                                    " use different communicators"));
   }
   EK_RETURN_IF_ERROR(comm.status());
-  if (StepControl::Of(comm).scope() != nullptr) {
+  if (StepControl::Of(comm).in_loop()) {
     return absl::FailedPreconditionError(absl::StrCat("a join is already running on rank ",
                                                       comm.rank(), ": a group runs one at a time"));
   }

@@ -377,7 +377,7 @@ TEST_P(JoinTest, EveryJoinableIsAsBeforeAfterwards) {
     EXPECT_FALSE(counter.join_config().enable);
     EXPECT_EQ(counter.join_config().min_active_ranks, 1);
     EXPECT_EQ(counter.join_config().divisor.by(), DivideBy::kInitialWorldSize);
-    EXPECT_EQ(counter.join_config().scope, nullptr);
+    EXPECT_FALSE(counter.join_config().in_loop);
     return CountTo(counter, 2);  // Usable outside.
   });
   EXPECT_TRUE(status.ok()) << status;

@@ -49,8 +49,7 @@ Joinable::~Joinable() {
 void Joinable::ReportUnwinding() {
   if (std::uncaught_exceptions() <= exceptions_at_creation_) return;
   Communicator* const comm = living_group();
-  if (comm == nullptr || comm->world_size() == 1 || StepControl::Of(*comm).scope() != nullptr)
-    return;
+  if (comm == nullptr || comm->world_size() == 1 || StepControl::Of(*comm).in_loop()) return;
   try {
     const int64_t begun = StepControl::Of(*comm).steps_begun();
     comm->AbortProvisionally(
@@ -63,7 +62,7 @@ void Joinable::ReportUnwinding() {
 
 absl::StatusOr<std::shared_ptr<StepTicket>> Joinable::Notify() {
   StepControl& steps = StepControl::Of(*comm_);
-  if (steps.scope() != config_.scope) {
+  if (steps.in_loop() != config_.in_loop) {
     return absl::FailedPreconditionError(
         absl::StrCat(name_, " on rank ", comm_->rank(),
                      " is used inside a join but takes no part in it, so exhausted ranks could not "
@@ -95,7 +94,7 @@ absl::Status Joinable::ReplaceGroup(Communicator* comm, const GroupChange& chang
       Annotate(comm->status(), absl::StrCat("ReplaceGroup of ", name_, ": the new group")));
   Communicator* const old = living_group();
   absl::Status own = CheckGroup(*comm);
-  if (config_.scope != nullptr) own.Update(absl::FailedPreconditionError("inside RunJoined()"));
+  if (config_.in_loop) own.Update(absl::FailedPreconditionError("inside RunJoined()"));
   if (old == comm) own.Update(absl::FailedPreconditionError("it is in that group already"));
   bool holds_name = false;
   if (own.ok()) {

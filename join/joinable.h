@@ -108,9 +108,9 @@ struct JoinConfig {
   bool enable = false;
   int min_active_ranks = 1;
   StepDivisor divisor;
-  bool is_first = false;        // First of the list.
-  bool has_optimizer = false;   // The list has a Joinable of phase kOptimizer.
-  const void* scope = nullptr;  // The RunJoined() that it is in.
+  bool is_first = false;       // First of the list.
+  bool has_optimizer = false;  // The list has a Joinable of phase kOptimizer.
+  bool in_loop = false;        // It takes part in a running RunJoined().
   // Notify() writes the answer of the step in which all ranks stop early to this place.
   std::optional<StepAnswer>* stopped_at = nullptr;
 };

@@ -148,7 +148,7 @@ absl::StatusOr<Recovered> Recover(absl::Span<Joinable* const> joinables, Communi
                                   const RecoveryOptions& options) {
   EK_ASSIGN_OR_RETURN(std::vector<Joinable*> ordered, InOrder("Recover", joinables));
   for (const Joinable* joinable : ordered) {
-    if (joinable->join_config().scope != nullptr)
+    if (joinable->join_config().in_loop)
       return absl::FailedPreconditionError(
           "Recover inside RunJoined(): call it when that has returned");
   }

@@ -162,11 +162,10 @@ void StepControl::OnNotice(int from, absl::string_view topic, absl::string_view 
   if (const absl::Status status = log_->OnNotice(from, notice); !status.ok()) FailWithAll(status);
 }
 
-void StepControl::SetScope(const void* scope, uint64_t hash) {
+void StepControl::SetLoop(std::optional<uint64_t> hash) {
   log_->SetLoop(records_sent_);
-  if (scope == nullptr) samples_ = StepRecord::kNotSaid;  // No other loop's.
-  scope_ = scope;
-  scope_hash_ = hash;
+  if (!hash.has_value()) samples_ = StepRecord::kNotSaid;  // No other loop's.
+  loop_hash_ = hash;
   absl::MutexLock lock(&mutex_);
   active_ranks_.clear();
 }
@@ -240,7 +239,7 @@ void StepControl::Request(uint32_t bits) { requests_ |= bits; }
 
 absl::StatusOr<StepRecord> StepControl::MakeRecord(bool joined,
                                                    std::shared_ptr<const ParticipantNames>& names) {
-  StepRecord record{.joined = joined, .scope_hash = scope_hash_};
+  StepRecord record{.joined = joined, .scope_hash = loop_hash_.value_or(0)};
   absl::InlinedVector<StepParticipant*, 8> participants;  // Without the lock, which they may need.
   {
     absl::MutexLock lock(&mutex_);

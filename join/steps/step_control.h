@@ -153,10 +153,9 @@ class StepControl final : public internal::GroupExtension {
   // Does the same without a message to exhausted ranks, when all ranks have ended the step early.
   void AbandonStep() { ended_ = true; }
 
-  // Sets the object that runs the loop, and the hash of its list and options; null: the loop ends.
-  void SetScope(const void* scope, uint64_t hash);
-  // Returns the object that runs the loop; null outside of RunJoined().
-  const void* scope() const { return scope_; }
+  // Begins the loop of a RunJoined() with that hash of its list and options; std::nullopt: ends it.
+  void SetLoop(std::optional<uint64_t> hash);
+  bool in_loop() const { return loop_hash_.has_value(); }
   // Whether records are sent at all. Off inside RunJoined with enable = false: steps then have no
   // agreement.
   void SetAgreement(bool on) { agreement_ = on; }
@@ -253,8 +252,7 @@ class StepControl final : public internal::GroupExtension {
   int entered_phase_ = 0;
   bool ended_ = true;
   std::string why_ended_;
-  const void* scope_ = nullptr;
-  uint64_t scope_hash_ = 0;
+  std::optional<uint64_t> loop_hash_;  // Inside RunJoined().
   bool agreement_ = true;
   int64_t steps_begun_ = 0;
   int64_t samples_ = StepRecord::kNotSaid;

@@ -26,16 +26,15 @@ namespace {
 // A rank that is a step ahead sends notices to a rank whose StepControl does not exist yet.
 TEST(StepControlTest, ANoticeThatComesBeforeTheFirstStepArrives) {
   const absl::Status status = RunTestRanks(2, [](Communicator& comm) -> absl::Status {
-    int loop = 0;
     if (comm.rank() == 0) {
-      StepControl::Of(comm).SetScope(&loop, 1);
+      StepControl::Of(comm).SetLoop(1);
       StepControl::Of(comm).BecomeExhausted();  // The other rank sends its calls from now on.
     }
     // The hub passes rank 0's notice on before its part of this.
     EK_RETURN_IF_ERROR(comm.control().Exchange("told", "", comm.timeout()).status());
     StepControl& steps = StepControl::Of(comm);
     if (comm.rank() == 1) {
-      steps.SetScope(&loop, 1);
+      steps.SetLoop(1);
       steps.AnnounceCall("the call");
       // Without the notice the call would not be sent before the step.
       EK_RETURN_IF_ERROR(comm.control().Exchange("followed", "", comm.timeout()).status());
@@ -50,7 +49,7 @@ TEST(StepControlTest, ANoticeThatComesBeforeTheFirstStepArrives) {
       EK_ASSIGN_OR_RETURN(call, steps.NextCall(ticket));
       EXPECT_EQ(call, std::nullopt);
     }
-    steps.SetScope(nullptr, 0);
+    steps.SetLoop(std::nullopt);
     return comm.Barrier();
   });
   EXPECT_TRUE(status.ok()) << status;
@@ -107,7 +106,7 @@ TEST(StepControlTest, AnEntryThatDoesNotArriveIsNamed) {
         2,
         [&](Communicator& comm) -> absl::Status {
           StepControl& steps = StepControl::Of(comm);
-          steps.SetScope(&steps, 0);
+          steps.SetLoop(0);
           if (comm.rank() == 0) steps.BecomeExhausted();
           // The hub passes rank 0's notice on before its part of this.
           EK_RETURN_IF_ERROR(comm.control().Exchange("told", "", comm.timeout()).status());
@@ -199,7 +198,7 @@ TEST(StepControlTest, WhileAllRanksAreActiveOnlyRecordsAreSent) {
   const absl::Status status = RunTestRanks(3, [](Communicator& comm) -> absl::Status {
     constexpr int kSteps = 20;
     StepControl& steps = StepControl::Of(comm);
-    steps.SetScope(&comm, 1);
+    steps.SetLoop(1);
     EK_RETURN_IF_ERROR(comm.Barrier());
     const ControlCounters before = comm.control().link().Counters();
     int64_t record_bytes = 0;
@@ -224,7 +223,7 @@ TEST(StepControlTest, WhileAllRanksAreActiveOnlyRecordsAreSent) {
     EXPECT_EQ(comm.control().link().Counters().messages_sent - after.messages_sent,
               comm.rank() == 0 ? 3 : 2)
         << "the end of its input, its record, and rank 0 ends the loop";
-    steps.SetScope(nullptr, 0);
+    steps.SetLoop(std::nullopt);
     return comm.Barrier();
   });
   EXPECT_TRUE(status.ok()) << status;

@@ -74,8 +74,8 @@ TEST_P(JoinPlanesTest, AfterTheLoopAModelIsUsedAsIfThereHadBeenNone) {
       if (fails_early) break;  // The group has ended with the loop's own error.
       EK_RETURN_IF_ERROR(ended);
       EXPECT_FALSE(replica.ddp->join_config().enable);
-      EXPECT_EQ(replica.ddp->join_config().scope, nullptr);
-      EXPECT_EQ(StepControl::Of(comm).scope(), nullptr);
+      EXPECT_FALSE(replica.ddp->join_config().in_loop);
+      EXPECT_FALSE(StepControl::Of(comm).in_loop());
       // The buffers' root is rank 0 again, and the records have no scope.
       EK_RETURN_IF_ERROR(replica.Step(comm.rank(), 50));
       EK_ASSIGN_OR_RETURN(const StepAnswer answer, StepControl::Of(comm).current()->Wait());
@@ -84,7 +84,7 @@ TEST_P(JoinPlanesTest, AfterTheLoopAModelIsUsedAsIfThereHadBeenNone) {
     }
     EXPECT_FALSE(replica.ddp->join_config().enable);
     EXPECT_EQ(replica.optimizer->join_config().min_active_ranks, 1);
-    EXPECT_EQ(StepControl::Of(comm).scope(), nullptr);
+    EXPECT_FALSE(StepControl::Of(comm).in_loop());
     return absl::OkStatus();
   });
   EXPECT_FALSE(status.ok()) << "the second loop's own error has ended the group";

@@ -36,8 +36,8 @@ void StepLog::SetLoop(int64_t steps) {
   absl::MutexLock lock(&mutex_);
   loop_began_ = steps;
   log_.clear();
-  pending_.clear();
   entries_.clear();
+  next_call_ = 0;
   // Reports from a later loop, which began on other ranks first, stay.
   std::erase_if(exhausted_, [&](const auto& one) { return one.second.step < steps; });
   lowest_ = 0;
@@ -144,11 +144,11 @@ absl::Status StepLog::Read(const ControlChannel::From& from) {
                      "where only an entry of its steps is valid (internal error)"));
   }
   if (entry.kind == StepEntry::Kind::kCall) {
-    const int64_t first = calls(), expected = first + static_cast<int64_t>(pending_.size());
+    const int64_t first = calls(), expected = std::max(first, next_call_);
     if (entry.number < first) return absl::OkStatus();
     if (entry.number > expected) return Gap(rank_, entry, expected);
-    if (entry.number == expected)
-      pending_.push_back({.step = entry.step, .text = std::move(entry.payload)});
+    // A duplicate has the place of the call in its sender's step.
+    next_call_ = std::max(expected, entry.number + 1);
   }
   entries_.push_back(std::move(entry));
   return absl::OkStatus();
@@ -160,21 +160,28 @@ bool StepLog::HasBegun(int64_t step) const {
   });
 }
 
-std::string StepLog::TakeCall() {
-  std::string call = std::move(pending_.front().text);
-  pending_.pop_front();
+void StepLog::CountCall() {
   absl::MutexLock lock(&mutex_);
   ++calls_;
-  return call;
 }
 
 absl::StatusOr<std::optional<std::string>> StepLog::NextCall(int64_t step,
                                                              const ControlChannel::From& from,
                                                              Call call) {
-  std::erase_if(entries_, [&](const StepEntry& entry) { return entry.step < step; });
+  const int64_t number = calls();
+  const auto is_next = [&](const StepEntry& entry) {
+    return entry.kind == StepEntry::Kind::kCall && entry.number == number;
+  };
+  std::erase_if(entries_, [&](const StepEntry& entry) {
+    return entry.step < step && (entry.kind != StepEntry::Kind::kCall || entry.number < number);
+  });
   while (true) {
     const bool is_due = call == Call::kDue;
-    if (!pending_.empty() && (is_due || pending_.front().step < step)) return TakeCall();
+    const auto next = std::ranges::find_if(entries_, is_next);
+    if (next != entries_.end() && (is_due || next->step < step)) {
+      CountCall();
+      return std::move(next->payload);
+    }
     if (!is_due && HasBegun(step)) return std::nullopt;
     EK_RETURN_IF_ERROR(Read(from));
   }
@@ -197,7 +204,7 @@ absl::StatusOr<StepEntry> StepLog::NextIn(int64_t step, const ControlChannel::Fr
     if (entry.number < expected) continue;  // A duplicate, or a call that was shadowed before.
     if (entry.number > expected) return Gap(rank_, entry, expected);
     if (is_call) {
-      entry.payload = TakeCall();
+      CountCall();
     } else {
       ++next_to_read_;
     }

@@ -120,10 +120,6 @@ class StepLog {
     int64_t calls = 0;
   };
   using Positions = std::map<int, Position>;  // By rank.
-  struct PendingCall {
-    int64_t step = 0;
-    std::string text;
-  };
 
   absl::StatusOr<StepEntry> Parse(absl::string_view bytes) const;
   // Sends an entry to the ranks of `exhausted` that lack it, if this rank is its sender.
@@ -134,7 +130,7 @@ class StepLog {
   void UpdateLowest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Read(const ControlChannel::From& from);
   bool HasBegun(int64_t step) const;
-  std::string TakeCall();
+  void CountCall();
 
   const int rank_;
   const int world_size_;
@@ -158,8 +154,8 @@ class StepLog {
   int64_t lower_step_ ABSL_GUARDED_BY(mutex_) = 0;
 
   // Used by the reader only.
-  std::deque<PendingCall> pending_;  // The calls from calls_ on.
-  std::deque<StepEntry> entries_;    // In the order of their arrival, with the calls' places.
+  std::deque<StepEntry> entries_;  // In the order of their arrival.
+  int64_t next_call_ = 0;          // The number after those of the calls that were received.
   int64_t read_step_ = 0;
   int64_t next_to_read_ = 0;
 };

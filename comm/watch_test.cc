@@ -11,6 +11,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -362,18 +363,18 @@ class FakeLink : public ControlLink {
   FakeLink(std::unique_ptr<ControlLink> link, const std::atomic<bool>* is_silent,
            Failures* failures)
       : link_(std::move(link)), is_silent_(is_silent), failures_(failures) {}
-  void Start(std::function<void(ControlMessage)> receive,
-             std::function<void(absl::Status)> lost) override {
+  void Start(std::function<void(ToRank)> receive, std::function<void(absl::Status)> lost) override {
     link_->Start(
-        [this, receive](ControlMessage message) {
+        [this, receive](ToRank message) {
           if (!*is_silent_) receive(std::move(message));
         },
         std::move(lost));
   }
-  void Send(ControlMessage message) override {
-    if (failures_ != nullptr && message.type == ControlMessage::Type::kFailed) {
+  void Send(ToHub message) override {
+    const auto* failed = std::get_if<to_hub::Failed>(&message);
+    if (failures_ != nullptr && failed != nullptr) {
       ++failures_->reported;
-      if (message.request > 0) ++failures_->hub_must_judge;
+      if (failed->unheard_us > 0) ++failures_->hub_must_judge;
     }
     if (!*is_silent_) link_->Send(std::move(message));
   }

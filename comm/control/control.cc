@@ -1,8 +1,8 @@
 #include "evenkeel/comm/control/control.h"
 
-#include "absl/strings/numbers.h"
+#include <type_traits>
+
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/librarys_thread.h"
 #include "evenkeel/comm/base/notification.h"
@@ -23,7 +23,7 @@ std::string RankList(const std::vector<int>& ranks) { return internal::RankList(
 ControlChannel::ControlChannel(int rank, int world_size, std::unique_ptr<ControlLink> link)
     : rank_(rank), world_size_(world_size), link_(std::move(link)) {
   link_->Start(
-      [this](ControlMessage message) {
+      [this](ToRank message) {
         internal::ThisThreadIsTheLibrarys();
         OnMessage(std::move(message));
       },
@@ -43,20 +43,19 @@ void ControlChannel::Stop() {
 
 void ControlChannel::Exchange(absl::string_view topic, std::string payload, ExchangeCallback done) {
   waits_->Use();
-  ControlMessage message{.type = ControlMessage::Type::kExchange,
-                         .topic = std::string(topic),
-                         .payload = std::move(payload)};
+  to_hub::Exchange mine{.id = {.topic = std::string(topic)}};
+  mine.parts.push_back({1, std::move(payload)});
   absl::Status closed;
   {
     absl::MutexLock lock(&mutex_);
     closed = closed_;
     if (closed.ok()) {
-      message.sequence = sequences_[message.topic]++;
-      exchanges_[{message.topic, message.sequence}] = std::move(done);
+      mine.id.sequence = sequences_[mine.id.topic]++;
+      exchanges_[mine.id] = std::move(done);
     }
   }
   if (!closed.ok()) return done(closed);
-  link_->Send(std::move(message));
+  link_->Send(std::move(mine));
 }
 
 absl::StatusOr<ControlChannel::Parts> ControlChannel::Exchange(absl::string_view topic,
@@ -98,15 +97,14 @@ absl::StatusOr<ControlChannel::Parts> ControlChannel::Exchange(absl::string_view
 
 void ControlChannel::Put(absl::string_view key, std::string value) {
   waits_->Use();
-  link_->Send(
-      {.type = ControlMessage::Type::kPut, .topic = std::string(key), .payload = std::move(value)});
+  link_->Send(to_hub::Put{.key = std::string(key), .value = std::move(value)});
 }
 
 absl::StatusOr<std::string> ControlChannel::Get(absl::string_view key, absl::Duration timeout) {
-  absl::StatusOr<ControlMessage> value =
-      Request({.type = ControlMessage::Type::kGet, .topic = std::string(key)}, timeout,
-              Until::kClosed, IfEndless(timeout));
-  if (value.ok()) return std::move(value->payload);
+  absl::StatusOr<to_rank::Value> value =
+      Request(to_hub::Get{.key = std::string(key)}, timeout, Until::kClosed, IfEndless(timeout),
+              absl::StrCat("the value \"", key, "\""));
+  if (value.ok()) return std::move(value->value);
   if (!absl::IsDeadlineExceeded(value.status())) return value.status();
   return internal::MissedDeadline(
       absl::StrCat("rank ", rank_, " waited ", absl::FormatDuration(timeout), " for the value \"",
@@ -115,12 +113,10 @@ absl::StatusOr<std::string> ControlChannel::Get(absl::string_view key, absl::Dur
 }
 
 ControlChannel::Missing ControlChannel::WhoIsMissing(const Wait& wait) {
-  internal::RankStatus asked;
-  asked.waits.push_back(wait);
-  ControlMessage question{.type = ControlMessage::Type::kMissing, .payload = asked.Serialize()};
-  absl::StatusOr<ControlMessage> missing = Request(question, absl::Milliseconds(500), Until::kLost);
+  to_hub::WhoIsMissing question{.wait = wait};
+  auto missing = Request(question, absl::Milliseconds(500), Until::kLost);
   if (absl::IsDeadlineExceeded(missing.status())) {
-    question.sequence = 1;  // A rank does not reply to the hub; this is information, too.
+    question.is_urgent = true;  // A rank does not reply to the hub; this is information, too.
     missing = Request(question, absl::Milliseconds(500), Until::kLost);
   }
   if (!missing.ok()) return {};
@@ -133,23 +129,24 @@ ControlChannel::Missing ControlChannel::WhoIsMissing(absl::string_view topic, in
       Wait{.kind = Wait::Kind::kExchange, .sequence = sequence, .topic = std::string(topic)});
 }
 
-absl::StatusOr<ControlMessage> ControlChannel::Request(ControlMessage message,
-                                                       absl::Duration timeout, Until until,
-                                                       const std::shared_ptr<Waits>& waits) {
+template <typename Message>
+absl::StatusOr<typename Message::Reply> ControlChannel::Request(Message message,
+                                                                absl::Duration timeout, Until until,
+                                                                const std::shared_ptr<Waits>& waits,
+                                                                const std::string& text) {
   const auto end = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return until == Until::kClosed ? closed_ : lost_;
   };
-  const std::string text = absl::StrCat("the value \"", message.topic, "\"");
   int64_t id = 0;
   {
     absl::MutexLock lock(&mutex_);
     if (!end().ok()) return end();
     id = message.request = next_request_++;
-    requests_[id] = nullptr;
+    requests_[id];
   }
   bool is_over = false;  // Stays true, also after the reply was taken.
   const auto check = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return is_over = is_over || requests_[id] != nullptr || !end().ok();
+    return is_over = is_over || requests_[id].index() != 0 || !end().ok();
   };
   const Waits::Scope scope(
       waits, [&text] { return Wait{.text = text}; },
@@ -161,9 +158,9 @@ absl::StatusOr<ControlMessage> ControlChannel::Request(ControlMessage message,
   absl::MutexLock lock(&mutex_);
   AwaitFor(mutex_, absl::Condition(&check), timeout);
   is_over = true;
-  absl::StatusOr<ControlMessage> result = absl::DeadlineExceededError("no reply");
-  if (requests_[id] != nullptr) {
-    result = std::move(*requests_[id]);
+  absl::StatusOr<typename Message::Reply> result = absl::DeadlineExceededError("no reply");
+  if (auto* reply = std::get_if<typename Message::Reply>(&requests_[id])) {
+    result = std::move(*reply);
   } else if (!end().ok()) {
     result = end();
   }
@@ -172,8 +169,7 @@ absl::StatusOr<ControlMessage> ControlChannel::Request(ControlMessage message,
 }
 
 absl::StatusOr<ControlChannel::Survivors> ControlChannel::Regroup(absl::Duration timeout) {
-  absl::StatusOr<ControlMessage> answer =
-      Request({.type = ControlMessage::Type::kRegroup}, timeout, Until::kLost);
+  auto answer = Request(to_hub::Regroup(), timeout, Until::kLost);
   if (absl::IsDeadlineExceeded(answer.status())) {
     const Missing missing = WhoIsMissing(kRegroupTopic, 0);
     return internal::MissedDeadline(
@@ -188,12 +184,7 @@ absl::StatusOr<ControlChannel::Survivors> ControlChannel::Regroup(absl::Duration
     return WithFailureInfo(absl::AbortedError(cut_off_.message()),
                            FailureInfoOf(cut_off_).value_or(FailureInfo()));
   }
-  Survivors survivors{.ranks = {}, .round = answer->sequence};
-  for (absl::string_view text : absl::StrSplit(answer->payload, ',', absl::SkipEmpty())) {
-    int rank = 0;
-    if (absl::SimpleAtoi(text, &rank)) survivors.ranks.push_back(rank);
-  }
-  return survivors;
+  return Survivors{.ranks = std::move(answer->survivors), .round = answer->round};
 }
 
 absl::Status ControlChannel::SurvivorsStatus() const {
@@ -202,9 +193,8 @@ absl::Status ControlChannel::SurvivorsStatus() const {
 }
 
 void ControlChannel::Beat(std::string rank_status, absl::Duration silence) {
-  link_->Send({.type = ControlMessage::Type::kBeat,
-               .request = absl::ToInt64Microseconds(silence),
-               .payload = std::move(rank_status)});
+  link_->Send(to_hub::Beat{.rank_status = std::move(rank_status),
+                           .silence_us = absl::ToInt64Microseconds(silence)});
 }
 
 int64_t ControlChannel::received() const {
@@ -213,21 +203,14 @@ int64_t ControlChannel::received() const {
 }
 
 void ControlChannel::Send(int to, absl::string_view topic, std::string payload) {
-  waits_->Use();
-  link_->Send({.type = ControlMessage::Type::kSend,
-               .rank = to,
-               .topic = std::string(topic),
-               .payload = std::move(payload)});
+  Send(absl::MakeConstSpan(&to, 1), topic, std::move(payload));
 }
 
 void ControlChannel::Send(absl::Span<const int> to, absl::string_view topic, std::string payload) {
   if (to.empty()) return;
   waits_->Use();
-  ControlMessage message{.type = ControlMessage::Type::kSend,
-                         .topic = std::string(topic),
-                         .payload = std::move(payload)};
-  for (const int rank : to) message.parts.push_back({.count = rank});
-  link_->Send(std::move(message));
+  link_->Send(to_hub::Message{
+      .to = {to.begin(), to.end()}, .topic = std::string(topic), .payload = std::move(payload)});
 }
 
 absl::StatusOr<std::string> ControlChannel::Receive(absl::string_view topic, absl::Duration timeout,
@@ -282,24 +265,17 @@ void ControlChannel::Notify(absl::string_view topic, std::string payload) {
 
 void ControlChannel::Notify(int to, absl::string_view topic, std::string payload) {
   waits_->Use();
-  link_->Send({.type = ControlMessage::Type::kNotice,
-               .rank = to,
-               .topic = std::string(topic),
-               .payload = std::move(payload)});
+  link_->Send(to_hub::Notice{.to = to, .topic = std::string(topic), .payload = std::move(payload)});
 }
 
 void ControlChannel::NotifyOnce(absl::string_view topic, std::string payload) {
   waits_->Use();
-  link_->Send({.type = ControlMessage::Type::kNotice,
-               .sequence = 1,
-               .topic = std::string(topic),
-               .payload = std::move(payload)});
+  link_->Send(
+      to_hub::Notice{.is_once = true, .topic = std::string(topic), .payload = std::move(payload)});
 }
 
 void ControlChannel::Fail(const absl::Status& why, absl::Duration unheard) {
-  link_->Send({.type = ControlMessage::Type::kFailed,
-               .request = absl::ToInt64Microseconds(unheard),
-               .status = why});
+  link_->Send(to_hub::Failed{.why = why, .unheard_us = absl::ToInt64Microseconds(unheard)});
 }
 
 void ControlChannel::Leave() {
@@ -307,112 +283,101 @@ void ControlChannel::Leave() {
     absl::MutexLock lock(&mutex_);
     leaving_ = true;
   }
-  link_->Send({.type = ControlMessage::Type::kLeave});
+  link_->Send(to_hub::Leave());
 }
 
 void ControlChannel::SetHandlers(
     std::function<void(int, const absl::Status&)> on_failure,
     std::function<void(int, absl::string_view, absl::string_view)> on_notice) {
-  std::vector<ControlMessage> early;
+  std::vector<ToRank> early;
   {
     absl::MutexLock lock(&mutex_);
     on_failure_ = std::move(on_failure);
     on_notice_ = std::move(on_notice);
     early.swap(early_);
   }
-  for (ControlMessage& message : early) Handle(std::move(message));
+  for (ToRank& message : early) std::visit([this](auto& it) { Handle(std::move(it)); }, message);
 }
 
 void ControlChannel::Close(const absl::Status& why) {
-  std::map<std::pair<std::string, int64_t>, ExchangeCallback> exchanges;
+  std::map<ExchangeId, ExchangeCallback> exchanges;
   {
     absl::MutexLock lock(&mutex_);
     if (closed_.ok()) closed_ = why;
     exchanges.swap(exchanges_);
   }
-  for (auto& [key, done] : exchanges) done(why);
+  for (auto& [id, done] : exchanges) done(why);
 }
 
-void ControlChannel::OnMessage(ControlMessage message) {
-  if (message.type == ControlMessage::Type::kBeat) return;  // Handled by the link.
-  if (message.type == ControlMessage::Type::kFailed && message.sequence == 1) {
-    absl::MutexLock lock(&mutex_);
-    cut_off_ = message.status;
-  }
-  Handle(std::move(message));
+void ControlChannel::OnMessage(ToRank message) {
+  if (IsBeat(message)) return;
+  std::visit([this](auto& it) { Handle(std::move(it)); }, message);
   absl::MutexLock lock(&mutex_);
   ++received_;
 }
 
-void ControlChannel::Handle(ControlMessage message) {
-  using Type = ControlMessage::Type;
-  switch (message.type) {
-    case Type::kExchanged: {
-      ExchangeCallback done;
-      {
-        absl::MutexLock lock(&mutex_);
-        auto exchange = exchanges_.find({message.topic, message.sequence});
-        if (exchange == exchanges_.end()) return;
-        done = std::move(exchange->second);
-        exchanges_.erase(exchange);
-      }
-      Parts parts;
-      parts.reserve(world_size_);
-      for (EqualParts& run : message.parts) {
-        if (run.count < 1 || run.count > world_size_ - static_cast<int64_t>(parts.size())) break;
-        parts.insert(parts.end(), run.count - 1, run.part);
-        parts.push_back(std::move(run.part));
-      }
-      if (static_cast<int>(parts.size()) == world_size_) return done(std::move(parts));
-      return done(absl::InternalError(absl::StrCat("\"", message.topic, "\" #", message.sequence,
-                                                   ": the hub's reply is not for ", world_size_,
-                                                   " ranks")));
-    }
-    case Type::kRegrouped:
-    case Type::kValue: {
-      absl::MutexLock lock(&mutex_);
-      if (message.type == Type::kRegrouped) survivors_status_ = message.status;
-      auto request = requests_.find(message.request);
-      if (request != requests_.end())
-        request->second = std::make_unique<ControlMessage>(std::move(message));
-      return;
-    }
-    case Type::kSend: {
-      absl::MutexLock lock(&mutex_);
-      if (auto unwanted = unwanted_.find(message.topic); unwanted != unwanted_.end()) {
-        unwanted_.erase(unwanted);
-      } else {
-        inbox_[message.topic].push_back(std::move(message.payload));
-      }
-      return;
-    }
-    case Type::kNotice:
-    case Type::kFailed: {
-      std::function<void(int, const absl::Status&)> on_failure;
-      std::function<void(int, absl::string_view, absl::string_view)> on_notice;
-      {
-        absl::MutexLock lock(&mutex_);
-        if (on_failure_ == nullptr) {
-          early_.push_back(std::move(message));
-          return;
-        }
-        on_failure = on_failure_;
-        on_notice = on_notice_;
-      }
-      if (message.type == Type::kNotice)
-        return on_notice(message.rank, message.topic, message.payload);
-      return on_failure(message.rank, message.status);
-    }
-    case Type::kExchange:
-    case Type::kPut:
-    case Type::kGet:
-    case Type::kMissing:
-    case Type::kLeave:
-    case Type::kRegroup:
-    case Type::kBeat:
-    case Type::kHaveCome:
-      return;  // Sent by ranks only; a beat was handled above.
+void ControlChannel::Handle(to_rank::Exchanged exchanged) {
+  ExchangeCallback done;
+  {
+    absl::MutexLock lock(&mutex_);
+    auto exchange = exchanges_.find(exchanged.id);
+    if (exchange == exchanges_.end()) return;
+    done = std::move(exchange->second);
+    exchanges_.erase(exchange);
   }
+  Parts parts;
+  parts.reserve(world_size_);
+  for (EqualParts& run : exchanged.parts) {
+    if (run.count < 1 || run.count > world_size_ - static_cast<int64_t>(parts.size())) break;
+    parts.insert(parts.end(), run.count - 1, run.part);
+    parts.push_back(std::move(run.part));
+  }
+  if (static_cast<int>(parts.size()) == world_size_) return done(std::move(parts));
+  done(absl::InternalError(absl::StrCat("\"", exchanged.id.topic, "\" #", exchanged.id.sequence,
+                                        ": the hub's reply is not for ", world_size_, " ranks")));
+}
+
+void ControlChannel::Handle(to_rank::Message message) {
+  absl::MutexLock lock(&mutex_);
+  if (auto unwanted = unwanted_.find(message.topic); unwanted != unwanted_.end()) {
+    unwanted_.erase(unwanted);
+  } else {
+    inbox_[message.topic].push_back(std::move(message.payload));
+  }
+}
+
+void ControlChannel::Handle(to_rank::Notice notice) {
+  std::function<void(int, absl::string_view, absl::string_view)> on_notice;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (on_notice_ == nullptr) return early_.push_back(std::move(notice));
+    on_notice = on_notice_;
+  }
+  on_notice(notice.from, notice.topic, notice.payload);
+}
+
+void ControlChannel::Handle(to_rank::Failed failed) {
+  std::function<void(int, const absl::Status&)> on_failure;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (failed.is_cut_off) cut_off_ = failed.why;
+    if (on_failure_ == nullptr) return early_.push_back(std::move(failed));
+    on_failure = on_failure_;
+  }
+  on_failure(failed.culprit, failed.why);
+}
+
+void ControlChannel::Handle(to_rank::SurvivorLost lost) {
+  absl::MutexLock lock(&mutex_);
+  survivors_status_ = lost.why;
+}
+
+void ControlChannel::Handle(auto reply) requires requires { reply.request; }
+{
+  absl::MutexLock lock(&mutex_);
+  if (std::is_same_v<decltype(reply), to_rank::Regrouped>) survivors_status_ = absl::OkStatus();
+  const auto request = requests_.find(reply.request);
+  if (request != requests_.end()) request->second = std::move(reply);
 }
 
 FailureInfo ControlChannel::HubLost() const {
@@ -430,7 +395,7 @@ void ControlChannel::OnLost(const absl::Status& why) {
     lost_ = reason;
     if (leaving_) return;
   }
-  Handle({.type = ControlMessage::Type::kFailed, .rank = -1, .status = reason});
+  Handle(to_rank::Failed{.why = reason});
 }
 
 }  // namespace evenkeel

@@ -32,6 +32,7 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -159,15 +160,26 @@ class ControlChannel {
  private:
   // Returns the register of waits for a wait that cannot end by itself, else null.
   std::shared_ptr<internal::Waits> IfEndless(absl::Duration timeout) const;
-  void OnMessage(ControlMessage message);
-  void Handle(ControlMessage message);
+  void OnMessage(ToRank message);
+  void Handle(to_rank::Exchanged exchanged);
+  void Handle(to_rank::Message message);
+  void Handle(to_rank::Notice notice);
+  void Handle(to_rank::Failed failed);
+  void Handle(to_rank::SurvivorLost lost);
+  // Of Request(): Value, Missing, Regrouped.
+  void Handle(auto reply) requires requires { reply.request; };
+  // Handled by the link.
+  void Handle(to_rank::Beat) {}
+  void Handle(to_rank::Poll) {}
   void OnLost(const absl::Status& why);
 
   // The event that ends a request early.
   enum class Until { kClosed, kLost };
-  absl::StatusOr<ControlMessage> Request(ControlMessage message, absl::Duration timeout,
-                                         Until until,
-                                         const std::shared_ptr<internal::Waits>& waits = nullptr);
+  // `waits`: the register of its wait, and the text for it.
+  template <typename Message>
+  absl::StatusOr<typename Message::Reply> Request(
+      Message message, absl::Duration timeout, Until until,
+      const std::shared_ptr<internal::Waits>& waits = nullptr, const std::string& text = "");
 
   const int rank_;
   const int world_size_;
@@ -183,16 +195,18 @@ class ControlChannel {
   int64_t received_ ABSL_GUARDED_BY(mutex_) = 0;
   bool leaving_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<std::string, int64_t, std::less<>> sequences_ ABSL_GUARDED_BY(mutex_);
-  std::map<std::pair<std::string, int64_t>, ExchangeCallback> exchanges_ ABSL_GUARDED_BY(mutex_);
+  std::map<ExchangeId, ExchangeCallback> exchanges_ ABSL_GUARDED_BY(mutex_);
   int64_t next_request_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Requests without a reply yet have null.
-  std::map<int64_t, std::unique_ptr<ControlMessage>> requests_ ABSL_GUARDED_BY(mutex_);
+  // By number: the reply, if it has come.
+  std::map<int64_t,
+           std::variant<std::monostate, to_rank::Value, to_rank::Missing, to_rank::Regrouped>>
+      requests_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, std::deque<std::string>, std::less<>> inbox_ ABSL_GUARDED_BY(mutex_);
   std::multiset<std::string> unwanted_
       ABSL_GUARDED_BY(mutex_);  // Topics of messages that are dropped when they arrive.
   std::function<void(int, const absl::Status&)> on_failure_ ABSL_GUARDED_BY(mutex_);
   std::function<void(int, absl::string_view, absl::string_view)> on_notice_ ABSL_GUARDED_BY(mutex_);
-  std::vector<ControlMessage> early_
+  std::vector<ToRank> early_
       ABSL_GUARDED_BY(mutex_);  // A failure and notices from before the handlers were set.
 };
 

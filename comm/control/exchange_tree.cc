@@ -27,7 +27,7 @@ std::vector<int> TreeShape::SubtreeOf(int rank) const {
   return subtree;
 }
 
-void AppendParts(std::vector<EqualParts>& parts, EqualParts more) {
+void AppendParts(ExchangeParts& parts, EqualParts more) {
   if (!parts.empty() && parts.back().part == more.part) {
     parts.back().count += more.count;
   } else {
@@ -35,19 +35,28 @@ void AppendParts(std::vector<EqualParts>& parts, EqualParts more) {
   }
 }
 
-absl::Status CheckSize(const ControlMessage& exchange) {
-  constexpr size_t kOfEach = 16, kOfAll = 4096;  // More than the fields around the bytes take.
-  size_t bytes = kOfAll + exchange.topic.size();
+int64_t CountRanks(const ExchangeParts& parts, int world_size) {
   int64_t ranks = 0;
-  for (const EqualParts& run : exchange.parts) {
+  for (const EqualParts& run : parts) {
+    if (run.count < 1 || run.count > world_size) return -1;
+    ranks += run.count;
+  }
+  return ranks;
+}
+
+absl::Status CheckSize(const ExchangeId& id, const ExchangeParts& parts) {
+  constexpr size_t kOfEach = 16, kOfAll = 4096;  // More than the fields around the bytes take.
+  size_t bytes = kOfAll + id.topic.size();
+  int64_t ranks = 0;
+  for (const EqualParts& run : parts) {
     bytes += kOfEach + run.part.size();
     ranks += run.count;
   }
   if (bytes <= kMaxFrame) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "the parts of ", ranks, " ranks for \"", exchange.topic, "\" #", exchange.sequence, " have ",
-      bytes, " bytes together, but a message has at most ", kMaxFrame,
-      ": exchange less over the control plane"));
+  return absl::ResourceExhaustedError(
+      absl::StrCat("the parts of ", ranks, " ranks for \"", id.topic, "\" #", id.sequence, " have ",
+                   bytes, " bytes together, but a message has at most ", kMaxFrame,
+                   ": exchange less over the control plane"));
 }
 
 ExchangeRelay::ExchangeRelay(TreeShape shape, int rank)
@@ -58,53 +67,42 @@ ExchangeRelay::ExchangeRelay(TreeShape shape, int rank)
   sizes_[rank] = 1;
 }
 
-absl::StatusOr<std::optional<ControlMessage>> ExchangeRelay::OnExchange(int from,
-                                                                        ControlMessage message) {
-  std::vector<EqualParts> parts = std::move(message.parts);
-  if (from == rank_) parts = {{1, std::move(message.payload)}};
-  int64_t count = 0;
-  for (const EqualParts& run : parts) {
-    if (run.count < 1 || run.count > shape_.world_size) count = -1;
-    if (count >= 0) count += run.count;
-  }
+absl::StatusOr<std::optional<to_hub::Exchange>> ExchangeRelay::OnExchange(int from,
+                                                                          to_hub::Exchange part) {
   const auto size = sizes_.find(from);
-  if (size == sizes_.end() || count != size->second) {
+  if (size == sizes_.end() || CountRanks(part.parts, shape_.world_size) != size->second) {
     return absl::InvalidArgumentError(
-        absl::StrCat("rank ", rank_, ": the message of rank ", from, " for \"", message.topic,
-                     "\" #", message.sequence, " does not fit a tree of fanout ", shape_.fanout,
+        absl::StrCat("rank ", rank_, ": the message of rank ", from, " for \"", part.id.topic,
+                     "\" #", part.id.sequence, " does not fit a tree of fanout ", shape_.fanout,
                      " over ", shape_.world_size, " ranks"));
   }
-  const Key key(message.topic, message.sequence);
-  Gathering& gathering = gathering_[key];
-  gathering.parts.emplace(from, std::move(parts));
-  if (gathering.parts.size() < sources_.size()) {
-    EK_RETURN_IF_ERROR(CheckLeft(key, gathering));
-    return std::optional<ControlMessage>();
+  Gathering& gathering = gathering_[part.id];
+  gathering.emplace(from, std::move(part.parts));
+  if (gathering.size() < sources_.size()) {
+    EK_RETURN_IF_ERROR(CheckLeft(part.id, gathering));
+    return std::nullopt;
   }
-  ControlMessage up{.type = ControlMessage::Type::kExchange,
-                    .sequence = key.second,
-                    .request = shape_.fanout,
-                    .topic = key.first};
+  to_hub::Exchange up{.id = std::move(part.id), .fanout = shape_.fanout};
   for (const int source : sources_) {
-    for (EqualParts& run : gathering.parts[source]) AppendParts(up.parts, std::move(run));
+    for (EqualParts& run : gathering[source]) AppendParts(up.parts, std::move(run));
   }
-  gathering_.erase(key);
-  EK_RETURN_IF_ERROR(CheckSize(up));
-  return std::optional<ControlMessage>(std::move(up));
+  gathering_.erase(up.id);
+  EK_RETURN_IF_ERROR(CheckSize(up.id, up.parts));
+  return up;
 }
 
 absl::Status ExchangeRelay::OnLeave(int child) {
   left_.insert(child);
-  for (const auto& [key, gathering] : gathering_) EK_RETURN_IF_ERROR(CheckLeft(key, gathering));
+  for (const auto& [id, gathering] : gathering_) EK_RETURN_IF_ERROR(CheckLeft(id, gathering));
   return absl::OkStatus();
 }
 
-absl::Status ExchangeRelay::CheckLeft(const Key& key, const Gathering& gathering) const {
+absl::Status ExchangeRelay::CheckLeft(const ExchangeId& id, const Gathering& gathering) const {
   for (const int gone : left_) {
-    if (gathering.parts.contains(gone)) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        "rank ", gone, " has left the group while rank ", gathering.parts.begin()->first,
-        " is at \"", key.first, "\" #", key.second, ": the ranks disagree"));
+    if (gathering.contains(gone)) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank ", gone, " has left the group while rank ", gathering.begin()->first,
+                     " is at \"", id.topic, "\" #", id.sequence, ": the ranks disagree"));
   }
   return absl::OkStatus();
 }

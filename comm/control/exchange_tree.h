@@ -9,7 +9,7 @@
 // The parent of rank r is rank r / fanout - 1, for r < fanout the hub. So no rank, and not the hub,
 // has more than `fanout` children, and up to `fanout` ranks the tree is a star. A merged message
 // has the parts of a subtree in the order of SubtreeOf(), with equal neighbours counted, and
-// contains the fanout in `request`.
+// contains the fanout.
 //
 // Threads: TreeShape is immutable, a relay is thread-compatible.
 
@@ -20,13 +20,11 @@
 #include <map>
 #include <optional>
 #include <set>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "evenkeel/comm/control/link.h"
+#include "evenkeel/comm/control/messages.h"
 
 namespace evenkeel::internal {
 
@@ -45,9 +43,11 @@ struct TreeShape {
 };
 
 // Appends to a list of parts, and counts equal neighbours.
-void AppendParts(std::vector<EqualParts>& parts, EqualParts more);
-// Returns ResourceExhausted if these parts of an exchange do not fit into one message.
-absl::Status CheckSize(const ControlMessage& exchange);
+void AppendParts(ExchangeParts& parts, EqualParts more);
+// Returns the number of ranks, or -1 if not every run has between 1 and `world_size` of them.
+int64_t CountRanks(const ExchangeParts& parts, int world_size);
+// Returns ResourceExhausted if these parts do not fit into one message.
+absl::Status CheckSize(const ExchangeId& id, const ExchangeParts& parts);
 
 // Collects, on one rank, the parts that go up to its parent.
 class ExchangeRelay {
@@ -58,23 +58,20 @@ class ExchangeRelay {
   // if it was the last missing part.
   // Errors, for the whole group: FailedPrecondition if a child has left without its part.
   // InvalidArgument: not a message of such a tree. Those of CheckSize().
-  absl::StatusOr<std::optional<ControlMessage>> OnExchange(int from, ControlMessage message);
+  absl::StatusOr<std::optional<to_hub::Exchange>> OnExchange(int from, to_hub::Exchange part);
   // Handles a child that leaves. Errors: as above.
   absl::Status OnLeave(int child);
 
  private:
-  using Key = std::pair<std::string, int64_t>;  // Topic, sequence.
-  struct Gathering {
-    std::map<int, std::vector<EqualParts>> parts;  // By child; this rank's own, too.
-  };
+  using Gathering = std::map<int, ExchangeParts>;  // By child; this rank's own, too.
 
-  absl::Status CheckLeft(const Key& key, const Gathering& gathering) const;
+  absl::Status CheckLeft(const ExchangeId& id, const Gathering& gathering) const;
 
   const TreeShape shape_;
   const int rank_;
   std::vector<int> sources_;      // This rank and its children, in the order of the subtree.
   std::map<int, int64_t> sizes_;  // The sizes of their subtrees.
-  std::map<Key, Gathering> gathering_;
+  std::map<ExchangeId, Gathering> gathering_;
   std::set<int> left_;
 };
 

@@ -60,7 +60,7 @@ void ControlGroups::Join(PeerId peer, const Hello& hello) {
     group.members_text = hello.members;
     group.members.resize(hello.world_size);
     group.hub = std::make_unique<ControlHub>(
-        hello.world_size, [this, key](absl::Span<const int> to, const ControlMessage& message) {
+        hello.world_size, [this, key](absl::Span<const int> to, const ToRank& message) {
           Deliver(key, to, message);
         });
   }
@@ -77,18 +77,19 @@ void ControlGroups::Join(PeerId peer, const Hello& hello) {
 absl::Status ControlGroups::OnFrame(PeerId peer, absl::string_view frame) {
   const auto found = seats_.find(peer);
   if (found == seats_.end()) return absl::InternalError("a control message from an unknown peer");
-  EK_ASSIGN_OR_RETURN(ControlMessage message, ParseControlMessage(frame));
+  EK_ASSIGN_OR_RETURN(ToHub message, ParseControlMessage<ToHub>(frame));
   Seat& seat = found->second;
-  if (message.type == ControlMessage::Type::kBeat) {
-    SetMaxSilence(
-        seat, message.request > 0 ? absl::Microseconds(message.request) : absl::InfiniteDuration());
-  } else if (message.type == ControlMessage::Type::kLeave) {
+  if (const auto* beat = std::get_if<to_hub::Beat>(&message)) {
+    SetMaxSilence(seat, beat->silence_us > 0 ? absl::Microseconds(beat->silence_us)
+                                             : absl::InfiniteDuration());
+  } else if (std::holds_alternative<to_hub::Leave>(message)) {
     SetMaxSilence(seat, absl::InfiniteDuration());
-  } else if (message.type == ControlMessage::Type::kFailed && message.request > 0) {
+  } else if (auto* failed = std::get_if<to_hub::Failed>(&message);
+             failed != nullptr && failed->unheard_us > 0) {
     const bool has_run = SteadyNow() - turned_at_ <= 2 * kListening &&
-                         clock_ - runs_since_ >= absl::Microseconds(message.request);
+                         clock_ - runs_since_ >= absl::Microseconds(failed->unheard_us);
     if (has_run && seat.max_silence != absl::InfiniteDuration()) {
-      seat.report = std::move(message);
+      seat.report = std::move(*failed);
       seat.reported_at = clock_;
       seat.judge_at = clock_ + kOthersReport;
       look_at_ = std::min(look_at_, seat.judge_at);
@@ -153,9 +154,8 @@ std::vector<ControlGroups::PeerId> ControlGroups::PassTime(absl::Duration time) 
     if (is_silent) {
       hub.OnSilence(seat.rank, seat.max_silence);
     } else if (!AreAllDeaf(seat.group)) {
-      hub.OnDeafness(seat.rank, absl::Microseconds(seat.report.request));
+      hub.OnDeafness(seat.rank, absl::Microseconds(seat.report.unheard_us));
     } else {  // The hub's network is at fault.
-      seat.report.request = 0;
       hub.OnMessage(seat.rank, std::move(seat.report));
       look_at_ = std::min(look_at_, seat.heard + seat.max_silence);
       continue;
@@ -242,14 +242,14 @@ void ControlGroups::AppendGroup(Group& group, std::string* json) {
 }
 
 void ControlGroups::Deliver(const std::string& key, absl::Span<const int> to,
-                            const ControlMessage& message) {
+                            const ToRank& message) {
   Group& group = groups_.at(key);
-  if (message.type == ControlMessage::Type::kRegrouped && message.status.ok()) ForgetFailures();
-  if (message.type == ControlMessage::Type::kFailed) {
+  if (std::holds_alternative<to_rank::Regrouped>(message)) ForgetFailures();
+  if (const auto* failed = std::get_if<to_rank::Failed>(&message)) {
     if (!std::exchange(group.has_failed, true)) AppendGroup(group, &group.failure);
-    const bool is_to_all = message.sequence == 0;  // A lost rank gets another text.
+    const bool is_to_all = !failed->is_cut_off;  // A lost rank gets another text.
     if (is_to_all && on_group_ != nullptr && !std::exchange(group.has_reported, true))
-      on_group_(group.name, static_cast<int>(group.members.size()), message.status);
+      on_group_(group.name, static_cast<int>(group.members.size()), failed->why);
   }
   const std::string payload = Serialize(message);
   for (const int rank : to) {

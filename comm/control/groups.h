@@ -30,6 +30,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "evenkeel/comm/control/hub.h"
+#include "evenkeel/comm/control/messages.h"
 #include "evenkeel/comm/control/seats.h"
 #include "evenkeel/comm/net/handshake.h"
 
@@ -84,7 +85,7 @@ class ControlGroups : public ControlSeats {
     absl::Duration heard;  // The value of clock_ when its last bytes came.
     // Its last report that it receives nothing. The values of clock_ when it came, and when it is
     // judged whether this rank or the hub is at fault.
-    ControlMessage report;
+    to_hub::Failed report;
     absl::Duration reported_at = -absl::InfiniteDuration(), judge_at = absl::InfiniteDuration();
   };
 
@@ -95,7 +96,7 @@ class ControlGroups : public ControlSeats {
   void AppendGroup(Group& group, std::string* json);
   // The job goes on, or has ended well: no failure up to now is why it ends.
   void ForgetFailures();
-  void Deliver(const std::string& key, absl::Span<const int> to, const ControlMessage& message);
+  void Deliver(const std::string& key, absl::Span<const int> to, const ToRank& message);
 
   const SendFunction send_;
   const GroupFunction on_group_;

@@ -3,12 +3,13 @@
 #include <cstddef>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "evenkeel/comm/control/link.h"
+#include "evenkeel/comm/control/messages.h"
 #include "evenkeel/comm/control/wire.h"
 #include "evenkeel/comm/failure_info.h"
 #include "gmock/gmock.h"
@@ -19,7 +20,6 @@ namespace {
 
 using testing::ElementsAre;
 using testing::IsEmpty;
-using Type = ControlMessage::Type;
 
 constexpr absl::Duration kLimit = absl::Seconds(5), kBeat = absl::Milliseconds(250);
 
@@ -32,9 +32,9 @@ class Server {
       : failures_(ranks),
         groups_(
             [this](ControlSeats::PeerId peer, absl::string_view payload) {
-              const ControlMessage message = ParseControlMessage(payload).value();
-              if (message.type == Type::kFailed && failures_[peer].ok())
-                failures_[peer] = message.status;
+              const ToRank message = ParseControlMessage<ToRank>(payload).value();
+              const auto* failed = std::get_if<to_rank::Failed>(&message);
+              if (failed != nullptr && failures_[peer].ok()) failures_[peer] = failed->why;
             },
             [this](const std::string& group, int world_size, const absl::Status& why) {
               reports_.push_back({group, world_size, why});
@@ -54,7 +54,8 @@ class Server {
   std::vector<ControlSeats::PeerId> Run(absl::Duration time) {
     for (absl::Duration end = now_ + time; now_ < end; now_ += kBeat) {
       for (int rank = 0; rank < joined_; ++rank) {
-        if (rank != silent_) Send(rank, {.type = Type::kBeat});
+        if (rank != silent_)
+          Send(rank, to_hub::Beat{.silence_us = absl::ToInt64Microseconds(kLimit)});
       }
       for (const ControlSeats::PeerId peer : groups_.PassTime(kBeat)) dismissed_.push_back(peer);
     }
@@ -65,8 +66,9 @@ class Server {
 
   void ReceivesNothing(int rank) {
     const FailureInfo hub_lost{.kind = FailureKind::kRankLost};
-    Send(rank, {.type = Type::kFailed,
-                .status = WithFailureInfo(absl::UnavailableError("received nothing"), hub_lost)});
+    Send(rank, to_hub::Failed{
+                   .why = WithFailureInfo(absl::UnavailableError("received nothing"), hub_lost),
+                   .unheard_us = absl::ToInt64Microseconds(kLimit)});
   }
 
   // The ranks that the error names on `rank`.
@@ -75,7 +77,7 @@ class Server {
     return info.has_value() ? info->ranks : std::vector<int>{-1};
   }
   void Leave(int rank) {
-    Send(rank, {.type = Type::kLeave});
+    Send(rank, to_hub::Leave());
     groups_.OnDisconnect(rank);
   }
   ControlGroups& groups() { return groups_; }
@@ -89,8 +91,7 @@ class Server {
   const absl::Status& failure(int rank) const { return failures_[rank]; }
 
  private:
-  void Send(size_t rank, ControlMessage message) {
-    message.request = absl::ToInt64Microseconds(kLimit);
+  void Send(size_t rank, const ToHub& message) {
     groups_.OnBytes(rank);
     EXPECT_TRUE(groups_.OnFrame(rank, Serialize(message)).ok());
   }
@@ -171,7 +172,7 @@ TEST(ControlGroupsTest, AFailureIsNotInTheLastStateIfTheJobWentOn) {
 TEST(ControlGroupsTest, AFailureIsNotInTheLastStateIfOneRankRegrouped) {
   Server server(2);
   server.groups().OnDisconnect(1);
-  EXPECT_TRUE(server.groups().OnFrame(0, Serialize({.type = Type::kRegroup, .request = 1})).ok());
+  EXPECT_TRUE(server.groups().OnFrame(0, Serialize(to_hub::Regroup{.request = 1})).ok());
   EXPECT_EQ(server.groups().LastStatusJson(), "[]");
   server.groups().OnDisconnect(0);
   EXPECT_EQ(server.groups().LastStatusJson(), "[]");

@@ -5,7 +5,6 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/parties.h"
 #include "evenkeel/comm/failure_info.h"
@@ -26,11 +25,16 @@ constexpr absl::Duration kPollPatience = absl::Seconds(1);
 constexpr size_t kMostAwaited = 100;
 
 // Returns whether the rank's link passes it on, so that it counts in RankStatus::received.
-bool IsForTheChannel(const ControlMessage& message) {
-  if (message.type == ControlMessage::Type::kBeat ||
-      message.type == ControlMessage::Type::kHaveCome)
-    return false;
-  return message.type != ControlMessage::Type::kValue || message.request >= 0;
+bool IsForTheChannel(const ToRank& message) {
+  if (const auto* value = std::get_if<to_rank::Value>(&message)) return value->request >= 0;
+  return !IsBeat(message) && !std::holds_alternative<to_rank::Poll>(message);
+}
+
+// Returns whether the hub handles it as before when the group has ended.
+bool OutlivesTheGroup(const ToHub& message) {
+  return IsBeat(message) || std::holds_alternative<to_hub::Regroup>(message) ||
+         std::holds_alternative<to_hub::WhoIsMissing>(message) ||
+         std::holds_alternative<to_hub::PollReply>(message);
 }
 
 // Returns whether the rank waits, by its last report.
@@ -50,10 +54,11 @@ ControlHub::ControlHub(int world_size, DeliverFunction deliver, HubOptions optio
 
 template <typename Handler>
 void ControlHub::Deliver(Handler handle) {
-  Outbox outbox;
+  std::vector<Outgoing> outbox;
   {
     absl::MutexLock lock(&mutex_);
-    handle(outbox);
+    handle();
+    outbox.swap(outbox_);
     for (const auto& [to, message] : outbox) {
       if (!IsForTheChannel(message)) continue;
       for (const int rank : to) ++facts_[rank].sent;
@@ -62,21 +67,28 @@ void ControlHub::Deliver(Handler handle) {
   for (const auto& [to, message] : outbox) deliver_(to, message);
 }
 
-void ControlHub::OnMessage(int rank, ControlMessage message) {
-  Deliver([&](Outbox& outbox)
-              ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { Handle(rank, std::move(message), outbox); });
+void ControlHub::OnMessage(int rank, ToHub message) {
+  Deliver([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const auto handle = [&](auto& it)
+                            ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { Handle(rank, std::move(it)); };
+    if (failure_.why.ok() || OutlivesTheGroup(message)) return std::visit(handle, message);
+    // A rank that still sends requests has not received the failure yet.
+    if (std::holds_alternative<to_hub::Exchange>(message) ||
+        std::holds_alternative<to_hub::Get>(message))
+      outbox_.push_back({{rank}, failure_});
+    if (std::holds_alternative<to_hub::Leave>(message)) left_.insert(rank);
+    RegroupIfComplete();
+  });
 }
 
 void ControlHub::OnDisconnect(int rank) {
-  Deliver([&](Outbox& outbox) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  Deliver([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (!left_.contains(rank) && lost_.insert(rank).second) {
-      OnLost(rank,
-             absl::UnavailableError(absl::StrCat(
-                 "rank ", rank, " of ", world_size_,
-                 " is lost: it was killed, crashed, or ended without leaving the group")),
-             outbox);
+      OnLost(rank, absl::UnavailableError(absl::StrCat(
+                       "rank ", rank, " of ", world_size_,
+                       " is lost: it was killed, crashed, or ended without leaving the group")));
     }
-    RegroupIfComplete(outbox);
+    RegroupIfComplete();
   });
 }
 
@@ -96,44 +108,39 @@ void ControlHub::OnDeafness(int rank, absl::Duration unheard) {
 }
 
 void ControlHub::Lose(int rank, absl::string_view to_it, absl::string_view to_others) {
-  Deliver([&](Outbox& outbox) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  Deliver([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (left_.contains(rank) || !lost_.insert(rank).second) return;
     std::string doing;
     if (facts_[rank].has_report)
       absl::StrAppend(&doing, "; at its last heartbeat it ", facts_[rank].report.doing);
     // It may have been suspended only: then it must learn why it receives nothing more.
-    outbox.push_back(
-        {{rank},
-         {.type = ControlMessage::Type::kFailed,
-          .rank = rank,
-          .sequence = 1,
-          .status = WithFailureInfo(
-              absl::UnavailableError(absl::StrCat("rank ", rank, " ", to_it,
-                                                  ", so the others have declared it lost", doing)),
-              {.kind = FailureKind::kRankLost, .ranks = {rank}})}});
-    OnLost(rank, absl::UnavailableError(absl::StrCat("rank ", rank, " ", to_others, doing)),
-           outbox);
-    RegroupIfComplete(outbox);
+    outbox_.push_back({{rank},
+                       to_rank::Failed{.why = WithFailureInfo(
+                                           absl::UnavailableError(absl::StrCat(
+                                               "rank ", rank, " ", to_it,
+                                               ", so the others have declared it lost", doing)),
+                                           {.kind = FailureKind::kRankLost, .ranks = {rank}}),
+                                       .culprit = rank,
+                                       .is_cut_off = true}});
+    OnLost(rank, absl::UnavailableError(absl::StrCat("rank ", rank, " ", to_others, doing)));
+    RegroupIfComplete();
   });
 }
 
-void ControlHub::OnLost(int rank, const absl::Status& why, Outbox& outbox) {
-  FailAll(FailureKind::kRankLost, rank, why, outbox);
+void ControlHub::OnLost(int rank, const absl::Status& why) {
+  FailAll(FailureKind::kRankLost, rank, why);
   if (survivors_.erase(rank) == 0) return;
-  outbox.push_back(
-      {{survivors_.begin(), survivors_.end()},
-       {.type = ControlMessage::Type::kRegrouped,
-        .sequence = regrouped_,
-        .request = -1,
-        .status = WithFailureInfo(why, {.kind = FailureKind::kRankLost, .ranks = {rank}})}});
+  outbox_.push_back({{survivors_.begin(), survivors_.end()},
+                     to_rank::SurvivorLost{
+                         WithFailureInfo(why, {.kind = FailureKind::kRankLost, .ranks = {rank}})}});
   survivors_.clear();  // They regroup.
 }
 
 HubView ControlHub::View() {
   absl::MutexLock lock(&mutex_);
-  HubView view{.status = failure_.status, .ranks = std::vector<HubView::Rank>(world_size_)};
+  HubView view{.status = failure_.why, .ranks = std::vector<HubView::Rank>(world_size_)};
   const std::vector<OpenExchange> exchanges = OpenExchanges();
-  std::map<std::pair<std::string, int64_t>, std::vector<int>> awaited_at;  // Exchange.
+  std::map<ExchangeId, std::vector<int>> awaited_at;
   for (const OpenExchange& exchange : exchanges) {
     std::vector<int>& awaited = awaited_at[{exchange.topic, exchange.sequence}];
     for (int rank = 0; rank < world_size_ && awaited.size() < kMostAwaited; ++rank) {
@@ -170,111 +177,75 @@ HubView ControlHub::View() {
   return view;
 }
 
-void ControlHub::Handle(int rank, ControlMessage message, Outbox& outbox) {
-  using Type = ControlMessage::Type;
-  // These continue after a failure.
-  if (message.type == Type::kBeat) return HandleBeat(rank, message, outbox);
-  if (message.type == Type::kRegroup) {
-    // It continues in another group, so this group has ended on it, with or without a message.
-    FailAll(
-        FailureKind::kRankFailed, rank,
-        absl::UnavailableError(absl::StrCat("rank ", rank, " has left the group for a new one")),
-        outbox);
-    regrouping_[rank] = message.request;
-    return RegroupIfComplete(outbox);
+void ControlHub::Handle(int rank, to_hub::Message message) {
+  std::vector<int> to;
+  for (const int receiver : message.to) {
+    if (receiver >= 0 && receiver < world_size_) to.push_back(receiver);
   }
-  if (message.type == Type::kMissing) return HandleMissing(rank, message, outbox);
-  if (message.type == Type::kHaveCome) return HandleHaveCome(rank, message, outbox);
-  if (!failure_.status.ok()) {
-    // A rank that still sends requests has not received the failure yet.
-    if (message.type == Type::kExchange || message.type == Type::kGet)
-      outbox.push_back({{rank}, failure_});
-    if (message.type == Type::kLeave) left_.insert(rank);
-    return RegroupIfComplete(outbox);
+  outbox_.push_back({std::move(to), to_rank::Message{.from = rank,
+                                                     .topic = std::move(message.topic),
+                                                     .payload = std::move(message.payload)}});
+}
+
+void ControlHub::Handle(int rank, to_hub::Notice notice) {
+  if (notice.is_once && !passed_on_.emplace(notice.topic, notice.payload).second) return;
+  std::vector<int> to;
+  if (notice.to < 0) {
+    to = AllRanks();
+  } else if (notice.to < world_size_) {
+    to = {notice.to};
   }
-  switch (message.type) {
-    case Type::kExchange:
-      return HandleExchange(rank, std::move(message), outbox);
-    case Type::kPut: {
-      for (const auto& [waiter, request] : waiting_[message.topic]) {
-        outbox.push_back(
-            {{waiter}, {.type = Type::kValue, .request = request, .payload = message.payload}});
-      }
-      waiting_.erase(message.topic);
-      values_[std::move(message.topic)] = std::move(message.payload);
-      return;
-    }
-    case Type::kGet: {
-      auto value = values_.find(message.topic);
-      if (value == values_.end()) {
-        waiting_[message.topic].emplace_back(rank, message.request);
-      } else {
-        outbox.push_back(
-            {{rank}, {.type = Type::kValue, .request = message.request, .payload = value->second}});
-      }
-      return;
-    }
-    case Type::kSend: {
-      std::vector<int> to;
-      const auto add = [&](int64_t receiver) {
-        if (receiver >= 0 && receiver < world_size_) to.push_back(static_cast<int>(receiver));
-      };
-      add(message.rank);
-      for (const EqualParts& receiver : std::exchange(message.parts, {})) add(receiver.count);
-      message.rank = rank;
-      outbox.push_back({std::move(to), std::move(message)});
-      return;
-    }
-    case Type::kNotice: {
-      if (message.sequence == 1 && !passed_on_.emplace(message.topic, message.payload).second)
-        return;
-      std::vector<int> to;
-      if (message.rank < 0) {
-        to = AllRanks();
-      } else if (message.rank < world_size_) {
-        to = {static_cast<int>(message.rank)};
-      }
-      std::erase(to, rank);
-      message.rank = rank;
-      outbox.push_back({std::move(to), std::move(message)});
-      return;
-    }
-    case Type::kFailed:
-      return FailAll(absl::IsFailedPrecondition(message.status) ? FailureKind::kDisagreement
-                                                                : FailureKind::kRankFailed,
-                     rank,
-                     message.status.ok() ? absl::UnknownError("no reason given") : message.status,
-                     outbox);
-    case Type::kLeave:
-      return HandleLeave(rank, outbox);
-    case Type::kBeat:
-    case Type::kMissing:
-    case Type::kRegroup:
-    case Type::kHaveCome:
-      return;  // Done above.
-    case Type::kExchanged:
-    case Type::kRegrouped:
-    case Type::kValue:
-      return;  // Sent by the hub only.
+  std::erase(to, rank);
+  outbox_.push_back({std::move(to), to_rank::Notice{.from = rank,
+                                                    .topic = std::move(notice.topic),
+                                                    .payload = std::move(notice.payload)}});
+}
+
+void ControlHub::Handle(int, to_hub::Put put) {
+  for (const auto& [waiter, request] : waiting_[put.key])
+    outbox_.push_back({{waiter}, to_rank::Value{.request = request, .value = put.value}});
+  waiting_.erase(put.key);
+  values_[std::move(put.key)] = std::move(put.value);
+}
+
+void ControlHub::Handle(int rank, const to_hub::Get& get) {
+  const auto found = values_.find(get.key);
+  if (found == values_.end()) {
+    waiting_[get.key].emplace_back(rank, get.request);
+  } else {
+    outbox_.push_back({{rank}, to_rank::Value{.request = get.request, .value = found->second}});
   }
 }
 
-void ControlHub::HandleBeat(int rank, const ControlMessage& beat, Outbox& outbox) {
-  outbox.push_back({{rank}, {.type = ControlMessage::Type::kBeat}});
-  come_[rank].clear();
-  for (const EqualParts& open : beat.parts) come_[rank].emplace(open.part, open.count);
-  if (beat.payload.empty()) return;
-  absl::StatusOr<RankStatus> report = RankStatus::Parse(beat.payload);
+void ControlHub::Handle(int rank, const to_hub::Failed& failed) {
+  FailAll(absl::IsFailedPrecondition(failed.why) ? FailureKind::kDisagreement
+                                                 : FailureKind::kRankFailed,
+          rank, failed.why.ok() ? absl::UnknownError("no reason given") : failed.why);
+}
+
+void ControlHub::Handle(int rank, const to_hub::Regroup& regroup) {
+  // It continues in another group, so this group has ended on it, with or without a message.
+  FailAll(FailureKind::kRankFailed, rank,
+          absl::UnavailableError(absl::StrCat("rank ", rank, " has left the group for a new one")));
+  regrouping_[rank] = regroup.request;
+  RegroupIfComplete();
+}
+
+void ControlHub::Handle(int rank, const to_hub::Beat& beat) {
+  outbox_.push_back({{rank}, to_rank::Beat()});
+  come_[rank] = {beat.unended.begin(), beat.unended.end()};
+  if (beat.rank_status.empty()) return;
+  absl::StatusOr<RankStatus> report = RankStatus::Parse(beat.rank_status);
   if (!report.ok()) return;
   RankFacts& facts = facts_[rank];
   waiting_ranks_ -= IsWaiting(facts);
   facts.has_report = true;
   facts.report = *std::move(report);
   waiting_ranks_ += IsWaiting(facts);
-  if (failure_.status.ok()) JudgeGroup(rank, outbox);
+  if (failure_.why.ok()) JudgeGroup(rank);
 }
 
-void ControlHub::JudgeGroup(int reporter, Outbox& outbox) {
+void ControlHub::JudgeGroup(int reporter) {
   // A rank that was stuck and goes on ends the suspicion, also while the hub makes no judgement.
   if (suspicion_.stuck.contains(reporter) && !IsWaiting(facts_[reporter])) suspicion_ = {};
   if (!suspicion_.stuck.empty()) suspicion_.confirmed.insert(reporter);
@@ -291,7 +262,7 @@ void ControlHub::JudgeGroup(int reporter, Outbox& outbox) {
   if (judgement.status.ok()) {
     suspicion_ = {};
   } else if (judgement.stuck.empty() || IsConfirmed(judgement.stuck, now)) {
-    FailAll(FailureKind::kDisagreement, judgement.culprit, judgement.status, outbox);
+    FailAll(FailureKind::kDisagreement, judgement.culprit, judgement.status);
   }
 }
 
@@ -316,26 +287,23 @@ bool ControlHub::IsConfirmed(const std::set<int>& stuck, absl::Time now) {
   return true;
 }
 
-void ControlHub::HandleExchange(int rank, ControlMessage message, Outbox& outbox) {
-  const ExchangeKey key(message.topic, message.sequence);
-  if (message.request > 0)
-    fanout_ = static_cast<int>(std::min<int64_t>(message.request, world_size_));
-  const bool is_subtree = !shape().is_star();
-  const std::vector<int> whose = is_subtree ? shape().SubtreeOf(rank) : std::vector<int>{rank};
-  std::vector<EqualParts> parts = std::move(message.parts);
-  if (!is_subtree) parts = {{1, std::move(message.payload)}};
-  int64_t count = 0;
-  for (const EqualParts& run : parts)
-    count += run.count < 1 || run.count > world_size_ ? world_size_ + 1 : run.count;
-  if (count != static_cast<int64_t>(whose.size()) || shape().ParentOf(rank) != kHub) {
+void ControlHub::SetFanout(int fanout) {
+  if (fanout > 0) fanout_ = std::min(fanout, world_size_);
+}
+
+void ControlHub::Handle(int rank, to_hub::Exchange part) {
+  SetFanout(part.fanout);
+  const std::vector<int> whose =
+      shape().is_star() ? std::vector<int>{rank} : shape().SubtreeOf(rank);
+  if (CountRanks(part.parts, world_size_) != static_cast<int64_t>(whose.size()) ||
+      shape().ParentOf(rank) != kHub) {
     return FailAll(
         FailureKind::kRankFailed, rank,
-        absl::InternalError(absl::StrCat("the message of rank ", rank, " for \"", key.first, "\" #",
-                                         key.second, " does not fit a tree of fanout ", fanout_,
-                                         " over ", world_size_, " ranks")),
-        outbox);
+        absl::InternalError(absl::StrCat(
+            "the message of rank ", rank, " for \"", part.id.topic, "\" #", part.id.sequence,
+            " does not fit a tree of fanout ", fanout_, " over ", world_size_, " ranks")));
   }
-  Pending& pending = pending_[key];
+  Pending& pending = pending_[part.id];
   if (pending.parts.empty()) {
     pending.parts.resize(world_size_);
     pending.arrived.resize(world_size_);
@@ -343,141 +311,125 @@ void ControlHub::HandleExchange(int rank, ControlMessage message, Outbox& outbox
   }
   if (pending.arrived[rank]) return;
   auto of = whose.begin();
-  for (EqualParts& run : parts) {
+  for (EqualParts& run : part.parts) {
     for (int64_t i = 0; i < run.count; ++i, ++of) {
       pending.arrived[*of] = true;
       pending.parts[*of] = run.part;
     }
   }
   pending.missing -= static_cast<int>(whose.size());
-  if (pending.missing == 0) {
-    ControlMessage answer{
-        .type = ControlMessage::Type::kExchanged, .sequence = key.second, .topic = key.first};
-    for (std::string& part : pending.parts) AppendParts(answer.parts, {1, std::move(part)});
-    pending_.erase(key);
-    if (absl::Status size = CheckSize(answer); !size.ok())
-      return FailAll(FailureKind::kRankFailed, /*culprit=*/-1, std::move(size), outbox);
-    outbox.push_back({shape().ChildrenOf(kHub), std::move(answer)});
-    for (int to = fanout_; to < world_size_; ++to)
-      ++facts_[to].sent;  // Other ranks pass it on to them.
-    return;
-  }
+  if (pending.missing == 0) return EndExchange(std::move(part.id), pending);
   for (int gone : left_) {
     // The part of a rank further down the tree may still arrive; its parent checks that.
     if (pending.arrived[gone] || shape().ParentOf(gone) != kHub) continue;
-    return FailLeft(gone, {rank}, key, outbox);
+    return FailLeft(gone, {rank}, part.id);
   }
 }
 
-void ControlHub::HandleLeave(int rank, Outbox& outbox) {
+void ControlHub::EndExchange(ExchangeId id, Pending& pending) {
+  to_rank::Exchanged result{.id = std::move(id)};
+  for (std::string& part : pending.parts) AppendParts(result.parts, {1, std::move(part)});
+  pending_.erase(result.id);
+  if (absl::Status size = CheckSize(result.id, result.parts); !size.ok())
+    return FailAll(FailureKind::kRankFailed, /*culprit=*/-1, std::move(size));
+  outbox_.push_back({shape().ChildrenOf(kHub), std::move(result)});
+  for (int to = fanout_; to < world_size_; ++to)
+    ++facts_[to].sent;  // Other ranks pass it on to them.
+}
+
+void ControlHub::Handle(int rank, const to_hub::Leave&) {
   left_.insert(rank);
   waiting_ranks_ -= IsWaiting(facts_[rank]);
   facts_[rank].has_left = true;
   if (shape().ParentOf(rank) != kHub) return;
-  for (const auto& [key, pending] : pending_) {
+  for (const auto& [id, pending] : pending_) {
     if (pending.arrived[rank]) continue;
     std::vector<int> waiting;
     for (int r = 0; r < world_size_; ++r) {
       if (pending.arrived[r]) waiting.push_back(r);
     }
-    return FailLeft(rank, waiting, key, outbox);
+    return FailLeft(rank, waiting, id);
   }
 }
 
-void ControlHub::FailLeft(int gone, const std::vector<int>& waiting, const ExchangeKey& key,
-                          Outbox& outbox) {
-  const auto& [topic, sequence] = key;
+void ControlHub::FailLeft(int gone, const std::vector<int>& waiting, const ExchangeId& id) {
   FailAll(FailureKind::kDisagreement, gone,
           WithFailureInfo(absl::FailedPreconditionError(absl::StrCat(
                               "rank ", gone, " has left the group while ", RankList(waiting),
-                              waiting.size() == 1 ? " is" : " are", " at \"", topic, "\" #",
-                              sequence, ": the ranks disagree")),
+                              waiting.size() == 1 ? " is" : " are", " at \"", id.topic, "\" #",
+                              id.sequence, ": the ranks disagree")),
                           {.kind = FailureKind::kDisagreement,
                            .ranks = {gone},
-                           .operation = topic,
-                           .position = sequence}),
-          outbox);
+                           .operation = id.topic,
+                           .position = id.sequence}));
 }
 
 std::vector<OpenExchange> ControlHub::OpenExchanges() const {
-  std::map<ExchangeKey, std::vector<bool>> arrived;
-  for (const auto& [key, pending] : pending_) arrived[key] = pending.arrived;
+  std::map<ExchangeId, std::vector<bool>> arrived;
+  for (const auto& [id, pending] : pending_) arrived[id] = pending.arrived;
   for (int rank = 0; rank < world_size_; ++rank) {
-    for (const auto& key : come_[rank]) {
-      std::vector<bool>& ranks = arrived[key];
+    for (const ExchangeId& id : come_[rank]) {
+      std::vector<bool>& ranks = arrived[id];
       ranks.resize(world_size_);
       ranks[rank] = true;
     }
   }
   std::vector<OpenExchange> exchanges;
-  for (auto& [key, ranks] : arrived) {
-    exchanges.push_back({.topic = key.first, .sequence = key.second, .arrived = std::move(ranks)});
+  for (auto& [id, ranks] : arrived) {
+    exchanges.push_back({.topic = id.topic, .sequence = id.sequence, .arrived = std::move(ranks)});
   }
   return exchanges;
 }
 
-void ControlHub::HandleMissing(int rank, const ControlMessage& message, Outbox& outbox) {
-  absl::StatusOr<RankStatus> asked = RankStatus::Parse(message.payload);
-  const Wait wait = asked.ok() && !asked->waits.empty() ? std::move(asked->waits[0]) : Wait();
-  if (message.rank > 0) fanout_ = std::min(message.rank, world_size_);
-  const auto reply = [&](absl::Status status) {
-    outbox.push_back({{rank},
-                      {.type = ControlMessage::Type::kValue,
-                       .request = message.request,
-                       .status = std::move(status)}});
+void ControlHub::Handle(int rank, to_hub::WhoIsMissing question) {
+  SetFanout(question.fanout);
+  const auto reply = [&](absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    outbox_.push_back({{rank}, to_rank::Missing{question.request, std::move(status)}});
   };
-  const bool is_poll =
-      wait.kind == Wait::Kind::kExchange && wait.topic != kRegroupTopic && !shape().is_star();
-  if (!is_poll) {
-    return reply(NameMissing(wait.kind == Wait::Kind::kExchange
-                                 ? MissingFromExchange(wait.topic, wait.sequence)
-                                 : MissingFrom(wait, rank, facts_)));
-  }
-  const ExchangeKey key(wait.topic, wait.sequence);
-  const auto [found, is_new] = polls_.try_emplace(key);
+  Wait& wait = question.wait;
+  if (wait.kind != Wait::Kind::kExchange)
+    return reply(NameMissing(MissingFrom(wait, rank, facts_)));
+  const ExchangeId id{std::move(wait.topic), wait.sequence};
+  if (id.topic == kRegroupTopic || shape().is_star())
+    return reply(NameMissing(MissingFromExchange(id)));
+  const auto [found, is_new] = polls_.try_emplace(id);
   Poll& poll = found->second;
-  if (!is_new && message.sequence == 1) {
+  if (!is_new && question.is_urgent) {
     poll.askers.erase(rank);
     poll.next_askers.erase(rank);
     return reply(ResultOf(poll));
   }
-  poll.next_askers[rank] = message.request;
-  if (is_new || SteadyNow() - poll.start >= kPollPatience) StartPoll(key, poll, outbox);
+  poll.next_askers[rank] = question.request;
+  if (is_new || SteadyNow() - poll.start >= kPollPatience) StartPoll(id, poll);
 }
 
-void ControlHub::StartPoll(const ExchangeKey& key, Poll& poll, Outbox& outbox) {
+void ControlHub::StartPoll(const ExchangeId& id, Poll& poll) {
   poll.next_askers.merge(poll.askers);
   poll = {.id = next_poll_++,
           .start = SteadyNow(),
           .askers = std::move(poll.next_askers),
           .answered = std::vector<bool>(world_size_),
-          .has_come = std::vector<bool>(world_size_),
+          .has_begun = std::vector<bool>(world_size_),
           .missing_answers = world_size_};
-  outbox.push_back({AllRanks(),
-                    {.type = ControlMessage::Type::kHaveCome,
-                     .sequence = key.second,
-                     .request = poll.id,
-                     .topic = key.first}});
+  outbox_.push_back({AllRanks(), to_rank::Poll{.number = poll.id, .id = id}});
 }
 
-void ControlHub::HandleHaveCome(int rank, const ControlMessage& message, Outbox& outbox) {
+void ControlHub::Handle(int rank, const to_hub::PollReply& reply) {
   const auto found = std::ranges::find_if(
-      polls_, [&](const auto& poll) { return poll.second.id == message.request; });
+      polls_, [&](const auto& poll) { return poll.second.id == reply.number; });
   if (found == polls_.end()) return;
-  auto& [key, poll] = *found;
+  auto& [id, poll] = *found;
   poll.missing_answers -= !poll.answered[rank];
   poll.answered[rank] = true;
-  poll.has_come[rank] = message.sequence == 1;
+  poll.has_begun[rank] = reply.has_begun;
   if (!IsComplete(poll)) return;
   const absl::Status result = ResultOf(poll);
-  for (const auto& [asker, request] : std::exchange(poll.askers, {})) {
-    outbox.push_back(
-        {{asker}, {.type = ControlMessage::Type::kValue, .request = request, .status = result}});
-  }
+  for (const auto& [asker, request] : std::exchange(poll.askers, {}))
+    outbox_.push_back({{asker}, to_rank::Missing{request, result}});
   if (poll.next_askers.empty()) {
     polls_.erase(found);
   } else {
-    StartPoll(key, poll, outbox);
+    StartPoll(id, poll);
   }
 }
 
@@ -492,7 +444,7 @@ bool ControlHub::IsComplete(const Poll& poll) const {
 absl::Status ControlHub::ResultOf(const Poll& poll) const {
   std::vector<int> missing;
   for (int rank = 0; rank < world_size_; ++rank) {
-    if (!poll.has_come[rank]) missing.push_back(rank);
+    if (!poll.has_begun[rank]) missing.push_back(rank);
   }
   return NameMissing(missing);  // If no rank is missing, the exchange is over.
 }
@@ -514,57 +466,58 @@ absl::Status ControlHub::NameMissing(const std::vector<int>& missing) const {
       missing);
 }
 
-std::vector<int> ControlHub::MissingFromExchange(const std::string& topic, int64_t sequence) const {
+std::vector<int> ControlHub::MissingFromExchange(const ExchangeId& id) const {
   std::vector<int> missing;
-  if (topic == kRegroupTopic) {
+  if (id.topic == kRegroupTopic) {
     for (int r = 0; r < world_size_; ++r) {
       if (!regrouping_.contains(r) && !left_.contains(r) && !lost_.contains(r))
         missing.push_back(r);
     }
     return missing;
   }
-  auto pending = pending_.find({topic, sequence});
+  auto pending = pending_.find(id);
   for (int r = 0; pending != pending_.end() && r < world_size_; ++r) {
     if (!pending->second.arrived[r]) missing.push_back(r);
   }
   return missing;
 }
 
-void ControlHub::RegroupIfComplete(Outbox& outbox) {
+void ControlHub::RegroupIfComplete() {
   // The sum may count a rank twice; it only saves most of the searches.
   const size_t heard_of = regrouping_.size() + left_.size() + lost_.size();
   if (regrouping_.empty() || heard_of < static_cast<size_t>(world_size_) ||
-      !MissingFromExchange(kRegroupTopic, 0).empty())
+      !MissingFromExchange({.topic = kRegroupTopic}).empty())
     return;
   ++regrouped_;
   survivors_.clear();
   for (const auto& [rank, request] : regrouping_) {
     if (!lost_.contains(rank)) survivors_.insert(rank);
   }
-  const std::string list = absl::StrJoin(survivors_, ",");
   for (const auto& [rank, request] : regrouping_) {
-    outbox.push_back({{rank},
-                      {.type = ControlMessage::Type::kRegrouped,
-                       .sequence = regrouped_,
-                       .request = request,
-                       .payload = list}});
+    outbox_.push_back({{rank},
+                       to_rank::Regrouped{.request = request,
+                                          .survivors = {survivors_.begin(), survivors_.end()},
+                                          .round = regrouped_}});
   }
   regrouping_.clear();
 }
 
-void ControlHub::FailAll(FailureKind kind, int culprit, absl::Status why, Outbox& outbox) {
-  if (!failure_.status.ok()) return;
+void ControlHub::FailAll(FailureKind kind, int culprit, absl::Status why) {
+  if (!failure_.why.ok()) return;
   if (!FailureInfoOf(why).has_value()) {
     FailureInfo info{.kind = kind};
     if (culprit >= 0) info.ranks = {culprit};
     why = WithFailureInfo(std::move(why), info);
   }
-  failure_ = {.type = ControlMessage::Type::kFailed, .rank = culprit, .status = std::move(why)};
+  failure_ = {.why = std::move(why), .culprit = culprit};
   std::vector<int> to = AllRanks();
   std::erase_if(to, [&](int rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return left_.contains(rank) || lost_.contains(rank);
   });
-  outbox.push_back({std::move(to), failure_});
+  outbox_.push_back({std::move(to), failure_});
+  values_.clear();  // Requests get the failure from now on, and notices are not passed on.
+  waiting_.clear();
+  passed_on_.clear();
 }
 
 }  // namespace evenkeel::internal

@@ -1,7 +1,7 @@
 // The middle of a group's control plane: it tracks which ranks are connected, what each has
 // reached, and whether all can still reach the same point.
 //
-//   ControlHub hub(4, [&](int rank, ControlMessage message) { ... });
+//   ControlHub hub(4, [&](absl::Span<const int> to, const ToRank& message) { ... });
 //   hub.OnMessage(rank, message);
 //   hub.OnDisconnect(rank);
 //
@@ -33,7 +33,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "evenkeel/comm/control/exchange_tree.h"
-#include "evenkeel/comm/control/link.h"
+#include "evenkeel/comm/control/messages.h"
 #include "evenkeel/comm/control/rank_status.h"
 #include "evenkeel/comm/failure_info.h"
 
@@ -61,13 +61,12 @@ struct HubView {
 class ControlHub {
  public:
   // `deliver(to, message)` is called without any lock held.
-  using DeliverFunction =
-      std::function<void(absl::Span<const int> to, const ControlMessage& message)>;
+  using DeliverFunction = std::function<void(absl::Span<const int> to, const ToRank& message)>;
   ControlHub(int world_size, DeliverFunction deliver, HubOptions options = {});
 
   int world_size() const { return world_size_; }
-  void OnMessage(int rank, ControlMessage message);
-  // The connection of `rank` has ended. Without an earlier kLeave this is a failure of the rank.
+  void OnMessage(int rank, ToHub message);
+  // The connection of `rank` has ended. Without an earlier Leave this is a failure of the rank.
   void OnDisconnect(int rank);
   // `rank` has been silent for that long, which is too long. Its connection will be ended.
   void OnSilence(int rank, absl::Duration silence);
@@ -91,7 +90,7 @@ class ControlHub {
     absl::Time start;
     std::map<int, int64_t> askers, next_askers;  // By rank: its request.
     std::vector<bool> answered;
-    std::vector<bool> has_come;
+    std::vector<bool> has_begun;
     int missing_answers = 0;
   };
   struct Suspicion {  // A suspected deadlock.
@@ -99,89 +98,90 @@ class ControlHub {
     absl::Time since;
     std::set<int> confirmed;  // Ranks that have reported again.
   };
-  using ExchangeKey = std::pair<std::string, int64_t>;  // Topic, sequence.
   struct Outgoing {
     std::vector<int> to;
-    ControlMessage message;
+    ToRank message;
   };
-  using Outbox = std::vector<Outgoing>;
 
-  // Runs `handle(outbox)` with the lock held, then delivers.
+  // Runs `handle()` with the lock held, then delivers what it has put into the outbox.
   template <typename Handler>
   void Deliver(Handler handle);
-  void Handle(int rank, ControlMessage message, Outbox& outbox)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void HandleBeat(int rank, const ControlMessage& beat, Outbox& outbox)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void HandleExchange(int rank, ControlMessage message, Outbox& outbox)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void HandleMissing(int rank, const ControlMessage& message, Outbox& outbox)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void HandleHaveCome(int rank, const ControlMessage& message, Outbox& outbox)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Handle(int rank, const to_hub::Beat& beat) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Handle(int rank, to_hub::Exchange part) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Handle(int rank, to_hub::Message message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Handle(int rank, to_hub::Notice notice) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Handle(int rank, to_hub::Put put) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Handle(int rank, const to_hub::Get& get) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Handle(int rank, to_hub::WhoIsMissing question) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Handle(int rank, const to_hub::PollReply& reply) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Handle(int rank, const to_hub::Failed& failed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Handle(int rank, const to_hub::Leave&) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Handle(int rank, const to_hub::Regroup& regroup) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // 0: the sender does not know it.
+  void SetFanout(int fanout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Starts a poll for all ranks that have asked.
-  void StartPoll(const ExchangeKey& key, Poll& poll, Outbox& outbox)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void StartPoll(const ExchangeId& id, Poll& poll) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns whether every rank has replied, or cannot any more.
   bool IsComplete(const Poll& poll) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns the result of the replies so far.
   absl::Status ResultOf(const Poll& poll) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void HandleLeave(int rank, Outbox& outbox) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndExchange(ExchangeId id, Pending& pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // `gone` has left, and will never come to the exchange in which the others are.
-  void FailLeft(int gone, const std::vector<int>& waiting, const ExchangeKey& key, Outbox& outbox)
+  void FailLeft(int gone, const std::vector<int>& waiting, const ExchangeId& id)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // `reporter` has just reported. Ends the group if the ranks contradict each other or are
   // deadlocked.
-  void JudgeGroup(int reporter, Outbox& outbox) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void JudgeGroup(int reporter) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsConfirmed(const std::set<int>& stuck, absl::Time now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::vector<int> AllRanks() const;
   // Replies to the ranks that request a new group, once no other rank can join it.
-  void RegroupIfComplete(Outbox& outbox) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void RegroupIfComplete() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // "ranks 2,3 (rank 2 ...; rank 3 ...)".
   absl::Status NameMissing(const std::vector<int>& missing) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::vector<OpenExchange> OpenExchanges() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The tree of this group: a star until a rank states otherwise.
   TreeShape shape() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return {world_size_, fanout_}; }
-  std::vector<int> MissingFromExchange(const std::string& topic, int64_t sequence) const
+  std::vector<int> MissingFromExchange(const ExchangeId& id) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Declares the rank lost: the texts continue "rank 2 ...".
   void Lose(int rank, absl::string_view to_it, absl::string_view to_others);
   // Ends the group. If it has ended, and the survivors wait for this rank in their new group, ends
   // their wait.
-  void OnLost(int rank, const absl::Status& why, Outbox& outbox)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void FailAll(FailureKind kind, int culprit, absl::Status why, Outbox& outbox)
+  void OnLost(int rank, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void FailAll(FailureKind kind, int culprit, absl::Status why)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const int world_size_;
   const DeliverFunction deliver_;
   const HubOptions options_;
   absl::Mutex mutex_;
+  std::vector<Outgoing> outbox_ ABSL_GUARDED_BY(mutex_);  // Empty while the lock is free.
   int fanout_ ABSL_GUARDED_BY(mutex_);  // The fanout of the tree; the world size if there is none.
-  ControlMessage failure_
-      ABSL_GUARDED_BY(mutex_);  // If its code is not OK, the group has ended with this message.
+  to_rank::Failed failure_ ABSL_GUARDED_BY(mutex_);  // OK: the group has not ended.
   std::set<int> left_ ABSL_GUARDED_BY(mutex_);
   std::set<int> lost_ ABSL_GUARDED_BY(mutex_);
   std::map<int, int64_t> regrouping_ ABSL_GUARDED_BY(mutex_);  // By rank: its request.
   int64_t regrouped_ ABSL_GUARDED_BY(mutex_) = 0;
-  // The ranks of the last kRegrouped; empty once one of them is lost.
+  // The ranks of the last Regrouped; empty once one of them is lost.
   std::set<int> survivors_ ABSL_GUARDED_BY(mutex_);
-  std::map<ExchangeKey, Pending> pending_ ABSL_GUARDED_BY(mutex_);
+  std::map<ExchangeId, Pending> pending_ ABSL_GUARDED_BY(mutex_);
+  // Values and notices are kept until the group ends, because any rank may ask for a value, or send
+  // an equal notice, until then. Both are few: a group publishes its NCCL id and an address per
+  // inner rank of a tree, and a rank sends such a notice when it leaves.
   std::map<std::string, std::string> values_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, std::vector<std::pair<int, int64_t>>> waiting_
       ABSL_GUARDED_BY(mutex_);  // By key: rank, request.
-
   std::set<std::pair<std::string, std::string>> passed_on_
       ABSL_GUARDED_BY(mutex_);  // Notices that are passed on once: topic, payload.
-  std::map<ExchangeKey, Poll> polls_ ABSL_GUARDED_BY(mutex_);
+  std::map<ExchangeId, Poll> polls_ ABSL_GUARDED_BY(mutex_);
   int64_t next_poll_ ABSL_GUARDED_BY(mutex_) = 0;
 
   std::vector<RankFacts> facts_ ABSL_GUARDED_BY(mutex_);  // By rank.
   int waiting_ranks_ ABSL_GUARDED_BY(mutex_) = 0;         // Ranks that wait, by their last reports.
   // By rank: the exchanges of a tree that it had begun, without a result, at its last heartbeat.
-  std::vector<std::set<ExchangeKey>> come_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::set<ExchangeId>> come_ ABSL_GUARDED_BY(mutex_);
   Suspicion suspicion_ ABSL_GUARDED_BY(mutex_);  // None if no rank is stuck.
   int reports_since_judgement_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Time judge_again_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -12,7 +13,7 @@
 #include "absl/types/span.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/control/exchange_tree.h"
-#include "evenkeel/comm/control/link.h"
+#include "evenkeel/comm/control/messages.h"
 #include "evenkeel/comm/control/rank_status.h"
 #include "evenkeel/comm/net/frame.h"
 #include "gmock/gmock.h"
@@ -22,8 +23,8 @@ namespace evenkeel::internal {
 namespace {
 
 using testing::AllOf;
+using testing::ElementsAre;
 using testing::HasSubstr;
-using Type = ControlMessage::Type;
 
 constexpr uint64_t kChannel = 7;
 
@@ -34,39 +35,44 @@ class Group {
       : told(world_size),
         hub(
             world_size,
-            [this](absl::Span<const int> to, const ControlMessage& message) {
+            [this](absl::Span<const int> to, const ToRank& message) {
               for (const int rank : to) told[rank].push_back(message);
             },
             options) {}
 
   void Beat(int rank, const RankStatus& report = {}) {
-    hub.OnMessage(rank, {.type = Type::kBeat, .payload = report.Serialize()});
+    hub.OnMessage(rank, to_hub::Beat{.rank_status = report.Serialize()});
   }
   void Come(int rank, const std::string& topic, int64_t sequence = 0) {
-    hub.OnMessage(rank, {.type = Type::kExchange, .sequence = sequence, .topic = topic});
+    hub.OnMessage(rank, to_hub::Exchange{.id = {topic, sequence}, .parts = {{1, ""}}});
   }
   std::string Ask(int rank, const Wait& wait) {
-    RankStatus asked;
-    asked.waits = {wait};
-    hub.OnMessage(rank, {.type = Type::kMissing, .request = 5, .payload = asked.Serialize()});
-    EXPECT_EQ(told[rank].back().request, 5);
-    return std::string(told[rank].back().status.message());
+    hub.OnMessage(rank, to_hub::WhoIsMissing{.request = 5, .wait = wait});
+    EXPECT_EQ(Last<to_rank::Missing>(rank).request, 5);
+    return std::string(Last<to_rank::Missing>(rank).status.message());
   }
   // Returns the message to a rank about the end of the group; null if the group goes on.
-  const ControlMessage* FailureAt(int rank) const {
-    for (const ControlMessage& message : told[rank]) {
-      if (message.type == Type::kFailed) return &message;
+  const to_rank::Failed* FailureAt(int rank) const {
+    for (const ToRank& message : told[rank]) {
+      if (const auto* failed = std::get_if<to_rank::Failed>(&message)) return failed;
     }
     return nullptr;
+  }
+  // Returns the last message to a rank, or one without values if it is of another type.
+  template <typename Message>
+  Message Last(int rank) const {
+    const auto* last = told[rank].empty() ? nullptr : std::get_if<Message>(&told[rank].back());
+    EXPECT_NE(last, nullptr) << "rank " << rank;
+    return last == nullptr ? Message() : *last;
   }
   // Messages that count in a rank's `received`.
   int64_t CountTold(int rank) const {
     int64_t count = 0;
-    for (const ControlMessage& message : told[rank]) count += message.type != Type::kBeat;
+    for (const ToRank& message : told[rank]) count += !IsBeat(message);
     return count;
   }
 
-  std::vector<std::vector<ControlMessage>> told;  // By rank.
+  std::vector<std::vector<ToRank>> told;  // By rank.
   ControlHub hub;
 };
 
@@ -101,9 +107,9 @@ TEST(ControlHubTest, AnswersEachHeartbeat) {
   Group group(2);
   group.Beat(1);
   ASSERT_EQ(group.told[1].size(), 1u);
-  EXPECT_EQ(group.told[1][0].type, Type::kBeat);
+  EXPECT_TRUE(IsBeat(group.told[1][0]));
   EXPECT_TRUE(group.told[0].empty());
-  group.hub.OnMessage(1, {.type = Type::kBeat, .payload = "no rank status"});
+  group.hub.OnMessage(1, to_hub::Beat{.rank_status = "no rank status"});
   EXPECT_EQ(group.told[1].size(), 2u);
 }
 
@@ -115,9 +121,9 @@ TEST(ControlHubTest, EndsTheGroupAtOnceWhenRanksHaveDifferentCollectives) {
   group.Beat(1, At(2, "barrier"));
   for (int rank = 0; rank < 3; ++rank) {
     ASSERT_NE(group.FailureAt(rank), nullptr) << rank;
-    EXPECT_EQ(group.FailureAt(rank)->status.code(), absl::StatusCode::kFailedPrecondition);
-    EXPECT_EQ(group.FailureAt(rank)->rank, 1);
-    EXPECT_EQ(group.FailureAt(rank)->status.message(),
+    EXPECT_EQ(group.FailureAt(rank)->why.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_EQ(group.FailureAt(rank)->culprit, 1);
+    EXPECT_EQ(group.FailureAt(rank)->why.message(),
               "rank 1 is at #0 barrier on channel \"user\"; ranks 0,2 are at #0 all_reduce on "
               "channel \"user\": the "
               "ranks disagree");
@@ -136,7 +142,7 @@ TEST(ControlHubTest, ADeadlockHasToBeConfirmedByAllThatAreInIt) {
   for (int rank = 0; rank < 2; ++rank) {
     ASSERT_NE(group.FailureAt(rank), nullptr);
     EXPECT_EQ(
-        group.FailureAt(rank)->status.message(),
+        group.FailureAt(rank)->why.message(),
         absl::StrCat(
             "rank 0 waits in #0 barrier (user); rank 1 waits in the step: they cannot go on: the "
             "ranks disagree (",
@@ -157,7 +163,7 @@ TEST(ControlHubTest, ADeadlockNeedsASignOfLifeOfEveryRank) {
   group.Beat(2);
   group.Beat(0, WaitingIn(InCollective(0), 1));
   ASSERT_NE(group.FailureAt(0), nullptr);
-  EXPECT_THAT(group.FailureAt(0)->status.message(), HasSubstr("the ranks disagree"));
+  EXPECT_THAT(group.FailureAt(0)->why.message(), HasSubstr("the ranks disagree"));
 }
 
 // In a large group the hub judges after every so many reports; those in between count.
@@ -177,10 +183,10 @@ TEST(ControlHubTest, ARankThatReceivesNothingIsTheLostOne) {
   Group group(3);
   group.hub.OnDeafness(2, absl::Seconds(5));
   ASSERT_NE(group.FailureAt(1), nullptr);
-  EXPECT_THAT(group.FailureAt(1)->status.message(), HasSubstr("rank 2 is cut off"));
-  EXPECT_EQ(FailureInfoOf(group.FailureAt(1)->status)->ranks, std::vector<int>{2});
+  EXPECT_THAT(group.FailureAt(1)->why.message(), HasSubstr("rank 2 is cut off"));
+  EXPECT_EQ(FailureInfoOf(group.FailureAt(1)->why)->ranks, std::vector<int>{2});
   ASSERT_NE(group.FailureAt(2), nullptr);
-  EXPECT_EQ(group.FailureAt(2)->sequence, 1) << "it is cut off by this message";
+  EXPECT_TRUE(group.FailureAt(2)->is_cut_off) << "it is cut off by this message";
 }
 
 TEST(ControlHubTest, ADeadlockHasToStandForAWhile) {
@@ -217,7 +223,7 @@ TEST(ControlHubTest, AMessageOnItsWayIsAWayToGoOn) {
     }
   };
   group.Come(1, "step");
-  group.hub.OnMessage(0, {.type = Type::kSend, .rank = 1, .topic = "hello"});
+  group.hub.OnMessage(0, to_hub::Message{.to = {1}, .topic = "hello"});
   EXPECT_EQ(group.CountTold(1), 1);
   beat_all(0);
   EXPECT_EQ(group.FailureAt(0), nullptr);
@@ -257,48 +263,61 @@ TEST(ControlHubTest, SaysWhoIsMissingAndWhere) {
   EXPECT_EQ(group.Ask(0, {.kind = Wait::Kind::kMessage, .peer = 3}),
             "rank 3 (rank 3 waits in #1 barrier (user))");
   EXPECT_EQ(group.Ask(0, InCollective(1)), "rank 2 (rank 2 runs, 12 s after #411 all_reduce)");
-  group.hub.OnMessage(0, {.type = Type::kMissing, .request = 6, .payload = "nonsense"});
-  EXPECT_EQ(group.told[0].back().request, 6);
+  group.hub.OnMessage(0, to_hub::WhoIsMissing{.request = 6});
+  EXPECT_EQ(group.Last<to_rank::Missing>(0).request, 6);
 }
 
 TEST(ControlHubTest, EqualNoticesArePassedOnOnce) {
   Group group(3);
-  const auto notify = [&](int rank, const std::string& payload, int64_t once) {
-    group.hub.OnMessage(
-        rank, {.type = Type::kNotice, .sequence = once, .topic = "end", .payload = payload});
+  const auto notify = [&](int rank, const std::string& payload, bool is_once) {
+    group.hub.OnMessage(rank,
+                        to_hub::Notice{.is_once = is_once, .topic = "end", .payload = payload});
   };
-  for (const int rank : {1, 0, 2}) notify(rank, "at 5", 1);
+  for (const int rank : {1, 0, 2}) notify(rank, "at 5", true);
   EXPECT_EQ(group.CountTold(1), 0);
   ASSERT_EQ(group.CountTold(0), 1);
-  EXPECT_EQ(group.told[0][0].rank, 1);
-  notify(2, "at 6", 1);
+  EXPECT_EQ(group.Last<to_rank::Notice>(0).from, 1);
+  notify(2, "at 6", true);
   EXPECT_EQ(group.CountTold(1), 1);
   EXPECT_EQ(group.CountTold(0), 2);
-  for (const int rank : {1, 2}) notify(rank, "each", 0);
+  for (const int rank : {1, 2}) notify(rank, "each", false);
   EXPECT_EQ(group.CountTold(0), 4);
+}
+
+TEST(ControlHubTest, AGetIsAnsweredOnceItsValueIsPublished) {
+  Group group(3);
+  group.hub.OnMessage(0, to_hub::Get{.request = 4, .key = "plan"});
+  EXPECT_EQ(group.CountTold(0), 0);
+  group.hub.OnMessage(2, to_hub::Put{.key = "plan", .value = "p"});
+  group.hub.OnMessage(1, to_hub::Get{.request = 5, .key = "plan"});
+  for (const int rank : {0, 1}) {
+    ASSERT_EQ(group.CountTold(rank), 1);
+    EXPECT_EQ(group.Last<to_rank::Value>(rank).request, 4 + rank);
+    EXPECT_EQ(group.Last<to_rank::Value>(rank).value, "p");
+  }
+  group.hub.OnDisconnect(2);
+  group.hub.OnMessage(1, to_hub::Get{.request = 6, .key = "plan"});
+  EXPECT_FALSE(group.Last<to_rank::Failed>(1).why.ok());
 }
 
 TEST(ControlHubTest, ANoticeToOneRankReachesThatOne) {
   Group group(3);
-  group.hub.OnMessage(0, {.type = Type::kNotice, .rank = 2, .topic = "sends", .payload = "5"});
+  group.hub.OnMessage(0, to_hub::Notice{.to = 2, .topic = "sends", .payload = "5"});
   ASSERT_EQ(group.CountTold(2), 1);
-  EXPECT_EQ(group.told[2][0].rank, 0);
-  group.hub.OnMessage(0, {.type = Type::kNotice, .rank = 0, .topic = "sends", .payload = "5"});
-  group.hub.OnMessage(0, {.type = Type::kNotice, .rank = 9, .topic = "sends", .payload = "5"});
+  EXPECT_EQ(group.Last<to_rank::Notice>(2).from, 0);
+  group.hub.OnMessage(0, to_hub::Notice{.to = 0, .topic = "sends", .payload = "5"});
+  group.hub.OnMessage(0, to_hub::Notice{.to = 9, .topic = "sends", .payload = "5"});
   EXPECT_EQ(group.CountTold(0) + group.CountTold(1) + group.CountTold(2), 1);
 }
 
 TEST(ControlHubTest, AMessageToSeveralRanksReachesThose) {
   Group group(4);
-  group.hub.OnMessage(0, {.type = Type::kSend,
-                          .topic = "action",
-                          .payload = "step",
-                          .parts = {{.count = 3}, {.count = 1}, {.count = 4}, {.count = -1}}});
+  group.hub.OnMessage(0,
+                      to_hub::Message{.to = {3, 1, 4, -1}, .topic = "action", .payload = "step"});
   for (const int rank : {1, 3}) {
     ASSERT_EQ(group.CountTold(rank), 1);
-    EXPECT_EQ(group.told[rank][0].rank, 0);
-    EXPECT_EQ(group.told[rank][0].payload, "step");
-    EXPECT_TRUE(group.told[rank][0].parts.empty());
+    EXPECT_EQ(group.Last<to_rank::Message>(rank).from, 0);
+    EXPECT_EQ(group.Last<to_rank::Message>(rank).payload, "step");
   }
   EXPECT_EQ(group.CountTold(0) + group.CountTold(2), 0);
 }
@@ -307,45 +326,43 @@ TEST(ControlHubTest, AMessageToSeveralRanksReachesThose) {
 TEST(ControlHubTest, RanksThatAskTogetherAreAnsweredTogether) {
   constexpr int kRanks = 100, kFanout = 32;
   Group group(kRanks);
-  RankStatus asked;
-  asked.waits = {InExchange("step")};
-  const auto ask = [&](int rank, int64_t at_once = 0) {
-    group.hub.OnMessage(rank, {.type = Type::kMissing,
-                               .rank = kFanout,
-                               .sequence = at_once,
-                               .request = rank,
-                               .payload = asked.Serialize()});
+  const auto ask = [&](int rank, bool is_urgent = false) {
+    group.hub.OnMessage(rank, to_hub::WhoIsMissing{.request = rank,
+                                                   .wait = InExchange("step"),
+                                                   .is_urgent = is_urgent,
+                                                   .fanout = kFanout});
   };
   const auto take_replies = [&] {
     std::vector<std::string> replies;  // "rank: text".
     for (int rank = 0; rank < kRanks; ++rank) {
-      std::vector<ControlMessage>& told = group.told[rank];
-      for (const ControlMessage& message : told) {
-        if (message.type == Type::kValue)
-          replies.push_back(absl::StrCat(rank, ": ", message.status.message()));
-      }
-      std::erase_if(told, [](const auto& message) { return message.type == Type::kValue; });
+      std::erase_if(group.told[rank], [&](const ToRank& message) {
+        const auto* reply = std::get_if<to_rank::Missing>(&message);
+        if (reply != nullptr) replies.push_back(absl::StrCat(rank, ": ", reply->status.message()));
+        return reply != nullptr;
+      });
     }
     return replies;
   };
   // All ranks but `late` have come. Returns the number of questions to each rank.
   const auto answer = [&](int late) {
-    std::vector<std::vector<ControlMessage>> questions(kRanks);
+    std::vector<std::vector<ToRank>> questions(kRanks);
     questions.swap(group.told);
     for (int rank = 0; rank < kRanks; ++rank) {
       EXPECT_EQ(questions[rank].size(), questions[0].size());
-      for (ControlMessage& question : questions[rank]) {
-        question.sequence = rank != late;
-        group.hub.OnMessage(rank, question);
+      for (const ToRank& question : questions[rank]) {
+        const auto* poll = std::get_if<to_rank::Poll>(&question);
+        EXPECT_NE(poll, nullptr);
+        if (poll != nullptr)
+          group.hub.OnMessage(rank, to_hub::PollReply{poll->number, rank != late});
       }
     }
     return questions[0].size();
   };
   for (int rank = 0; rank < kRanks; ++rank) ask(rank);
-  ask(3, /*at_once=*/1);
-  EXPECT_THAT(take_replies(), testing::ElementsAre(testing::StartsWith("3: ranks 0-99")));
+  ask(3, /*is_urgent=*/true);
+  EXPECT_THAT(take_replies(), ElementsAre(testing::StartsWith("3: ranks 0-99")));
   EXPECT_EQ(answer(/*late=*/7), 1u);
-  EXPECT_THAT(take_replies(), testing::ElementsAre("0: rank 7"));
+  EXPECT_THAT(take_replies(), ElementsAre("0: rank 7"));
   EXPECT_EQ(answer(/*late=*/8), 1u)
       << "the next poll must begin after the questions to which it replies";
   const std::vector<std::string> replies = take_replies();
@@ -355,12 +372,10 @@ TEST(ControlHubTest, RanksThatAskTogetherAreAnsweredTogether) {
 }
 
 TEST(ControlHubTest, AnExchangeMustFitIntoAMessage) {
-  const ControlMessage large{
-      .topic = "states",
-      .parts = {{.count = 3, .part = std::string(kMaxFrame, 'x')}, {.count = 1}}};
-  EXPECT_THAT(std::string(CheckSize(large).message()),
+  const ExchangeId id{.topic = "states"};
+  EXPECT_THAT(std::string(CheckSize(id, {{3, std::string(kMaxFrame, 'x')}, {1, ""}}).message()),
               HasSubstr("the parts of 4 ranks for \"states\" #0 have 268"));
-  EXPECT_TRUE(CheckSize({.topic = "states", .parts = {{.count = 4096}}}).ok());
+  EXPECT_TRUE(CheckSize(id, {{4096, ""}}).ok());
 }
 
 TEST(ControlHubTest, AnObserverSeesTheFirstOfManyThatAreAwaited) {
@@ -376,22 +391,21 @@ TEST(ControlHubTest, ASilentRankIsLostAndLearnsWhy) {
   Group group(3);
   group.Beat(2, {.doing = "runs, 1 s after #3 barrier"});
   group.hub.OnSilence(2, absl::Seconds(5));
-  group.hub.OnMessage(0, {.type = Type::kRegroup, .request = 1});
-  group.hub.OnMessage(1, {.type = Type::kRegroup, .request = 2});
+  group.hub.OnMessage(0, to_hub::Regroup{.request = 1});
+  group.hub.OnMessage(1, to_hub::Regroup{.request = 2});
   for (int rank = 0; rank < 2; ++rank) {
     ASSERT_NE(group.FailureAt(rank), nullptr);
-    EXPECT_EQ(group.FailureAt(rank)->status.code(), absl::StatusCode::kUnavailable);
-    EXPECT_EQ(group.FailureAt(rank)->rank, 2);
-    EXPECT_EQ(group.FailureAt(rank)->sequence, 0);
-    EXPECT_EQ(group.FailureAt(rank)->status.message(),
+    EXPECT_EQ(group.FailureAt(rank)->why.code(), absl::StatusCode::kUnavailable);
+    EXPECT_EQ(group.FailureAt(rank)->culprit, 2);
+    EXPECT_FALSE(group.FailureAt(rank)->is_cut_off);
+    EXPECT_EQ(group.FailureAt(rank)->why.message(),
               "rank 2 is silent: no heartbeat for 5s; at its last heartbeat it runs, 1 s after #3 "
               "barrier");
-    EXPECT_EQ(group.told[rank].back().type, Type::kRegrouped);
-    EXPECT_EQ(group.told[rank].back().payload, "0,1");
+    EXPECT_THAT(group.Last<to_rank::Regrouped>(rank).survivors, ElementsAre(0, 1));
   }
   ASSERT_NE(group.FailureAt(2), nullptr);
-  EXPECT_EQ(group.FailureAt(2)->sequence, 1);
-  EXPECT_THAT(group.FailureAt(2)->status.message(),
+  EXPECT_TRUE(group.FailureAt(2)->is_cut_off);
+  EXPECT_THAT(group.FailureAt(2)->why.message(),
               AllOf(HasSubstr("rank 2 sent no heartbeat for 5s"), HasSubstr("declared it lost")));
   const size_t told = group.told[0].size();
   group.hub.OnDisconnect(2);
@@ -405,32 +419,28 @@ TEST(ControlHubTest, TheLossOfASurvivorReachesTheOthersOnce) {
     Group group(5);
     group.hub.OnDisconnect(4);
     for (int rank = 0; rank < 4; ++rank)
-      group.hub.OnMessage(rank, {.type = Type::kRegroup, .request = rank});
+      group.hub.OnMessage(rank, to_hub::Regroup{.request = rank});
     const size_t told = group.told[0].size();
     is_silent ? group.hub.OnSilence(2, absl::Seconds(5)) : group.hub.OnDisconnect(2);
     for (const int rank : {0, 1, 3}) {
       ASSERT_EQ(group.told[rank].size(), told + 1);
-      const ControlMessage& message = group.told[rank].back();
-      EXPECT_EQ(message.type, Type::kRegrouped);
-      EXPECT_EQ(message.request, -1);
-      EXPECT_EQ(message.status.code(), absl::StatusCode::kUnavailable);
-      EXPECT_THAT(std::string(message.status.message()), testing::StartsWith("rank 2 "));
-      EXPECT_THAT(FailureInfoOf(message.status).value_or(FailureInfo()).ranks,
-                  testing::ElementsAre(2));
+      const absl::Status why = group.Last<to_rank::SurvivorLost>(rank).why;
+      EXPECT_EQ(why.code(), absl::StatusCode::kUnavailable);
+      EXPECT_THAT(std::string(why.message()), testing::StartsWith("rank 2 "));
+      EXPECT_THAT(FailureInfoOf(why).value_or(FailureInfo()).ranks, ElementsAre(2));
     }
     group.hub.OnDisconnect(1);
     EXPECT_EQ(group.told[0].size(), told + 1) << "one loss is enough";
-    for (const int rank : {0, 3})
-      group.hub.OnMessage(rank, {.type = Type::kRegroup, .request = 4 + rank});
-    EXPECT_EQ(group.told[0].back().payload, "0,3");
+    for (const int rank : {0, 3}) group.hub.OnMessage(rank, to_hub::Regroup{.request = 4 + rank});
+    EXPECT_THAT(group.Last<to_rank::Regrouped>(0).survivors, ElementsAre(0, 3));
     group.hub.OnDisconnect(3);
-    EXPECT_EQ(group.told[0].back().request, -1);
+    EXPECT_FALSE(group.Last<to_rank::SurvivorLost>(0).why.ok());
   }
 }
 
 TEST(ControlHubTest, WhoHasLeftMayBeSilent) {
   Group group(2);
-  group.hub.OnMessage(1, {.type = Type::kLeave});
+  group.hub.OnMessage(1, to_hub::Leave());
   group.hub.OnSilence(1, absl::Seconds(5));
   EXPECT_EQ(group.FailureAt(0), nullptr);
 }
@@ -441,7 +451,7 @@ TEST(ControlHubTest, AGroupEndsOnce) {
   const size_t told = group.told[0].size();
   group.Beat(0, At(1, "a"));
   EXPECT_EQ(group.told[0].size(), told + 1) << "the beat's answer";
-  EXPECT_EQ(group.told[0].back().type, Type::kBeat);
+  EXPECT_TRUE(IsBeat(group.told[0].back()));
 }
 
 }  // namespace

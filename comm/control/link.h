@@ -1,7 +1,7 @@
-// A rank's link to the hub of its group, and the messages on it.
+// A rank's link to the hub of its group.
 //
 //   link->Start(receive, lost);
-//   link->Send({.type = ControlMessage::Type::kPut, .topic = "key", .payload = "value"});
+//   link->Send(to_hub::Put{.key = "key", .value = "value"});
 //
 // Users call a ControlChannel (comm/control/control.h), which owns a link.
 //
@@ -21,83 +21,15 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/base/cpp20.h"
+#include "evenkeel/comm/control/messages.h"
 
 namespace evenkeel {
-
-// Equal bytes of consecutive ranks. In most exchanges all ranks send the same.
-struct EqualParts {
-  int64_t count = 0;  // The number of ranks.
-  std::string part;
-
-  friend bool operator==(const EqualParts&, const EqualParts&) = default;
-
-  static void VisitFields(auto& self, auto& visit) { visit(self.count, self.part); }
-};
-
-// A message between a rank and the hub. The comments list the fields that are used.
-struct ControlMessage {
-  enum class Type : uint8_t {
-    // To the hub: topic, sequence, payload. For a whole subtree: its parts in order, request = the
-    // fanout.
-    kExchange,
-    kExchanged,  // To a rank: topic, sequence, parts (of all ranks, in order).
-    kPut,        // To the hub: topic = key, payload.
-    kGet,        // To the hub: topic = key, request.
-    // To the hub: request, payload = RankStatus with the wait in question; asks which ranks the
-    // wait is for. rank = the fanout of a tree. sequence = 1: reply at once, without asking those
-    // ranks.
-    kMissing,
-    kValue,  // To a rank: request, payload.
-    // To the hub: rank = receiver, topic, payload; rank = -1: several receivers, the counts of
-    // `parts`. To a rank: rank = sender.
-    kSend,
-    // As kSend, with rank = -1 to all other ranks; sequence = 1: unless an equal notice of any rank
-    // was passed on.
-    kNotice,
-    // To the hub: this rank ends the group, status. To every rank, the sender too: status, rank =
-    // the culprit; sequence = 1: the receiver is cut off for it. To the hub: request = the time in
-    // microseconds for which the rank has received nothing from the hub, if this is the reason.
-    kFailed,
-    kLeave,  // To the hub: this rank leaves cleanly; its disconnection is not a failure.
-    // To the hub: this rank lives; payload = its RankStatus, or empty; request = the longest
-    // permitted silence in microseconds, 0: unlimited; parts, in a tree: topics (part) and
-    // sequences (count) of the exchanges that the rank has begun. To a rank, as the reply: the hub
-    // lives.
-    kBeat,
-    // To the hub, also after a failure: this rank requests a new group of the surviving ranks;
-    // request.
-    kRegroup,
-    // To a rank, in a tree: topic, sequence, request: has it begun that exchange? To the hub:
-    // request, sequence = 1 if so.
-    kHaveCome,
-    // To a rank: request, payload = the survivors as "0,2,3", sequence = the number of times that
-    // ranks have regrouped. Later, with request = -1: status = the loss of one of these survivors.
-    kRegrouped,
-  };
-  Type type = Type::kNotice;
-  int rank = -1;
-  int64_t sequence = 0;
-  int64_t request = 0;  // Chosen by the requesting rank, returned in the reply.
-  absl::Status status;
-  std::string topic;
-  std::string payload;
-  std::vector<EqualParts> parts;
-
-  static void VisitFields(auto& self, auto& visit) {
-    visit(visit.UpTo(self.type, Type::kRegrouped), self.rank, self.sequence, self.request,
-          self.status, self.topic, self.payload, self.parts);
-  }
-};
-
-// The topic of a wait (Wait::Kind::kExchange) for the reply to kRegroup. It contains a tab, so no
-// exchange has this name.
-inline constexpr char kRegroupTopic[] = "\tregroup";
 
 // The traffic of a link without heartbeats.
 struct ControlCounters {
   int64_t messages_sent = 0;
   int64_t messages_received = 0;
-  int64_t bytes_sent = 0;  // In memory: topics, payloads and parts.
+  int64_t bytes_sent = 0;  // In memory: the strings of the messages.
   int64_t bytes_received = 0;
   absl::Duration cpu_time;  // CPU time of the link's thread, with its callbacks and the heartbeats.
 
@@ -115,10 +47,10 @@ class ControlLink {
   virtual ~ControlLink() = default;
   // Called once, before anything else. `receive` gets each message on the link's own thread, one at
   // a time; `lost` is called on that thread at most once, when the hub is gone.
-  virtual void Start(std::function<void(ControlMessage)> receive,
+  virtual void Start(std::function<void(ToRank)> receive,
                      std::function<void(absl::Status)> lost) = 0;
   // Never waits for a peer. A lost link drops the message.
-  virtual void Send(ControlMessage message) = 0;
+  virtual void Send(ToHub message) = 0;
   // Facts of the group from which another one is made.
   struct Origin {
     std::function<absl::Status()> status = nullptr;  // Null: its failure does not end the wait.

@@ -4,21 +4,13 @@
 
 namespace evenkeel::internal {
 
-size_t SizeInMemory(const ControlMessage& message) {
-  size_t bytes = message.topic.size() + message.payload.size();
-  for (const EqualParts& run : message.parts) bytes += run.part.size();
-  return bytes;
-}
-
-void LinkMeter::Sent(const ControlMessage& message, size_t bytes) {
-  if (message.type == ControlMessage::Type::kBeat) return;
+void LinkMeter::Sent(size_t bytes) {
   absl::MutexLock lock(&mutex_);
   ++counters_.messages_sent;
   counters_.bytes_sent += static_cast<int64_t>(bytes);
 }
 
-void LinkMeter::Received(const ControlMessage& message, size_t bytes) {
-  if (message.type == ControlMessage::Type::kBeat) return;
+void LinkMeter::Received(size_t bytes) {
   absl::MutexLock lock(&mutex_);
   ++counters_.messages_received;
   counters_.bytes_received += static_cast<int64_t>(bytes);

@@ -1,6 +1,6 @@
 // Counts the traffic of a link, and the processor time of its thread.
 //
-//   meter.Sent(message, bytes);  meter.Received(message, bytes);
+//   meter.Sent(bytes);  meter.Received(bytes);
 //   meter.OnLinksThread();  // on the link's thread, at any frequency
 //   ControlCounters counters = meter.Read();
 //
@@ -21,13 +21,11 @@
 
 namespace evenkeel::internal {
 
-// Returns the size of a message that is never serialized.
-size_t SizeInMemory(const ControlMessage& message);
-
 class LinkMeter {
  public:
-  void Sent(const ControlMessage& message, size_t bytes);
-  void Received(const ControlMessage& message, size_t bytes);
+  // One message that is not a heartbeat.
+  void Sent(size_t bytes);
+  void Received(size_t bytes);
   // Registers the calling thread as the link's.
   void OnLinksThread();
   ControlCounters Read() const;

@@ -29,7 +29,7 @@ constexpr absl::Duration kGreeting = absl::Seconds(10), kLinger = absl::Seconds(
 class EdgeSeats : public ControlSeats {
  public:
   EdgeSeats(SendFunction send, const TcpEdgesOptions& options,
-            std::function<void(int, ControlMessage, size_t)> receive)
+            std::function<void(int, ToHub, size_t)> receive)
       : send_(std::move(send)), options_(options), receive_(std::move(receive)) {
     for (const int child : options.shape.ChildrenOf(options.rank)) seats_[child];
   }
@@ -51,7 +51,7 @@ class EdgeSeats : public ControlSeats {
     ranks_[peer] = hello.rank;
   }
   absl::Status OnFrame(PeerId peer, absl::string_view frame) override {
-    EK_ASSIGN_OR_RETURN(ControlMessage message, ParseControlMessage(frame));
+    EK_ASSIGN_OR_RETURN(ToHub message, ParseControlMessage<ToHub>(frame));
     receive_(ranks_.at(peer), std::move(message), frame.size() + kFrameHeader);
     return absl::OkStatus();
   }
@@ -86,7 +86,7 @@ class EdgeSeats : public ControlSeats {
 
   const SendFunction send_;
   const TcpEdgesOptions options_;
-  const std::function<void(int, ControlMessage, size_t)> receive_;
+  const std::function<void(int, ToHub, size_t)> receive_;
   std::map<int, Seat> seats_;  // By child.
   std::map<PeerId, int> ranks_;
   absl::Mutex mutex_;
@@ -110,10 +110,10 @@ absl::StatusOr<std::unique_ptr<TcpEdges>> TcpEdges::Create(const TcpEdgesOptions
                          [&options, raw = edges.get()](ControlSeats::SendFunction send) {
                            auto seats = std::make_unique<EdgeSeats>(
                                std::move(send), options,
-                               [raw](int child, ControlMessage message, size_t bytes) {
+                               [raw](int child, ToHub message, size_t bytes) {
                                  raw->down_.OnLinksThread();
-                                 raw->down_.Received(message, bytes);
-                                 raw->receive_(child, std::move(message));
+                                 raw->down_.Received(bytes);
+                                 raw->from_child_(child, std::move(message));
                                });
                            raw->seats_ = seats.get();
                            return seats;
@@ -126,9 +126,11 @@ TcpEdges::TcpEdges(const TcpEdgesOptions& options)
 
 TcpEdges::~TcpEdges() { Stop(); }
 
-void TcpEdges::Start(std::function<void(int, ControlMessage)> receive,
+void TcpEdges::Start(std::function<void(int, ToHub)> from_child,
+                     std::function<void(ToRank)> from_parent,
                      std::function<void(int, const absl::Status&)> lost) {
-  receive_ = std::move(receive);
+  from_child_ = std::move(from_child);
+  from_parent_ = std::move(from_parent);
   lost_ = std::move(lost);
   if (loop_ == nullptr) return;
   absl::StatusOr<std::thread> serving =
@@ -176,10 +178,10 @@ void TcpEdges::ConnectToParent(const std::string& address) {
     started = to_parent_->Start(
         [this](const std::string& frame) {
           up_.OnLinksThread();
-          absl::StatusOr<ControlMessage> message = ParseControlMessage(frame);
+          absl::StatusOr<ToRank> message = ParseControlMessage<ToRank>(frame);
           if (!message.ok()) return;
-          up_.Received(*message, frame.size() + kFrameHeader);
-          receive_(parent_, *std::move(message));
+          up_.Received(frame.size() + kFrameHeader);
+          from_parent_(*std::move(message));
         },
         [this](const absl::Status&) {
           OnParentLost(absl::UnavailableError(
@@ -198,19 +200,21 @@ void TcpEdges::OnParentLost(const absl::Status& why) {
   lost_(parent_, why);
 }
 
-void TcpEdges::Send(absl::Span<const int> to, const ControlMessage& message) {
+void TcpEdges::SendToParent(const ToHub& message) {
   const std::string payload = Serialize(message);
-  if (to[0] != parent_) {
-    for (const int child : to) {
-      down_.Sent(message, payload.size() + kFrameHeader);
-      seats_->Queue(child, payload);
-    }
-    return loop_->Wake();
-  }
-  up_.Sent(message, payload.size() + kFrameHeader);
+  up_.Sent(payload.size() + kFrameHeader);
   absl::MutexLock lock(&mutex_);
   if (to_parent_ != nullptr) return to_parent_->Send(payload);
   for_parent_.push_back(payload);
+}
+
+void TcpEdges::SendToChildren(absl::Span<const int> to, const ToRank& message) {
+  const std::string payload = Serialize(message);
+  for (const int child : to) {
+    down_.Sent(payload.size() + kFrameHeader);
+    seats_->Queue(child, payload);
+  }
+  loop_->Wake();
 }
 
 void TcpEdges::Stop() {

@@ -52,12 +52,13 @@ class TcpEdges : public TreeEdges {
   static absl::StatusOr<std::unique_ptr<TcpEdges>> Create(const TcpEdgesOptions& options);
   ~TcpEdges() override;
 
-  void Start(std::function<void(int, ControlMessage)> receive,
+  void Start(std::function<void(int, ToHub)> from_child, std::function<void(ToRank)> from_parent,
              std::function<void(int, const absl::Status&)> lost) override;
   bool HasAddress() const override { return true; }
   std::string Address() const override { return address_; }
   void AttachParent(const std::string& address) override;
-  void Send(absl::Span<const int> to, const ControlMessage& message) override;
+  void SendToParent(const ToHub& message) override;
+  void SendToChildren(absl::Span<const int> to, const ToRank& message) override;
   void Stop() override;
   ControlCounters Counters() const override;
 
@@ -71,7 +72,8 @@ class TcpEdges : public TreeEdges {
   const TcpEdgesOptions options_;
   const int parent_;
   std::string address_;
-  std::function<void(int, ControlMessage)> receive_;
+  std::function<void(int, ToHub)> from_child_;
+  std::function<void(ToRank)> from_parent_;
   std::function<void(int, const absl::Status&)> lost_;
   LinkMeter up_, down_;
 

@@ -3,6 +3,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -13,7 +14,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/control/exchange_tree.h"
-#include "evenkeel/comm/control/link.h"
+#include "evenkeel/comm/control/messages.h"
 #include "evenkeel/comm/net/greet.h"
 #include "evenkeel/comm/net/handshake.h"
 #include "evenkeel/comm/net/socket.h"
@@ -36,17 +37,24 @@ constexpr TreeShape kShape{.world_size = 6,
 class End {
  public:
   explicit End(int rank, absl::Duration timeout = kSoon)
-      : edges_(TcpEdges::Create({.job = {"job", "secret"},
+      : rank_(rank),
+        edges_(TcpEdges::Create({.job = {"job", "secret"},
                                  .group = "world",
                                  .rank = rank,
                                  .shape = kShape,
                                  .host = "127.0.0.1",
                                  .timeout = timeout})
                    .value()) {
+    const auto receive = [this](int from, const ExchangeId& id) {
+      absl::MutexLock lock(&mutex_);
+      received_.push_back(absl::StrCat(from, ":", id.topic));
+    };
     edges_->Start(
-        [this](int from, ControlMessage message) {
-          absl::MutexLock lock(&mutex_);
-          received_.push_back(absl::StrCat(from, ":", message.topic));
+        [receive](int child, ToHub message) {
+          receive(child, std::get<to_hub::Exchange>(message).id);
+        },
+        [receive, parent = kShape.ParentOf(rank)](ToRank message) {
+          receive(parent, std::get<to_rank::Exchanged>(message).id);
         },
         [this](int neighbour, const absl::Status& why) {
           absl::MutexLock lock(&mutex_);
@@ -57,7 +65,11 @@ class End {
   TcpEdges& operator*() { return *edges_; }
   TcpEdges* operator->() { return edges_.get(); }
   void Send(int to, const std::string& topic) {
-    edges_->Send({to}, {.type = ControlMessage::Type::kExchange, .topic = topic});
+    if (to == kShape.ParentOf(rank_)) {
+      edges_->SendToParent(to_hub::Exchange{.id = {topic}});
+    } else {
+      edges_->SendToChildren({to}, to_rank::Exchanged{.id = {topic}});
+    }
   }
   std::vector<std::string> WaitFor(size_t count) {
     absl::MutexLock lock(&mutex_);
@@ -79,6 +91,7 @@ class End {
   }
 
  private:
+  const int rank_;
   absl::Mutex mutex_;
   std::vector<std::string> received_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::string> lost_ ABSL_GUARDED_BY(mutex_);

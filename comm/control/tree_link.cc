@@ -27,27 +27,21 @@ TreeLink::TreeLink(TreeShape shape, int rank, std::unique_ptr<ControlLink> direc
       edges_(std::move(edges)),
       relay_(shape, rank) {}
 
-void TreeLink::Start(std::function<void(ControlMessage)> receive,
-                     std::function<void(absl::Status)> lost) {
+void TreeLink::Start(std::function<void(ToRank)> receive, std::function<void(absl::Status)> lost) {
   receive_ = std::move(receive);
-  edges_->Start([this](int from, ControlMessage message) { OnEdge(from, std::move(message)); },
+  edges_->Start([this](int child, ToHub message) { OnChild(child, std::move(message)); },
+                [this](ToRank message) { PassOn(std::move(message)); },
                 [this](int neighbour, const absl::Status& why) { OnEdgeLost(neighbour, why); });
-  direct_->Start([this](ControlMessage message) { OnDirect(std::move(message)); },
+  direct_->Start([this](ToRank message) { OnDirect(std::move(message)); },
                  [this, lost = std::move(lost)](absl::Status why) {
                    absl::MutexLock lock(&deliver_);
                    lost(std::move(why));
                  });
   if (!edges_->HasAddress()) return;
-  if (!children_.empty()) {
-    direct_->Send({.type = ControlMessage::Type::kPut,
-                   .topic = AddressKey(rank_),
-                   .payload = edges_->Address()});
-  }
-  if (parent_ != kHub) {
-    direct_->Send({.type = ControlMessage::Type::kGet,
-                   .request = kWhereIsParent,
-                   .topic = AddressKey(parent_)});
-  }
+  if (!children_.empty())
+    direct_->Send(to_hub::Put{.key = AddressKey(rank_), .value = edges_->Address()});
+  if (parent_ != kHub)
+    direct_->Send(to_hub::Get{.request = kWhereIsParent, .key = AddressKey(parent_)});
 }
 
 void TreeLink::Stop() {
@@ -57,40 +51,33 @@ void TreeLink::Stop() {
 
 ControlCounters TreeLink::Counters() const { return direct_->Counters() + edges_->Counters(); }
 
-void TreeLink::Send(ControlMessage message) {
-  switch (message.type) {
-    case ControlMessage::Type::kExchange: {
-      {
-        absl::MutexLock lock(&mutex_);
-        int64_t& begun = begun_[message.topic];
-        begun = std::max(begun, message.sequence + 1);
-        open_.emplace(message.topic, message.sequence);
-      }
-      return Gather(rank_, std::move(message));
-    }
-    case ControlMessage::Type::kLeave:
-      if (parent_ != kHub) edges_->Send({parent_}, message);
-      return direct_->Send(std::move(message));
-    case ControlMessage::Type::kBeat: {
+void TreeLink::Send(ToHub message) {
+  if (auto* part = std::get_if<to_hub::Exchange>(&message)) {
+    {
       absl::MutexLock lock(&mutex_);
-      for (const auto& [topic, sequence] : open_) message.parts.push_back({sequence, topic});
-      break;
+      int64_t& begun = begun_[part->id.topic];
+      begun = std::max(begun, part->id.sequence + 1);
+      open_.insert(part->id);
     }
-    case ControlMessage::Type::kMissing:
-      message.rank = shape_.fanout;
-      break;
-    default:
-      break;
+    return Gather(rank_, std::move(*part));
+  }
+  if (auto* beat = std::get_if<to_hub::Beat>(&message)) {
+    absl::MutexLock lock(&mutex_);
+    beat->unended.assign(open_.begin(), open_.end());
+  } else if (auto* question = std::get_if<to_hub::WhoIsMissing>(&message)) {
+    question->fanout = shape_.fanout;
+  } else if (std::holds_alternative<to_hub::Leave>(message) && parent_ != kHub) {
+    edges_->SendToParent(message);
   }
   direct_->Send(std::move(message));
 }
 
-void TreeLink::Gather(int from, ControlMessage message) {
-  absl::StatusOr<std::optional<ControlMessage>> up;
+void TreeLink::Gather(int from, to_hub::Exchange part) {
+  absl::StatusOr<std::optional<to_hub::Exchange>> up;
   absl::Status parent_lost;
   {
     absl::MutexLock lock(&mutex_);
-    up = relay_.OnExchange(from, std::move(message));
+    up = relay_.OnExchange(from, std::move(part));
     parent_lost = parent_lost_;
   }
   if (!up.ok()) return Fail(up.status());
@@ -98,46 +85,38 @@ void TreeLink::Gather(int from, ControlMessage message) {
   if (!parent_lost.ok() && (from == rank_ || up->has_value())) return Fail(parent_lost);
   if (!up->has_value()) return;
   if (parent_ == kHub) return direct_->Send(**std::move(up));
-  edges_->Send({parent_}, **up);
+  edges_->SendToParent(**std::move(up));
 }
 
-void TreeLink::OnDirect(ControlMessage message) {
-  switch (message.type) {
-    case ControlMessage::Type::kExchanged:
-      return PassOn(std::move(message));
-    case ControlMessage::Type::kHaveCome: {
-      bool has_come = false;
-      {
-        absl::MutexLock lock(&mutex_);
-        const auto begun = begun_.find(message.topic);
-        has_come = begun != begun_.end() && begun->second > message.sequence;
-      }
-      return direct_->Send(
-          {.type = message.type, .sequence = has_come, .request = message.request});
-    }
-    case ControlMessage::Type::kValue:
-      if (message.request == kWhereIsParent) return edges_->AttachParent(message.payload);
-      break;
-    default:
-      break;
-  }
+void TreeLink::OnDirect(ToRank message) {
+  if (std::holds_alternative<to_rank::Exchanged>(message)) return PassOn(std::move(message));
+  if (const auto* poll = std::get_if<to_rank::Poll>(&message)) return Reply(*poll);
+  const auto* value = std::get_if<to_rank::Value>(&message);
+  if (value != nullptr && value->request == kWhereIsParent)
+    return edges_->AttachParent(value->value);
   absl::MutexLock lock(&deliver_);
   receive_(std::move(message));
 }
 
-void TreeLink::OnEdge(int from, ControlMessage message) {
-  if (from == parent_) {
-    if (message.type == ControlMessage::Type::kExchanged) PassOn(std::move(message));
-  } else if (message.type == ControlMessage::Type::kExchange) {
-    Gather(from, std::move(message));
-  } else if (message.type == ControlMessage::Type::kLeave) {
-    absl::Status left;
-    {
-      absl::MutexLock lock(&mutex_);
-      left = relay_.OnLeave(from);
-    }
-    if (!left.ok()) Fail(left);
+void TreeLink::Reply(const to_rank::Poll& poll) {
+  bool has_begun = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto begun = begun_.find(poll.id.topic);
+    has_begun = begun != begun_.end() && begun->second > poll.id.sequence;
   }
+  direct_->Send(to_hub::PollReply{.number = poll.number, .has_begun = has_begun});
+}
+
+void TreeLink::OnChild(int child, ToHub message) {
+  if (auto* part = std::get_if<to_hub::Exchange>(&message)) return Gather(child, std::move(*part));
+  if (!std::holds_alternative<to_hub::Leave>(message)) return;
+  absl::Status left;
+  {
+    absl::MutexLock lock(&mutex_);
+    left = relay_.OnLeave(child);
+  }
+  if (!left.ok()) Fail(left);
 }
 
 // The hub detects a child that is gone, and a living child reports the loss itself. The only loss
@@ -159,18 +138,18 @@ void TreeLink::OnEdgeLost(int neighbour, const absl::Status& why) {
   if (is_needed) Fail(lost);
 }
 
-void TreeLink::PassOn(ControlMessage message) {
-  if (!children_.empty()) edges_->Send(children_, message);
+void TreeLink::PassOn(ToRank message) {
+  const auto* result = std::get_if<to_rank::Exchanged>(&message);
+  if (result == nullptr) return;
+  if (!children_.empty()) edges_->SendToChildren(children_, message);
   {
     absl::MutexLock lock(&mutex_);
-    open_.erase({message.topic, message.sequence});
+    open_.erase(result->id);
   }
   absl::MutexLock lock(&deliver_);
   receive_(std::move(message));
 }
 
-void TreeLink::Fail(const absl::Status& why) {
-  direct_->Send({.type = ControlMessage::Type::kFailed, .status = why});
-}
+void TreeLink::Fail(const absl::Status& why) { direct_->Send(to_hub::Failed{.why = why}); }
 
 }  // namespace evenkeel::internal

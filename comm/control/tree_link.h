@@ -9,7 +9,7 @@
 // has ended then.
 //
 // Heartbeats contain the exchanges that this rank has begun, because the hub learns of them from
-// the tree only later. For the same reason the hub asks all ranks (kHaveCome) when a rank asks
+// the tree only later. For the same reason the hub asks all ranks (to_rank::Poll) when a rank asks
 // which ranks are missing.
 //
 // Order:  messages from the hub keep their order, and so do those over an edge; a failure may
@@ -28,7 +28,6 @@
 #include <memory>
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -49,7 +48,8 @@ class TreeEdges {
   virtual ~TreeEdges() = default;
   // Called once, before anything else. The callbacks run on threads of the edges. `lost`: the
   // neighbour's end is gone; for kHub, these edges cannot work, and Start() may call it.
-  virtual void Start(std::function<void(int from, ControlMessage message)> receive,
+  virtual void Start(std::function<void(int child, ToHub message)> from_child,
+                     std::function<void(ToRank message)> from_parent,
                      std::function<void(int neighbour, const absl::Status& why)> lost) = 0;
   // Returns whether neighbours need each other's addresses.
   virtual bool HasAddress() const = 0;
@@ -57,9 +57,9 @@ class TreeEdges {
   virtual std::string Address() const = 0;
   // Connects to the parent at `address`; called at most once.
   virtual void AttachParent(const std::string& address) = 0;
-  // Never waits. A neighbour receives earlier messages when it connects. `to` is the parent, or
-  // some of the children.
-  virtual void Send(absl::Span<const int> to, const ControlMessage& message) = 0;
+  // Never wait. A neighbour receives earlier messages when it connects.
+  virtual void SendToParent(const ToHub& message) = 0;
+  virtual void SendToChildren(absl::Span<const int> to, const ToRank& message) = 0;
   // No callback runs after it returns. Messages that were sent before are still delivered.
   virtual void Stop() = 0;
   virtual ControlCounters Counters() const = 0;
@@ -71,9 +71,8 @@ class TreeLink : public ControlLink {
            std::unique_ptr<TreeEdges> edges);
   ~TreeLink() override { Stop(); }
 
-  void Start(std::function<void(ControlMessage)> receive,
-             std::function<void(absl::Status)> lost) override;
-  void Send(ControlMessage message) override;
+  void Start(std::function<void(ToRank)> receive, std::function<void(absl::Status)> lost) override;
+  void Send(ToHub message) override;
   absl::StatusOr<std::unique_ptr<ControlLink>> Open(absl::string_view group, int rank,
                                                     int world_size, absl::Duration timeout,
                                                     const Origin& origin) override {
@@ -88,12 +87,13 @@ class TreeLink : public ControlLink {
 
  private:
   // Handles a part of an exchange, of this rank or of a child.
-  void Gather(int from, ControlMessage message);
-  void OnDirect(ControlMessage message);
-  void OnEdge(int from, ControlMessage message);
+  void Gather(int from, to_hub::Exchange part);
+  void OnDirect(ToRank message);
+  void OnChild(int child, ToHub message);
   void OnEdgeLost(int neighbour, const absl::Status& why);
-  // Passes a result on to this rank and to those below it.
-  void PassOn(ControlMessage message);
+  // Passes a message of the parent on, if it is a result, to this rank and to those below it.
+  void PassOn(ToRank message);
+  void Reply(const to_rank::Poll& poll);
   void Fail(const absl::Status& why);
 
   const TreeShape shape_;
@@ -104,14 +104,13 @@ class TreeLink : public ControlLink {
   const std::unique_ptr<TreeEdges> edges_;
 
   absl::Mutex deliver_;  // Held while the receiver runs: several threads call it, one at a time.
-  std::function<void(ControlMessage)> receive_;
+  std::function<void(ToRank)> receive_;
 
   absl::Mutex mutex_;
   ExchangeRelay relay_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, int64_t> begun_
-      ABSL_GUARDED_BY(mutex_);  // By topic: the number of exchanges begun.
-  std::set<std::pair<std::string, int64_t>> open_
-      ABSL_GUARDED_BY(mutex_);  // Those without a result: topic, sequence.
+      ABSL_GUARDED_BY(mutex_);                         // By topic: the number of exchanges begun.
+  std::set<ExchangeId> open_ ABSL_GUARDED_BY(mutex_);  // Those without a result.
   absl::Status parent_lost_ ABSL_GUARDED_BY(mutex_);
 };
 

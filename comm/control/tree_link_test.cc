@@ -17,6 +17,7 @@
 #include "absl/time/time.h"
 #include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/control/exchange_tree.h"
+#include "evenkeel/comm/control/messages.h"
 #include "evenkeel/comm/control/rank_status.h"
 #include "evenkeel/comm/control/waits.h"
 #include "evenkeel/comm/local/link.h"
@@ -70,15 +71,11 @@ TEST(TreeShapeTest, IsWhatItsHeaderSays) {
 
 // The relay ---------------------------------------------------------------------------------------
 
-ControlMessage Part(const std::string& part, int64_t sequence = 0) {
-  return {
-      .type = ControlMessage::Type::kExchange, .sequence = sequence, .topic = "t", .payload = part};
+to_hub::Exchange Parts(ExchangeParts parts, int64_t sequence = 0) {
+  return {.id = {"t", sequence}, .parts = std::move(parts)};
 }
-ControlMessage Parts(std::vector<EqualParts> parts, int64_t sequence = 0) {
-  return {.type = ControlMessage::Type::kExchange,
-          .sequence = sequence,
-          .topic = "t",
-          .parts = std::move(parts)};
+to_hub::Exchange Part(const std::string& part, int64_t sequence = 0) {
+  return Parts({{1, part}}, sequence);
 }
 
 TEST(ExchangeRelayTest, MergesASubtreeInItsOrder) {
@@ -89,9 +86,8 @@ TEST(ExchangeRelayTest, MergesASubtreeInItsOrder) {
   const auto up = relay.OnExchange(2, Parts({{1, "a"}, {2, "d"}})).value();
   ASSERT_TRUE(up.has_value());
   EXPECT_THAT(up->parts, ElementsAre(EqualParts{2, "a"}, EqualParts{3, "d"}));
-  EXPECT_EQ(up->request, 2);
-  EXPECT_EQ(up->topic, "t");
-  EXPECT_EQ(up->sequence, 0);
+  EXPECT_EQ(up->fanout, 2);
+  EXPECT_EQ(up->id, (ExchangeId{"t", 0}));
 }
 
 TEST(ExchangeRelayTest, RefusesWhatIsNotOfItsTree) {

@@ -12,12 +12,14 @@
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/control/key_value.h"
+#include "evenkeel/comm/control/messages.h"
 #include "evenkeel/comm/control/rank_status.h"
 #include "evenkeel/comm/control/wire.h"
 #include "evenkeel/comm/net/frame.h"
 #include "evenkeel/comm/net/handshake.h"
 #include "evenkeel/comm/net/hmac.h"
 #include "evenkeel/comm/net/socket.h"
+#include "evenkeel/comm/testing/filled.h"
 #include "evenkeel/comm/testing/fuzz.h"
 #include "gtest/gtest.h"
 
@@ -79,21 +81,22 @@ TEST(WireFuzzTest, StoreReply) {
        Again<StoreReply>);
 }
 
-TEST(WireFuzzTest, ControlMessage) {
-  const ControlMessage full{.type = ControlMessage::Type::kExchanged,
-                            .rank = -1,
-                            .sequence = int64_t{1} << 40,
-                            .request = 7,
-                            .status = absl::UnavailableError("rank 1 is lost"),
-                            .topic = "steps",
-                            .payload = std::string("\0\1", 2),
-                            .parts = {{1, "a"}, {2, ""}, {1, std::string(100, 'x')}}};
-  const auto again = [](absl::string_view bytes) -> absl::StatusOr<std::string> {
-    const absl::StatusOr<ControlMessage> message = ParseControlMessage(bytes);
+template <typename Message>
+void FuzzControlMessages(std::vector<std::string> good) {
+  for (const Message& message : OneOfEach<Message>()) good.push_back(Serialize(message));
+  Fuzz(good, [](absl::string_view bytes) -> absl::StatusOr<std::string> {
+    const absl::StatusOr<Message> message = ParseControlMessage<Message>(bytes);
     if (!message.ok()) return message.status();
     return Serialize(*message);
-  };
-  Fuzz({Serialize(ControlMessage()), Serialize(full)}, again);
+  });
+}
+
+TEST(WireFuzzTest, ControlMessage) {
+  const ExchangeParts parts = {{1, "a"}, {2, ""}, {1, std::string(100, 'x')}};
+  FuzzControlMessages<ToHub>(
+      {Serialize(to_hub::Exchange{.parts = parts, .fanout = 32}), Serialize(to_hub::Notice())});
+  FuzzControlMessages<ToRank>(
+      {Serialize(to_rank::Exchanged{.parts = parts}), Serialize(to_rank::Notice())});
 }
 
 TEST(WireFuzzTest, RankStatus) {

@@ -3,8 +3,11 @@
 
 #include "evenkeel/comm/control/wire.h"
 
+#include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -13,10 +16,11 @@
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/control/key_value.h"
-#include "evenkeel/comm/control/link.h"
+#include "evenkeel/comm/control/messages.h"
 #include "evenkeel/comm/net/frame.h"
 #include "evenkeel/comm/net/handshake.h"
 #include "evenkeel/comm/net/hmac.h"
+#include "evenkeel/comm/testing/filled.h"
 #include "evenkeel/comm/version.h"
 #include "gtest/gtest.h"
 
@@ -33,17 +37,6 @@ Hello SomeHello() {
           .world_size = 8,
           .nonce = kNonce,
           .proof = kProof};
-}
-
-ControlMessage SomeMessage() {
-  return {.type = ControlMessage::Type::kExchanged,
-          .rank = -1,
-          .sequence = 1ll << 40,
-          .request = 7,
-          .status = absl::UnavailableError("rank 1 is lost"),
-          .topic = "steps",
-          .payload = std::string("\0\1", 2),
-          .parts = {{1, "a"}, {2, ""}, {1, std::string(300, 'x')}}};
 }
 
 TEST(WireTest, HandshakeComesBackAsItWas) {
@@ -91,13 +84,49 @@ TEST(WireTest, OnlyTheSameVersionAndBuildMayMeet) {
       << other;
 }
 
+template <typename Message>
+class ControlMessageTest : public testing::Test {};
+using Directions = testing::Types<ToHub, ToRank>;
+TYPED_TEST_SUITE(ControlMessageTest, Directions);
+
+TYPED_TEST(ControlMessageTest, EachTypeComesBackAsItWas) {
+  for (const TypeParam& message : OneOfEach<TypeParam>()) {
+    SCOPED_TRACE(message.index());
+    const std::string bytes = Serialize(message);
+    const absl::StatusOr<TypeParam> again = ParseControlMessage<TypeParam>(bytes);
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_EQ(again->index(), message.index());
+    EXPECT_EQ(Serialize(*again), bytes);
+  }
+}
+
+TYPED_TEST(ControlMessageTest, EachTypeIsRefusedIfItIsCutOrTooLong) {
+  for (const TypeParam& message : OneOfEach<TypeParam>()) {
+    SCOPED_TRACE(message.index());
+    const std::string bytes = Serialize(message);
+    for (size_t size = 0; size < bytes.size(); ++size) {
+      const auto cut = ParseControlMessage<TypeParam>(absl::string_view(bytes).substr(0, size));
+      EXPECT_EQ(cut.status(), absl::InvalidArgumentError("control message: bytes are missing"));
+    }
+    EXPECT_EQ(ParseControlMessage<TypeParam>(bytes + "x").status(),
+              absl::InvalidArgumentError("control message: 1 bytes too many"));
+  }
+}
+
+TYPED_TEST(ControlMessageTest, AnUnknownTypeIsRefused) {
+  const char next = std::variant_size_v<TypeParam>;
+  EXPECT_EQ(ParseControlMessage<TypeParam>(absl::string_view(&next, 1)).status(),
+            absl::InvalidArgumentError("control message: value out of range"));
+}
+
 TEST(WireTest, ControlMessagesComeBackAsTheyWere) {
-  const absl::StatusOr<ControlMessage> message = ParseControlMessage(Serialize(SomeMessage()));
-  ASSERT_TRUE(message.ok());
-  EXPECT_EQ(Serialize(*message), Serialize(SomeMessage()));
-  EXPECT_EQ(message->parts, SomeMessage().parts);
-  EXPECT_EQ(message->sequence, 1ll << 40);
-  EXPECT_EQ(message->request, 7);
+  const to_rank::Exchanged sent{.id = {"steps", int64_t{1} << 40},
+                                .parts = {{1, "a"}, {2, ""}, {1, std::string(300, 'x')}}};
+  const ToRank message = ParseControlMessage<ToRank>(Serialize(sent)).value();
+  const auto* exchanged = std::get_if<to_rank::Exchanged>(&message);
+  ASSERT_NE(exchanged, nullptr);
+  EXPECT_EQ(exchanged->id, sent.id);
+  EXPECT_EQ(exchanged->parts, sent.parts);
 }
 
 TEST(WireTest, ProofsDependOnEverythingThatIsSaid) {

@@ -1,5 +1,6 @@
 #include "evenkeel/comm/local/link.h"
 
+#include <cstddef>
 #include <deque>
 #include <functional>
 #include <map>
@@ -7,7 +8,9 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <utility>
+#include <variant>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -16,6 +19,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
+#include "evenkeel/comm/base/fields.h"
 #include "evenkeel/comm/base/start_thread.h"
 #include "evenkeel/comm/control/hub.h"
 #include "evenkeel/comm/control/link_meter.h"
@@ -26,9 +30,32 @@
 namespace evenkeel::internal {
 namespace {
 
+// Adds up the strings of a message, which is never serialized.
+struct TextSize : FieldVisitor {
+  size_t bytes = 0;
+
+  void operator()(const auto&... fields) { (Add(fields), ...); }
+  template <typename Field>
+  void Add(const Field& field) {
+    if constexpr (std::is_same_v<Field, std::string>) {
+      bytes += field.size();
+    } else if constexpr (FieldList<Field>) {
+      for (const auto& item : field) Add(item);
+    } else if constexpr (requires { Field::VisitFields(field, *this); }) {
+      Field::VisitFields(field, *this);
+    }
+  }
+};
+
+size_t SizeInMemory(const auto& message) {
+  TextSize size;
+  std::visit(size, message);
+  return size.bytes;
+}
+
 struct Letter {
   int from = kHub;
-  ControlMessage message;
+  std::variant<ToHub, ToRank> message;  // ToHub between ranks: up the tree.
 };
 
 // Letters that wait for one rank.
@@ -73,7 +100,11 @@ class Reader {
       meter_.OnLinksThread();
       Letter letter;
       while (inbox_.Pop(letter)) {
-        meter_.Received(letter.message, SizeInMemory(letter.message));
+        std::visit(
+            [this](auto& it) {
+              if (!IsBeat(it)) meter_.Received(SizeInMemory(it));
+            },
+            letter.message);
         receive(std::move(letter));
       }
     };
@@ -98,14 +129,14 @@ class Star {
   explicit Star(int world_size)
       : inboxes_(world_size),
         edges_(world_size),
-        hub_(world_size, [this](absl::Span<const int> to, const ControlMessage& message) {
+        hub_(world_size, [this](absl::Span<const int> to, const ToRank& message) {
           for (const int rank : to) inboxes_[rank].Push({kHub, message});
         }) {}
 
   Inbox& inbox(int rank) { return inboxes_[rank]; }
   // The letters from a rank's neighbours in the tree.
   Inbox& edges(int rank) { return edges_[rank]; }
-  void Send(int rank, ControlMessage message) {
+  void Send(int rank, ToHub message) {
     absl::MutexLock lock(&order_);
     hub_.OnMessage(rank, std::move(message));
   }
@@ -161,31 +192,40 @@ class Job {
 
 class LocalEdges : public TreeEdges {
  public:
-  LocalEdges(std::shared_ptr<Star> star, int rank)
-      : star_(std::move(star)), rank_(rank), reader_(star_->edges(rank)) {}
+  LocalEdges(std::shared_ptr<Star> star, int rank, int parent)
+      : star_(std::move(star)), rank_(rank), parent_(parent), reader_(star_->edges(rank)) {}
 
-  void Start(std::function<void(int, ControlMessage)> receive,
+  void Start(std::function<void(int, ToHub)> from_child, std::function<void(ToRank)> from_parent,
              std::function<void(int, const absl::Status&)> lost) override {
-    const absl::Status started = reader_.Start([receive = std::move(receive)](Letter letter) {
-      receive(letter.from, std::move(letter.message));
-    });
+    const absl::Status started = reader_.Start(
+        [from_child = std::move(from_child), from_parent = std::move(from_parent)](Letter letter) {
+          if (auto* up = std::get_if<ToHub>(&letter.message)) {
+            from_child(letter.from, std::move(*up));
+          } else {
+            from_parent(std::get<ToRank>(std::move(letter.message)));
+          }
+        });
     if (!started.ok()) lost(kHub, started);
   }
   bool HasAddress() const override { return false; }
   std::string Address() const override { return ""; }
   void AttachParent(const std::string&) override {}
-  void Send(absl::Span<const int> to, const ControlMessage& message) override {
-    for (const int neighbour : to) {
-      reader_.meter().Sent(message, SizeInMemory(message));
-      star_->edges(neighbour).Push({rank_, message});
-    }
+  void SendToParent(const ToHub& message) override { SendTo(parent_, message); }
+  void SendToChildren(absl::Span<const int> to, const ToRank& message) override {
+    for (const int child : to) SendTo(child, message);
   }
   void Stop() override { reader_.Stop(); }
   ControlCounters Counters() const override { return reader_.meter().Read(); }
 
  private:
+  void SendTo(int neighbour, const auto& message) {
+    reader_.meter().Sent(SizeInMemory(message));
+    star_->edges(neighbour).Push({rank_, message});
+  }
+
   const std::shared_ptr<Star> star_;
   const int rank_;
+  const int parent_;
   Reader reader_;
 };
 
@@ -198,17 +238,17 @@ class LocalLink : public ControlLink {
       : job_(std::move(job)), star_(std::move(star)), rank_(rank), reader_(star_->inbox(rank)) {}
   ~LocalLink() override { Stop(); }
 
-  void Start(std::function<void(ControlMessage)> receive,
-             std::function<void(absl::Status)> lost) override {
-    const absl::Status started = reader_.Start(
-        [receive = std::move(receive)](Letter letter) { receive(std::move(letter.message)); });
+  void Start(std::function<void(ToRank)> receive, std::function<void(absl::Status)> lost) override {
+    const absl::Status started = reader_.Start([receive = std::move(receive)](Letter letter) {
+      receive(std::get<ToRank>(std::move(letter.message)));
+    });
     if (started.ok()) return;
     // The hub reports it to the other ranks.
-    Send({.type = ControlMessage::Type::kFailed, .status = started});
+    Send(to_hub::Failed{.why = started});
     lost(started);
   }
-  void Send(ControlMessage message) override {
-    reader_.meter().Sent(message, SizeInMemory(message));
+  void Send(ToHub message) override {
+    if (!IsBeat(message)) reader_.meter().Sent(SizeInMemory(message));
     star_->Send(rank_, std::move(message));
   }
   ControlCounters Counters() const override { return reader_.meter().Read(); }
@@ -239,8 +279,9 @@ std::unique_ptr<ControlLink> MakeLink(std::shared_ptr<Job> job, std::shared_ptr<
   const TreeShape shape{.world_size = world_size, .fanout = job->fanout()};
   auto direct = std::make_unique<LocalLink>(std::move(job), star, rank);
   if (shape.is_star()) return direct;
-  return std::make_unique<TreeLink>(shape, rank, std::move(direct),
-                                    std::make_unique<LocalEdges>(std::move(star), rank));
+  return std::make_unique<TreeLink>(
+      shape, rank, std::move(direct),
+      std::make_unique<LocalEdges>(std::move(star), rank, shape.ParentOf(rank)));
 }
 
 }  // namespace

@@ -31,7 +31,7 @@
 namespace evenkeel::internal {
 
 // The version of all messages over these sockets; raised with each change.
-inline constexpr uint32_t kProtocolVersion = 6;
+inline constexpr uint32_t kProtocolVersion = 7;
 inline constexpr size_t kNonceSize = 32;
 inline constexpr size_t kMaxName = 256;  // For names of jobs, groups and builds.
 

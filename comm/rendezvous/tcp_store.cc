@@ -237,21 +237,20 @@ class DirectLink : public ControlLink {
         link_(std::move(link)) {}
   ~DirectLink() override { Stop(); }
 
-  void Start(std::function<void(ControlMessage)> receive,
-             std::function<void(absl::Status)> lost) override {
+  void Start(std::function<void(ToRank)> receive, std::function<void(absl::Status)> lost) override {
     auto on_frame = [this, receive = std::move(receive)](const std::string& frame) {
       meter_.OnLinksThread();
-      absl::StatusOr<ControlMessage> message = internal::ParseControlMessage(frame);
+      absl::StatusOr<ToRank> message = internal::ParseControlMessage<ToRank>(frame);
       if (!message.ok()) return;  // The server sends no other frames.
-      meter_.Received(*message, frame.size() + internal::kFrameHeader);
+      if (!IsBeat(*message)) meter_.Received(frame.size() + internal::kFrameHeader);
       receive(*std::move(message));
     };
     link_->Start(std::move(on_frame), std::move(lost));
   }
-  void Send(ControlMessage message) override {
+  void Send(ToHub message) override {
     const std::string payload = internal::Serialize(message);
-    meter_.Sent(message, payload.size() + internal::kFrameHeader);
-    if (message.type == ControlMessage::Type::kBeat) link_->ExpectAnswer();
+    if (!IsBeat(message)) meter_.Sent(payload.size() + internal::kFrameHeader);
+    if (IsBeat(message)) link_->ExpectAnswer();
     link_->Send(payload);
   }
   absl::StatusOr<std::unique_ptr<ControlLink>> Open(absl::string_view group, int rank,

@@ -147,11 +147,10 @@ class TcpControlLink : public ControlLink {
       std::shared_ptr<void> keep = nullptr);
   ~TcpControlLink() override { Stop(); }
 
-  void Start(std::function<void(ControlMessage)> receive,
-             std::function<void(absl::Status)> lost) override {
+  void Start(std::function<void(ToRank)> receive, std::function<void(absl::Status)> lost) override {
     link_->Start(std::move(receive), std::move(lost));
   }
-  void Send(ControlMessage message) override { link_->Send(std::move(message)); }
+  void Send(ToHub message) override { link_->Send(std::move(message)); }
   absl::StatusOr<std::unique_ptr<ControlLink>> Open(absl::string_view group, int rank,
                                                     int world_size, absl::Duration timeout,
                                                     const Origin& origin) override {

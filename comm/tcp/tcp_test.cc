@@ -351,7 +351,7 @@ TEST(CreateTcpGroupTest, NamesTheRankThatIsLostMeanwhile) {
     threads.emplace_back(
         [&, rank] { statuses[rank] = CreateTcpGroup(rank, 3, std::move(links[rank])).status(); });
   }
-  links[2]->Start([](ControlMessage) {}, [](absl::Status) {});
+  links[2]->Start([](ToRank) {}, [](absl::Status) {});
   links[2]->Stop();
   for (std::thread& thread : threads) thread.join();
   for (const absl::Status& status : statuses)

@@ -1,0 +1,228 @@
+// The messages between the ranks of a group and its hub: a struct for each, a variant for each
+// direction.
+//
+//   link->Send(to_hub::Put{.key = "key", .value = "value"});
+//   std::visit([&](auto& it) { Handle(rank, std::move(it)); }, message);
+//
+// A new message is a struct and its place in the variant; it compiles when the receiver (hub.h,
+// control.h) has a Handle() for it. The list of its fields is also its form in bytes (wire.h).
+//
+// A request has a number, unique on the rank that asks, and a type of reply, which repeats the
+// number. A tree link (tree_link.h) sets the fields that name it, and passes to_hub::Exchange,
+// to_hub::Leave and to_rank::Exchanged between ranks.
+
+#ifndef EVENKEEL_COMM_CONTROL_MESSAGES_H_
+#define EVENKEEL_COMM_CONTROL_MESSAGES_H_
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "evenkeel/comm/base/cpp20.h"
+#include "evenkeel/comm/control/rank_status.h"
+
+namespace evenkeel {
+
+// Equal bytes of consecutive ranks.
+struct EqualParts {
+  int64_t count = 0;  // The number of ranks.
+  std::string part;
+
+  friend bool operator==(const EqualParts&, const EqualParts&) = default;
+
+  static void VisitFields(auto& self, auto& visit) { visit(self.count, self.part); }
+};
+// In most exchanges all ranks send the same.
+using ExchangeParts = absl::InlinedVector<EqualParts, 1>;
+
+struct ExchangeId {
+  std::string topic;
+  int64_t sequence = 0;  // Among the exchanges of the topic, from 0.
+
+  friend auto operator<=>(const ExchangeId&, const ExchangeId&) = default;
+
+  static void VisitFields(auto& self, auto& visit) { visit(self.topic, self.sequence); }
+};
+
+namespace to_rank {
+
+// The end of an exchange.
+struct Exchanged {
+  ExchangeId id;
+  ExchangeParts parts;  // Those of all ranks, in order.
+  static void VisitFields(auto& self, auto& visit) { visit(self.id, self.parts); }
+};
+
+struct Value {
+  int64_t request = 0;
+  std::string value;
+  static void VisitFields(auto& self, auto& visit) { visit(self.request, self.value); }
+};
+
+struct Missing {
+  int64_t request = 0;
+  absl::Status status;  // OK: no rank is missing. Else its message and FailureInfo name them.
+  static void VisitFields(auto& self, auto& visit) { visit(self.request, self.status); }
+};
+
+struct Regrouped {
+  int64_t request = 0;
+  std::vector<int> survivors;
+  int64_t round = 0;  // The number of times that ranks have regrouped.
+  static void VisitFields(auto& self, auto& visit) {
+    visit(self.request, self.survivors, self.round);
+  }
+};
+
+// After Regrouped: one of its survivors is lost.
+struct SurvivorLost {
+  absl::Status why;
+  static void VisitFields(auto& self, auto& visit) { visit(self.why); }
+};
+
+struct Message {
+  int from = -1;
+  std::string topic, payload;
+  static void VisitFields(auto& self, auto& visit) { visit(self.from, self.topic, self.payload); }
+};
+
+struct Notice {
+  int from = -1;
+  std::string topic, payload;
+  static void VisitFields(auto& self, auto& visit) { visit(self.from, self.topic, self.payload); }
+};
+
+// In a tree: asks whether the rank has begun this exchange. The reply is to_hub::PollReply.
+struct Poll {
+  int64_t number = 0;
+  ExchangeId id;
+  static void VisitFields(auto& self, auto& visit) { visit(self.number, self.id); }
+};
+
+// The group has ended. The culprit gets it, too.
+struct Failed {
+  absl::Status why;
+  int culprit = -1;         // -1: no rank, or the hub itself.
+  bool is_cut_off = false;  // The hub ends the receiver's connection for this reason.
+  static void VisitFields(auto& self, auto& visit) {
+    visit(self.why, self.culprit, self.is_cut_off);
+  }
+};
+
+// The reply to a heartbeat: the hub lives.
+struct Beat {
+  static void VisitFields(auto&, auto&) {}
+};
+
+}  // namespace to_rank
+
+using ToRank = std::variant<to_rank::Beat, to_rank::Exchanged, to_rank::Message, to_rank::Notice,
+                            to_rank::Value, to_rank::Missing, to_rank::Poll, to_rank::Failed,
+                            to_rank::Regrouped, to_rank::SurvivorLost>;
+
+namespace to_hub {
+
+struct Exchange {
+  ExchangeId id;
+  ExchangeParts parts;  // One, this rank's. In a tree: those of its subtree, in order.
+  int fanout = 0;       // Of the tree; 0: there is none. A tree link sets it.
+  static void VisitFields(auto& self, auto& visit) { visit(self.id, self.parts, self.fanout); }
+};
+
+struct Put {
+  std::string key, value;
+  static void VisitFields(auto& self, auto& visit) { visit(self.key, self.value); }
+};
+
+// The reply comes when the value is published.
+struct Get {
+  using Reply = to_rank::Value;
+  int64_t request = 0;
+  std::string key;
+  static void VisitFields(auto& self, auto& visit) { visit(self.request, self.key); }
+};
+
+// Asks which ranks a wait is for.
+struct WhoIsMissing {
+  using Reply = to_rank::Missing;
+  int64_t request = 0;
+  internal::Wait wait;
+  bool is_urgent = false;  // The reply must not wait until these ranks have replied to a poll.
+  int fanout = 0;          // As in Exchange.
+  static void VisitFields(auto& self, auto& visit) {
+    visit(self.request, self.wait, self.is_urgent, self.fanout);
+  }
+};
+
+struct PollReply {
+  int64_t number = 0;  // The poll's.
+  bool has_begun = false;
+  static void VisitFields(auto& self, auto& visit) { visit(self.number, self.has_begun); }
+};
+
+// For ControlChannel::Receive() on these ranks.
+struct Message {
+  absl::InlinedVector<int, 1> to;
+  std::string topic, payload;
+  static void VisitFields(auto& self, auto& visit) { visit(self.to, self.topic, self.payload); }
+};
+
+// For the handler of ControlChannel::SetHandlers().
+struct Notice {
+  int to = -1;           // -1: all other ranks.
+  bool is_once = false;  // Unless an equal one of any rank was passed on.
+  std::string topic, payload;
+  static void VisitFields(auto& self, auto& visit) {
+    visit(self.to, self.is_once, self.topic, self.payload);
+  }
+};
+
+// The sender ends the group.
+struct Failed {
+  absl::Status why;
+  int64_t unheard_us = 0;  // If this is the reason: it has received nothing for so long.
+  static void VisitFields(auto& self, auto& visit) { visit(self.why, self.unheard_us); }
+};
+
+// The sender leaves cleanly: its disconnection is not a failure.
+struct Leave {
+  static void VisitFields(auto&, auto&) {}
+};
+
+// The sender lives.
+struct Beat {
+  std::string rank_status;          // RankStatus::Serialize(), or empty.
+  int64_t silence_us = 0;           // The longest permitted silence; 0: unlimited.
+  std::vector<ExchangeId> unended;  // The exchanges that it has begun. A tree link sets it.
+  static void VisitFields(auto& self, auto& visit) {
+    visit(self.rank_status, self.silence_us, self.unended);
+  }
+};
+
+// Also after a failure: requests a new group of the surviving ranks.
+struct Regroup {
+  using Reply = to_rank::Regrouped;
+  int64_t request = 0;
+  static void VisitFields(auto& self, auto& visit) { visit(self.request); }
+};
+
+}  // namespace to_hub
+
+using ToHub = std::variant<to_hub::Beat, to_hub::Exchange, to_hub::Message, to_hub::Notice,
+                           to_hub::Put, to_hub::Get, to_hub::WhoIsMissing, to_hub::PollReply,
+                           to_hub::Failed, to_hub::Leave, to_hub::Regroup>;
+
+// Heartbeats do not count in the traffic of a link.
+inline bool IsBeat(const ToRank& message) { return std::holds_alternative<to_rank::Beat>(message); }
+inline bool IsBeat(const ToHub& message) { return std::holds_alternative<to_hub::Beat>(message); }
+
+// The topic of a wait (Wait::Kind::kExchange) for the reply to Regroup. It contains a tab, so no
+// exchange has this name.
+inline constexpr char kRegroupTopic[] = "\tregroup";
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_COMM_CONTROL_MESSAGES_H_

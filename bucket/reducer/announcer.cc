@@ -35,30 +35,8 @@ absl::Status CheckGradient(const Parameter& param) {
 }  // namespace
 
 void Announcer::OnPlan(bool is_other_mask) {
-  const ParameterSet& params = *core_.params;
-  const auto& buckets = core_.storage->plan().buckets;
-  bucket_of_.assign(params.size(), kNotPlanned);
-  sizes_.clear();
-  planned_ = static_cast<int>(core_.sparse.size());
-  for (const int param : core_.sparse) bucket_of_[param] = kGathered;
-  for (const std::vector<int>& bucket : buckets) {
-    for (const int param : bucket) bucket_of_[param] = static_cast<int>(sizes_.size());
-    sizes_.push_back(static_cast<int>(bucket.size()));
-    planned_ += sizes_.back();
-  }
-  delayed_bucket_ = -1;
-  delay_until_ = core_.options.delay_until.empty() ? -1 : params.Find(core_.options.delay_until);
-  if (delay_until_ >= 0 && is_planned(delay_until_)) {
-    const auto first = std::ranges::find_if(
-        buckets, [this](const auto& bucket) { return core_.specs[bucket[0]].delayed; });
-    const int index = static_cast<int>(first - buckets.begin());
-    if (first != buckets.end() && index != bucket_of_[delay_until_]) {
-      delayed_bucket_ = index;
-      ++sizes_[index];
-    }
-  }
   if (is_other_mask) is_recorded_ = false;
-  expected_.resize(params.size());
+  expected_.resize(core_.params->size());
 }
 
 absl::Status Announcer::Begin(StepMode mode) {
@@ -68,11 +46,11 @@ absl::Status Announcer::Begin(StepMode mode) {
     error_ = absl::OkStatus();
   }
   if (mode == StepMode::kAccumulate) return absl::OkStatus();
-  fired_.assign(bucket_of_.size(), 0);
-  last_.assign(bucket_of_.size(), std::numeric_limits<int>::max());
+  fired_.assign(core_.plan->bucket_of.size(), 0);
+  last_.assign(core_.plan->bucket_of.size(), std::numeric_limits<int>::max());
   firings_ = 0;
-  claimed_.assign(bucket_of_.size(), false);
-  pending_ = sizes_;
+  claimed_.assign(core_.plan->bucket_of.size(), false);
+  pending_ = core_.plan->announcements;
   order_.clear();
   arrivals_.clear();
   longest_launch_ = absl::ZeroDuration();
@@ -195,22 +173,22 @@ absl::Status Announcer::Claim(int param) {
 }
 
 absl::Status Announcer::Arrive(int param) {
+  const PlanInForce& plan = *core_.plan;
+  const int bucket = plan.bucket_of[param];
   const bool checks = core_.options.check_finite || core_.comm->check_finite();
   if (checks && core_.device == nullptr && core_.params->grad_state(param) != GradState::kNone) {
-    const absl::Status finite =
-        internal::CheckFinite(*core_.comm, *core_.params, param, bucket_of_[param]);
+    const absl::Status finite = internal::CheckFinite(*core_.comm, *core_.params, param, bucket);
     if (!finite.ok()) {
       absl::MutexLock lock(&mutex_);
       return Fail(finite);
     }
   }
-  if (core_.device == nullptr && bucket_of_[param] != kGathered) {
-    core_.storage->CopyIn(*core_.params, param);
+  if (core_.device == nullptr && bucket != PlanInForce::kGathered) {
+    plan.storage->CopyIn(*core_.params, param);
     if (core_.options.gradient_as_bucket_view)
-      core_.params->SetGradMemory(param, core_.storage->SlotOf(param));
+      core_.params->SetGradMemory(param, plan.storage->SlotOf(param));
   }
   const bool has_gradient = core_.params->grad_state(param) != GradState::kNone;
-  const int bucket = bucket_of_[param];
   bool is_complete = false, ends_delay = false;
   {
     absl::MutexLock lock(&mutex_);
@@ -218,13 +196,14 @@ absl::Status Announcer::Arrive(int param) {
     arrivals_.push_back(SteadyNow());
     if (!has_gradient) unused_hash_ += StableHash(1, static_cast<uint64_t>(param));
     is_complete = bucket >= 0 && --pending_[bucket] == 0;
-    ends_delay = param == delay_until_ && delayed_bucket_ >= 0 && --pending_[delayed_bucket_] == 0;
+    ends_delay = param == plan.delay_until && plan.delayed_bucket >= 0 &&
+                 --pending_[plan.delayed_bucket] == 0;
     launcher_.pipeline()->CountGradient();
   }
   if (!is_complete && !ends_delay) return absl::OkStatus();
   const absl::Time start = SteadyNow();
   absl::Status launched = is_complete ? launcher_.BucketReady(bucket) : absl::OkStatus();
-  if (launched.ok() && ends_delay) launched = launcher_.BucketReady(delayed_bucket_);
+  if (launched.ok() && ends_delay) launched = launcher_.BucketReady(plan.delayed_bucket);
   {
     absl::MutexLock lock(&mutex_);
     longest_launch_ = std::max(longest_launch_, SteadyNow() - start);
@@ -240,7 +219,8 @@ absl::Status Announcer::AnnounceTheRest() {
   {
     absl::MutexLock lock(&mutex_);
     EK_RETURN_IF_ERROR(error_);
-    if (!is_counting && planned_ == static_cast<int>(order_.size())) return absl::OkStatus();
+    if (!is_counting && core_.plan->planned == static_cast<int>(order_.size()))
+      return absl::OkStatus();
   }
   const bool announces_all = is_counting || core_.options.find_unused;
   std::vector<int> rest(core_.params->size());
@@ -272,7 +252,7 @@ absl::Status Announcer::CheckComplete() const {
 }
 
 absl::Status Announcer::CheckAllAnnounced() const {
-  if (planned_ == static_cast<int>(order_.size())) return absl::OkStatus();
+  if (core_.plan->planned == static_cast<int>(order_.size())) return absl::OkStatus();
   std::string names;
   int missing = 0;
   for (int param = 0; param < core_.params->size(); ++param) {

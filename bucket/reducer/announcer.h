@@ -42,7 +42,7 @@ class Announcer {
  public:
   Announcer(const ReducerCore* core, Launcher* launcher) : core_(*core), launcher_(*launcher) {}
 
-  // `is_other_mask`: something else is trained, so the next step records the graph anew.
+  // `is_other_mask`: other parameters are trained, so the next step records the graph anew.
   void OnPlan(bool is_other_mask);
   // Announces what a static graph does not reach.
   absl::Status Begin(StepMode mode);
@@ -69,10 +69,7 @@ class Announcer {
   }
 
  private:
-  static constexpr int kNotPlanned = -1;
-  static constexpr int kGathered = -2;  // Sparse: in no bucket.
-
-  bool is_planned(int param) const { return bucket_of_[param] != kNotPlanned; }
+  bool is_planned(int param) const { return core_.plan->is_planned(param); }
   // Its gradient is never missing.
   bool IsEmpty(int param) const { return (*core_.params)[param].value.count == 0; }
   // With static_graph, before the graph is known.
@@ -92,15 +89,8 @@ class Announcer {
   const ReducerCore& core_;
   Launcher& launcher_;
 
-  // The state of the plan.
-  std::vector<int> bucket_of_;  // By parameter.
-  std::vector<int> sizes_;      // By bucket: announcements that it waits for.
-  int planned_ = 0;             // Parameters.
-  // The first bucket that also waits for `delay_until`, which is in another one; -1: none does.
-  // Buckets leave in their order, so it is enough to hold the first of those that are delayed.
-  int delayed_bucket_ = -1;
-  int delay_until_ = -1;
-  bool is_recorded_ = false;   // With a static graph: it is known.
+  // A static graph, across plans with equal masks.
+  bool is_recorded_ = false;   // It is known.
   std::vector<int> expected_;  // By parameter: announcements in each step.
 
   std::optional<StepMode> mode_;  // Null: no step is running.

@@ -9,10 +9,14 @@
 
 namespace evenkeel {
 
-BucketPipeline::BucketPipeline(std::shared_ptr<const Plan> plan, std::vector<bool> contributes,
-                               bool waits_for_skips)
+BucketPipeline::BucketPipeline(std::shared_ptr<const PlanInForce> plan,
+                               std::vector<bool> contributes, bool waits_for_skips,
+                               internal::WorkerThread* worker,
+                               std::shared_ptr<internal::Waits> waits)
     : plan_(std::move(plan)),
       contributes_(std::move(contributes)),
+      worker_(worker),
+      waits_(std::move(waits)),
       has_skips_(!waits_for_skips),
       ready_(plan_->buckets.size()),
       begun_(plan_->buckets.size()),
@@ -100,7 +104,7 @@ absl::StatusOr<Work> BucketPipeline::Launch(const Turn& turn, double scale, Even
 
 absl::StatusOr<Work> BucketPipeline::Issue(int bucket, int round, ReductionStep step,
                                            Event* before) const {
-  const Bucket& planned = plan_->buckets[bucket];
+  const PlanInForce::Bucket& planned = plan_->buckets[bucket];
   const bool has_streams = !plan_->streams.empty();
   if (has_streams) {
     step.stream = plan_->streams[round];
@@ -311,9 +315,9 @@ void BucketPipeline::Wake() {
   if (woken_ || closed_) return;
   woken_ = true;
   // Meanwhile the rank can go on, whatever its own thread waits for.
-  auto account = std::make_shared<internal::Waits::Callbacks>(plan_->waits);
-  const absl::Status posted = plan_->worker->Post(
-      [self = shared_from_this(), account = std::move(account)] { self->Advance(); });
+  auto account = std::make_shared<internal::Waits::Callbacks>(waits_);
+  const absl::Status posted =
+      worker_->Post([self = shared_from_this(), account = std::move(account)] { self->Advance(); });
   if (posted.ok()) return;
   woken_ = false;
   failed_.Update(posted);
@@ -400,7 +404,7 @@ absl::Status BucketPipeline::WaitForWorker() {
 
 absl::Status BucketPipeline::Wait() {
   if (plan_->runtime != nullptr) return FinishOnDevice();
-  if (plan_->worker == nullptr) return FinishHere();
+  if (worker_ == nullptr) return FinishHere();
   absl::Status first = WaitForWorker();
   first.Update(WaitForTheLast());
   return first;

@@ -31,6 +31,7 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "evenkeel/bucket/reducer/plan_in_force.h"
 #include "evenkeel/bucket/reduction.h"
 #include "evenkeel/bucket/step_times.h"
 #include "evenkeel/comm/base/worker_thread.h"
@@ -42,29 +43,6 @@ namespace evenkeel {
 
 class BucketPipeline : public std::enable_shared_from_this<BucketPipeline> {
  public:
-  struct Bucket {
-    BucketInfo info;
-    std::vector<Collective> rounds;
-  };
-  // The common part of all steps of one plan. Everything pointed to outlives the step, that is
-  // Wait() or Close().
-  struct Plan {
-    BucketReduction* reduction = nullptr;
-    std::vector<Bucket> buckets;
-    std::vector<Channel*>
-        channels;  // By round: ranks may be in different rounds of different buckets.
-    // The reduction of which gradients exist at all, behind the last bucket's first round; count 0:
-    // there is none.
-    Collective used;
-    TensorView used_data;
-    internal::WorkerThread* worker = nullptr;
-    std::shared_ptr<internal::Waits>
-        waits;  // The group's account of who waits. With a worker only.
-    // On a device. The streams: one per round, and OnReduced()'s; none if the reduction puts
-    // nothing there.
-    DeviceRuntime* runtime = nullptr;
-    std::vector<StreamRef> streams;
-  };
   // The arguments with which a bucket is sent.
   struct Ready {
     bool has_all = false;  // This rank has a gradient for all its parameters.
@@ -72,9 +50,11 @@ class BucketPipeline : public std::enable_shared_from_this<BucketPipeline> {
   };
 
   // `contributes`: by bucket, whether this rank has something to add. `waits_for_skips`: the gate
-  // opens only once it is known which buckets stay.
-  BucketPipeline(std::shared_ptr<const Plan> plan, std::vector<bool> contributes,
-                 bool waits_for_skips = false);
+  // opens only once it is known which buckets stay. `waits`: the group's account of who waits, with
+  // a worker only. The plan stays in force, and the worker lives, until Close().
+  BucketPipeline(std::shared_ptr<const PlanInForce> plan, std::vector<bool> contributes,
+                 bool waits_for_skips, internal::WorkerThread* worker,
+                 std::shared_ptr<internal::Waits> waits);
 
   // In the order of their moments `packed`.
   void BucketReady(int bucket, const Ready& ready);
@@ -157,12 +137,12 @@ class BucketPipeline : public std::enable_shared_from_this<BucketPipeline> {
   absl::Status WaitForTheLast() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // On whoever made something possible.
-  void GoOn() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    plan_->worker != nullptr ? Wake() : LaunchReady();
-  }
+  void GoOn() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { worker_ != nullptr ? Wake() : LaunchReady(); }
 
-  const std::shared_ptr<const Plan> plan_;
+  const std::shared_ptr<const PlanInForce> plan_;
   const std::vector<bool> contributes_;
+  internal::WorkerThread* const worker_;
+  const std::shared_ptr<internal::Waits> waits_;
 
   mutable absl::Mutex mutex_;
   bool has_scale_ ABSL_GUARDED_BY(mutex_) = false;

@@ -12,7 +12,7 @@
 
 namespace evenkeel {
 
-Completer::Completer(ReducerCore* core, Launcher* launcher)
+Completer::Completer(const ReducerCore* core, Launcher* launcher)
     : core_(*core),
       launcher_(*launcher),
       averages_(std::max<int64_t>(1, core->options.stats_every)) {
@@ -25,11 +25,12 @@ Completer::Completer(ReducerCore* core, Launcher* launcher)
 }
 
 void Completer::OnPlan() {
-  if (tuner_ != nullptr) tuner_->OnPlan(core_.state, core_.storage->plan(), core_.specs);
+  if (tuner_ != nullptr)
+    tuner_->OnPlan(core_.plan->state, core_.plan->storage->plan(), core_.specs);
 }
 
 std::optional<PlanState> Completer::MeasuredPlan() const {
-  PlanState next = core_.state;
+  PlanState next = core_.plan->state;
   if (tuner_ != nullptr && tuner_->choice().has_value()) {  // The plan's order is known.
     AdoptCaps(next, tuner_->choice()->caps, tuner_->choice()->cap_order);
     return next;
@@ -51,7 +52,7 @@ absl::Status Completer::Complete(double scale) {
   EK_RETURN_IF_ERROR(launcher_.pipeline()->Wait());
   if (core_.device != nullptr) {
     // Before OnStepEnd(), which may use the parameters' stream.
-    for (const BucketInfo& bucket : core_.storage->buckets())
+    for (const BucketInfo& bucket : core_.plan->storage->buckets())
       EK_RETURN_IF_ERROR(launcher_.pipeline()->FollowBucket(bucket.index, core_.device->stream()));
   }
   EK_RETURN_IF_ERROR(core_.reduction->OnStepEnd());
@@ -61,21 +62,21 @@ absl::Status Completer::Complete(double scale) {
   } else {
     EK_RETURN_IF_ERROR(WriteBackOnDevice());
   }
-  EK_RETURN_IF_ERROR(ReduceSparse(*core_.params, core_.sparse, launcher_.channel(),
-                                  core_.comm->world_size(), scale));
-  return launcher_.Refresh();
+  return ReduceSparse(*core_.params, core_.plan->sparse, *core_.plan->channels[0],
+                      core_.comm->world_size(), scale);
 }
 
 void Completer::WriteBack() {
   ParameterSet& params = *core_.params;
-  for (const BucketInfo& bucket : core_.storage->buckets()) {
+  const BucketStorage& storage = *core_.plan->storage;
+  for (const BucketInfo& bucket : storage.buckets()) {
     const GradFate fate = launcher_.pipeline()->fate(bucket.index);
     for (int param : bucket.params) {
-      if (fate == GradFate::kNone || !core_.storage->IsUsed(param)) {
+      if (fate == GradFate::kNone || !storage.IsUsed(param)) {
         params.SetGradState(param, GradState::kNone);
         continue;
       }
-      core_.storage->CopyOut(params, param);
+      storage.CopyOut(params, param);
       params.SetGradState(param, GradState::kReduced);
     }
   }
@@ -83,23 +84,23 @@ void Completer::WriteBack() {
 
 absl::Status Completer::WriteBackOnDevice() {
   ParameterSet& params = *core_.params;
+  BucketStorage& storage = *core_.plan->storage;
   const BucketPipeline& pipeline = *launcher_.pipeline();
   const StreamRef stream = core_.device->stream();
   std::vector<int> unclear;  // Buckets of which this rank does not know who has gradients.
-  for (const BucketInfo& bucket : core_.storage->buckets()) {
+  for (const BucketInfo& bucket : storage.buckets()) {
     const bool is_reduced = pipeline.fate(bucket.index) == GradFate::kReduced;
     for (int param : bucket.params)
       params.SetGradState(param, is_reduced ? GradState::kReduced : GradState::kNone);
     if (is_reduced && !pipeline.has_all(bucket.index)) {
       unclear.push_back(bucket.index);
     } else if (is_reduced) {
-      EK_RETURN_IF_ERROR(core_.storage->Unpack(params, bucket.index, stream));
+      EK_RETURN_IF_ERROR(storage.Unpack(params, bucket.index, stream));
     }
   }
   EK_RETURN_IF_ERROR(pipeline.FollowUsed(stream));
   if (!unclear.empty()) EK_RETURN_IF_ERROR(SetUsed(unclear));
-  for (const int bucket : unclear)
-    EK_RETURN_IF_ERROR(core_.storage->Unpack(params, bucket, stream));
+  for (const int bucket : unclear) EK_RETURN_IF_ERROR(storage.Unpack(params, bucket, stream));
   core_.device->Keep(pipeline.works());
   core_.device->EndStep();
   return absl::OkStatus();
@@ -107,12 +108,13 @@ absl::Status Completer::WriteBackOnDevice() {
 
 // By the bits of their flags, which are those of +0 where no rank has set one.
 absl::Status Completer::SetUsed(absl::Span<const int> buckets) {
+  const BucketStorage& storage = *core_.plan->storage;
   std::vector<int> params;
   std::vector<TensorView> flags;
   for (const int bucket : buckets) {
-    for (const int param : core_.storage->bucket(bucket).params) {
+    for (const int param : storage.bucket(bucket).params) {
       params.push_back(param);
-      flags.push_back(core_.storage->flag(param));
+      flags.push_back(storage.flag(param));
     }
   }
   EK_ASSIGN_OR_RETURN(absl::Span<const std::byte> bytes, core_.device->Read(flags));
@@ -155,8 +157,8 @@ absl::Status Completer::Account(const Announcer* announcer) {
                       announcer->longest_launch());
     }
     if (tuner_->IsDue()) {
-      EK_RETURN_IF_ERROR(
-          tuner_->Choose(*core_.comm, launcher_.channel(), /*has_inputs=*/announcer != nullptr));
+      EK_RETURN_IF_ERROR(tuner_->Choose(*core_.comm, *core_.plan->channels[0],
+                                        /*has_inputs=*/announcer != nullptr));
     }
   }
   return absl::OkStatus();
@@ -164,6 +166,8 @@ absl::Status Completer::Account(const Announcer* announcer) {
 
 ReducerStats Completer::stats() const {
   const ReducerOptions& options = core_.options;
+  const PlanState& state = core_.plan->state;
+  const BucketStorage& storage = *core_.plan->storage;
   ReducerStats stats = counted_;
   stats.name = core_.name;
   if (core_.HasLivingGroup()) {
@@ -176,17 +180,17 @@ ReducerStats Completer::stats() const {
   stats.caps = options.caps;
   stats.small_last_bucket = options.cap_order == CapOrder::kFromLastReady;
   stats.gradient_as_bucket_view = options.gradient_as_bucket_view;
-  stats.coalesced = core_.storage->layout().fusion == Fusion::kCoalesced;
+  stats.coalesced = storage.layout().fusion == Fusion::kCoalesced;
   stats.find_unused = options.find_unused;
   stats.skip_unused_buckets = options.skip_unused_buckets;
   stats.static_graph = options.static_graph;
 
-  stats.generation = core_.state.generation;
-  stats.mask_hash = core_.state.mask.Hash();
-  stats.trained_parameters = core_.state.mask.CountTrained();
-  stats.order_is_final = core_.state.order_final;
-  stats.ready_order = core_.state.order;
-  const BucketPlan& plan = core_.storage->plan();
+  stats.generation = state.generation;
+  stats.mask_hash = state.mask.Hash();
+  stats.trained_parameters = state.mask.CountTrained();
+  stats.order_is_final = state.order_final;
+  stats.ready_order = state.order;
+  const BucketPlan& plan = storage.plan();
   for (size_t b = 0; b < plan.buckets.size(); ++b) {
     BucketStats bucket{.limit = plan.limits[b], .params = plan.buckets[b]};
     for (int param : bucket.params) bucket.bytes += core_.specs[param].bytes();

@@ -29,7 +29,7 @@ namespace evenkeel {
 
 class Completer {
  public:
-  Completer(ReducerCore* core, Launcher* launcher);
+  Completer(const ReducerCore* core, Launcher* launcher);
 
   void OnPlan();
   // The plan that the measurements ask for; nothing if they ask for no other.
@@ -55,7 +55,7 @@ class Completer {
   absl::Status WriteBackOnDevice();
   absl::Status SetUsed(absl::Span<const int> buckets);
 
-  ReducerCore& core_;
+  const ReducerCore& core_;
   Launcher& launcher_;
   absl::Time begin_;  // The start of the current step.
   StepTimes times_;   // The last step that this rank has synchronised.

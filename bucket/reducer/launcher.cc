@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
 #include <utility>
+#include <vector>
 
-#include "absl/strings/str_cat.h"
-#include "evenkeel/bucket/reducer/sparse_reduction.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
@@ -28,70 +28,18 @@ absl::Status Launcher::ReplaceGroup() {
   return unused_ == nullptr ? absl::OkStatus() : unused_->ReplaceGroup(core_.comm);
 }
 
-absl::Status Launcher::OnPlan() {
-  auto plan = std::make_shared<BucketPipeline::Plan>();
-  BucketReduction& reduction = *core_.reduction;
-  plan->reduction = &reduction;
-  plan->worker = worker_.get();
-  if (worker_ != nullptr) plan->waits = core_.comm->control().waits();
-  schedule_ = {.generation = core_.state.generation};
-  if (unused_ != nullptr && unused_->what().has_value())
-    schedule_.entries.push_back(*unused_->what());
-  size_t rounds = 1;
-  for (const BucketInfo& bucket : core_.storage->buckets()) {
-    std::vector<Collective> collectives = reduction.CollectivesFor(bucket);
-    if (bucket.index == 0) rounds = collectives.size();
-    if (collectives.empty() || collectives.size() != rounds ||
-        (rounds > 1 && !reduction.HasThread())) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the reduction has for bucket ", bucket.index, " ", collectives.size(),
-                       " collectives, bucket 0 ", rounds,
-                       ": a reduction needs the same number for each bucket, at least one, and a "
-                       "thread for more than one"));
-    }
-    for (Collective& what : collectives) {
-      what.role = Role::kBucket;
-      what.index = bucket.index;
-      what.index_count = bucket.bucket_count;
-      what.joined = Contribution::kIdentity;
-      schedule_.entries.push_back(what);
-    }
-    plan->buckets.push_back({bucket, std::move(collectives)});
-  }
-  plan->used_data = core_.storage->separate_flags();
-  if (const int64_t count = plan->used_data.count; count > 0) {
-    plan->used = {.kind = CollectiveKind::kAllReduce, .count = count, .role = Role::kState};
-    schedule_.entries.push_back(plan->used);
-  }
-  if (DeviceSide* const device = core_.device.get(); device != nullptr) {
-    plan->runtime = &device->runtime();
-    if (core_.has_own_reduction) {
-      EK_ASSIGN_OR_RETURN(plan->streams, device->SideStreams(static_cast<int>(rounds) + 1));
-    }
-    EK_RETURN_IF_ERROR(core_.storage->Prepare(*core_.params, device->stream()));
-  }
-  for (const Collective& what : SparseCollectives(*core_.params, core_.sparse))
-    schedule_.entries.push_back(what);
-  for (size_t round = 0; round < rounds; ++round) {
-    EK_ASSIGN_OR_RETURN(Channel* const channel,
-                        core_.comm->OpenChannel(
-                            round == 0 ? core_.name : absl::StrCat(core_.name, ".round", round)));
-    plan->channels.push_back(channel);
-  }
-  plan_ = std::move(plan);
-  collectives_version_ = reduction.CollectivesVersion();
-  return absl::OkStatus();
+std::optional<Collective> Launcher::unused() const {
+  return unused_ == nullptr ? std::nullopt : unused_->what();
 }
 
-absl::Status Launcher::Refresh() {
-  return core_.reduction->CollectivesVersion() == collectives_version_ ? absl::OkStatus()
-                                                                       : OnPlan();
+void Launcher::MakePipeline(std::vector<bool> contributes) {
+  pipeline_ = std::make_shared<BucketPipeline>(
+      core_.plan, std::move(contributes), /*waits_for_skips=*/unused_ != nullptr, worker_.get(),
+      worker_ == nullptr ? nullptr : core_.comm->control().waits());
 }
 
 void Launcher::Begin(bool measures_ends) {
-  pipeline_ =
-      std::make_shared<BucketPipeline>(plan_, std::vector<bool>(plan_->buckets.size(), true),
-                                       /*waits_for_skips=*/unused_ != nullptr);
+  MakePipeline(std::vector<bool>(core_.plan->buckets.size(), true));
   if (measures_ends) pipeline_->MeasureEnds();
 }
 
@@ -99,7 +47,7 @@ absl::Status Launcher::BucketReady(int bucket, bool contributes) {
   const auto has_gradient = [this](int param) {
     return core_.params->grad_state(param) != GradState::kNone;
   };
-  const auto& planned = core_.storage->plan().buckets[bucket];
+  const std::span<const int> planned = core_.plan->buckets[bucket].info.params;
   BucketPipeline::Ready ready{.has_all = contributes && std::ranges::all_of(planned, has_gradient)};
   if (core_.device == nullptr) {
     pipeline_->BucketReady(bucket, ready);
@@ -108,10 +56,10 @@ absl::Status Launcher::BucketReady(int bucket, bool contributes) {
   const StreamRef stream = core_.device->stream();
   absl::MutexLock lock(&packing_);
   if (contributes) {
-    EK_RETURN_IF_ERROR(core_.storage->Pack(*core_.params, bucket, stream));
+    EK_RETURN_IF_ERROR(core_.plan->storage->Pack(*core_.params, bucket, stream));
     for (const int param : planned) {
       if (core_.options.gradient_as_bucket_view)
-        core_.params->SetGradMemory(param, core_.storage->SlotOf(param));
+        core_.params->SetGradMemory(param, core_.plan->storage->SlotOf(param));
     }
   }
   EK_ASSIGN_OR_RETURN(ready.packed, core_.device->runtime().Record(stream));
@@ -121,16 +69,15 @@ absl::Status Launcher::BucketReady(int bucket, bool contributes) {
 
 void Launcher::AgreeOnUnused(absl::Span<const uint8_t> uses, bool contributes) {
   // May come after this step: it keeps what it uses, and the pipeline is closed then.
-  unused_->Begin(
-      uses, contributes,
-      [pipeline = pipeline_, plan = core_.storage->plan()](absl::Span<const uint8_t> used) {
-        std::vector<bool> skipped;
-        for (const std::vector<int>& bucket : plan.buckets) {
-          skipped.push_back(std::none_of(bucket.begin(), bucket.end(),
-                                         [&](int param) { return used[param] != 0; }));
-        }
-        pipeline->Skip(std::move(skipped));
-      });
+  unused_->Begin(uses, contributes,
+                 [pipeline = pipeline_, plan = core_.plan](absl::Span<const uint8_t> used) {
+                   std::vector<bool> skipped(plan->buckets.size(), true);
+                   for (size_t param = 0; param < used.size(); ++param) {
+                     const int bucket = plan->bucket_of[param];
+                     if (bucket >= 0 && used[param] != 0) skipped[bucket] = false;
+                   }
+                   pipeline->Skip(std::move(skipped));
+                 });
 }
 
 absl::Status Launcher::WaitForUnused() {
@@ -142,7 +89,7 @@ absl::Status Launcher::WaitForUnused() {
 
 absl::Status Launcher::BeginShadow() {
   ParameterSet& params = *core_.params;
-  BucketStorage& storage = *core_.storage;
+  BucketStorage& storage = *core_.plan->storage;
   DeviceSide* const device = core_.device.get();
   if (const TensorView flags = storage.separate_flags(); flags.count > 0) {
     if (device == nullptr) {
@@ -168,13 +115,12 @@ absl::Status Launcher::BeginShadow() {
       if (device == nullptr) storage.CopyIn(params, param);
     }
   }
-  pipeline_ = std::make_shared<BucketPipeline>(plan_, contributes,
-                                               /*waits_for_skips=*/unused_ != nullptr);
+  MakePipeline(contributes);
   if (unused_ != nullptr)
     AgreeOnUnused(uses,
                   std::find(contributes.begin(), contributes.end(), true) != contributes.end());
   for (int b = 0; b < storage.size(); ++b) EK_RETURN_IF_ERROR(BucketReady(b, contributes[b]));
-  for (int param : core_.sparse) {
+  for (int param : core_.plan->sparse) {
     if (params.grad_state(param) == GradState::kReduced)
       params.SetGradState(param, GradState::kNone);
   }

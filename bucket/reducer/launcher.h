@@ -1,7 +1,6 @@
-// Decides what a step issues and when: the collectives of each plan, the pipeline of a step's
-// buckets behind its gate, and the buckets that no rank uses and that stay.
+// Decides what a step issues and when: the pipeline of a step's buckets behind its gate, and the
+// buckets that no rank uses and that stay.
 //
-//   EK_RETURN_IF_ERROR(launcher.OnPlan());          // for each plan: collectives and channels
 //   launcher.Begin(/*measures_ends=*/false);        // a step's pipeline, its gate closed
 //   EK_RETURN_IF_ERROR(launcher.BucketReady(3));    // packed, and on its way in its turn
 //   launcher.Open(scale);                           // also from the control thread: pipeline()
@@ -14,57 +13,29 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
+#include <optional>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 #include "evenkeel/bucket/reducer/bucket_pipeline.h"
-#include "evenkeel/bucket/reducer/bucket_storage.h"
-#include "evenkeel/bucket/reducer/device_side.h"
-#include "evenkeel/bucket/reducer/reducer.h"
+#include "evenkeel/bucket/reducer/reducer_core.h"
 #include "evenkeel/bucket/reducer/unused_agreement.h"
 #include "evenkeel/comm/base/worker_thread.h"
 
 namespace evenkeel {
 
-// State that the parts of a reducer share: its constructor's arguments, its group, and the plan in
-// force. The thread that runs steps changes it, between steps.
-struct ReducerCore {
-  bool HasLivingGroup() const { return !group.expired(); }
-
-  Communicator* comm;
-  std::weak_ptr<const void> group;  // Expires with the group.
-  ParameterSet* const params;
-  std::shared_ptr<const std::string> attached;  // To the parameters.
-  const std::string name;
-  const ReducerOptions options;
-  bool has_own_reduction;
-  std::unique_ptr<BucketReduction> reduction;
-  std::unique_ptr<DeviceSide> device;  // Null on the CPU.
-  std::vector<ParamSpec> specs;
-
-  PlanState state;
-  std::unique_ptr<BucketStorage> storage;
-  std::vector<int> sparse;  // Trained parameters whose rows are gathered.
-};
-
 class Launcher {
  public:
-  explicit Launcher(ReducerCore* core) : core_(*core) {}
+  explicit Launcher(const ReducerCore* core) : core_(*core) {}
 
   absl::Status Init();
   // Starts or ends the thread, as the reduction needs one.
   void MakeWorker();
   absl::Status ReplaceGroup();
-  // The reduction's collectives for the plan, and their channels.
-  absl::Status OnPlan();
-  // The same, if the reduction has come to need others.
-  absl::Status Refresh();
-  const Schedule& schedule() const { return schedule_; }
-  Channel& channel() const { return *plan_->channels[0]; }  // For the first round.
+  // The agreement on unused parameters, for a schedule; none without skip_unused_buckets.
+  std::optional<Collective> unused() const;
 
   void Begin(bool measures_ends);
   // A step that this rank shadows: all buckets are ready, with what it had accumulated.
@@ -80,10 +51,9 @@ class Launcher {
   void Forget();
 
  private:
-  ReducerCore& core_;
-  Schedule schedule_;
-  std::shared_ptr<const BucketPipeline::Plan> plan_;
-  int64_t collectives_version_ = 0;          // The reduction's version when `plan_` was made.
+  void MakePipeline(std::vector<bool> contributes);
+
+  const ReducerCore& core_;
   std::unique_ptr<UnusedAgreement> unused_;  // With skip_unused_buckets.
   absl::Mutex packing_;  // On a device buckets become ready in the order in which they are packed.
   std::shared_ptr<BucketPipeline> pipeline_;  // The current step's.

@@ -9,6 +9,8 @@
 #include "evenkeel/bucket/reducer/announcer.h"
 #include "evenkeel/bucket/reducer/completer.h"
 #include "evenkeel/bucket/reducer/launcher.h"
+#include "evenkeel/bucket/reducer/plan_in_force.h"
+#include "evenkeel/bucket/reducer/reducer_core.h"
 #include "evenkeel/bucket/state_sync.h"
 #include "evenkeel/comm/agree.h"
 #include "evenkeel/comm/status.h"
@@ -61,8 +63,12 @@ struct Reducer::Impl {
   absl::Status Init();
   absl::Status CheckNoneAdded() const;
   absl::Status CheckFusion(bool has_own_reduction) const;
-  // Makes buckets for `state` and moves gradients over; on failure everything is as before.
+  // Puts the plan for `state` in force, and moves gradients over. If it cannot be made, that in
+  // force stays.
   absl::Status Install(PlanState state);
+  // Puts the same plan with other collectives in force, if the reduction has come to need others.
+  absl::Status Refresh();
+  absl::Status PrepareDevice();
   void DropRecordedOrder();
   absl::Status ImportPlan(const PlanState& state);
   void LeaveGroup();
@@ -76,7 +82,8 @@ struct Reducer::Impl {
   void ForgetStep();
 
   ReducerCore core;
-  bool group_is_new = true;  // The reduction has seen no plan in it.
+  std::unique_ptr<BucketStorage> storage;  // The buckets of the plan in force.
+  bool reduction_has_plan = false;         // It has seen that plan, in this group.
   uint64_t seen_mask_version = 0;
   // Under which topic the order comes that is to be adopted: while state.order_final is false, a
   // synchronising step records it and the next step adopts it. Empty: none is to come.
@@ -171,8 +178,8 @@ absl::Status Reducer::InstallReduction(std::unique_ptr<BucketReduction> reductio
     core.has_own_reduction = !core.has_own_reduction;
     impl.launcher.MakeWorker();
     core.reduction->OnGroup(*core.comm);
-    impl.group_is_new = true;
-    return impl.Install(core.state);
+    impl.reduction_has_plan = false;
+    return impl.Install(core.plan->state);
   };
   const bool is_exchanged = own.ok();
   if (is_exchanged) own = exchange();
@@ -195,46 +202,64 @@ Reducer::~Reducer() {
   }
   impl.ForgetStep();
   core.params->SetReduced(false);
-  if (core.options.gradient_as_bucket_view && core.storage != nullptr)
-    (void)core.storage->MoveGradients(*core.params, /*are_views=*/false, core.device.get());
+  if (core.options.gradient_as_bucket_view && impl.storage != nullptr)
+    (void)impl.storage->MoveGradients(*core.params, /*are_views=*/false, core.device.get());
   if (core.device != nullptr) (void)core.device->Drain();  // Pending work uses the buckets.
 }
 
 // Between steps -----------------------------------------------------------------------------------
 
 absl::Status Reducer::Impl::Install(PlanState state) {
-  EK_ASSIGN_OR_RETURN(BucketPlan plan,
+  EK_ASSIGN_OR_RETURN(BucketPlan buckets,
                       PlanFor(state, core.specs, core.options.caps, core.options.cap_order));
-  const std::vector<int> sparse = TakeSparse(core.specs, plan);
+  std::vector<int> sparse = TakeSparse(core.specs, buckets);
   const BucketStorage::Layout layout{
       .fusion = core.options.fusion,
       .count_multiple = std::max<int64_t>(1, core.reduction->CountMultiple()),
       .separate_flags = core.reduction->used_flags() == UsedFlags::kSeparate};
-  if (core.storage == nullptr || sparse != core.sparse || !(plan == core.storage->plan()) ||
-      !(layout == core.storage->layout())) {
-    EK_ASSIGN_OR_RETURN(std::unique_ptr<BucketStorage> storage,
-                        BucketStorage::Create(std::move(plan), *core.params, layout, *core.comm));
+  std::unique_ptr<BucketStorage> made;  // Null: the buckets remain the same.
+  if (core.plan == nullptr || sparse != core.plan->sparse || !(buckets == storage->plan()) ||
+      !(layout == storage->layout())) {
+    EK_ASSIGN_OR_RETURN(
+        made, BucketStorage::Create(std::move(buckets), *core.params, layout, *core.comm));
+  }
+  BucketStorage& next_storage = made != nullptr ? *made : *storage;
+  if (made != nullptr || !reduction_has_plan) {
     if (core.device != nullptr) EK_RETURN_IF_ERROR(core.device->Drain());
-    EK_RETURN_IF_ERROR(core.reduction->OnPlan(storage->buckets()));
-    storage.swap(core.storage);
+    reduction_has_plan = false;
+    EK_RETURN_IF_ERROR(core.reduction->OnPlan(next_storage.buckets()));
+  }
+  const bool is_other_mask = core.plan == nullptr || !(state.mask == core.plan->state.mask);
+  EK_ASSIGN_OR_RETURN(
+      std::shared_ptr<const PlanInForce> next,
+      MakePlanInForce(core, std::move(state), std::move(sparse), next_storage, launcher.unused()));
+  core.plan = std::move(next);
+  reduction_has_plan = true;
+  announcer.OnPlan(is_other_mask);
+  completer.OnPlan();
+  if (made != nullptr) {
+    storage.swap(made);  // The old buckets live until their contents have moved.
     if (core.options.gradient_as_bucket_view) {
-      // Moves contents out of the old buckets, which go here.
       const absl::Status moved =
-          core.storage->MoveGradients(*core.params, /*are_views=*/true, core.device.get());
+          storage->MoveGradients(*core.params, /*are_views=*/true, core.device.get());
       if (core.device != nullptr) EK_RETURN_IF_ERROR(core.device->Drain());
       EK_RETURN_IF_ERROR(moved);
     }
-    core.sparse = sparse;
-  } else if (group_is_new) {
-    if (core.device != nullptr) EK_RETURN_IF_ERROR(core.device->Drain());
-    EK_RETURN_IF_ERROR(core.reduction->OnPlan(core.storage->buckets()));
   }
-  group_is_new = false;
-  const bool is_other_mask = !(state.mask == core.state.mask);
-  core.state = std::move(state);
-  announcer.OnPlan(is_other_mask);
-  completer.OnPlan();
-  return launcher.OnPlan();
+  return PrepareDevice();
+}
+
+absl::Status Reducer::Impl::Refresh() {
+  if (core.reduction->CollectivesVersion() == core.plan->collectives_version)
+    return absl::OkStatus();
+  EK_ASSIGN_OR_RETURN(core.plan, MakePlanInForce(core, core.plan->state, core.plan->sparse,
+                                                 *storage, launcher.unused()));
+  return PrepareDevice();
+}
+
+absl::Status Reducer::Impl::PrepareDevice() {
+  return core.device == nullptr ? absl::OkStatus()
+                                : storage->Prepare(*core.params, core.device->stream());
 }
 
 absl::Status Reducer::RebuildNow() {
@@ -251,7 +276,7 @@ absl::Status Reducer::RebuildNow() {
   EK_ASSIGN_OR_RETURN(std::string bytes, core.comm->control().Receive(impl.recorded_topic,
                                                                       core.comm->timeout(), from));
   EK_ASSIGN_OR_RETURN(std::vector<int> order, ParseOrder(bytes, core.params->size()));
-  next = core.state;
+  next = core.plan->state;
   AdoptOrder(*next, order);
   EK_RETURN_IF_ERROR(Annotate(impl.Install(*std::move(next)), core.name));
   impl.recorded_topic.clear();
@@ -275,12 +300,12 @@ absl::Status Reducer::RefreshTrainable() {
         ": the set of trained parameters cannot change inside a step; call FinishStep() first"));
   }
   EK_RETURN_IF_ERROR(impl.CheckNoneAdded());
-  if (core.params->mask() == core.state.mask) {
+  if (core.params->mask() == core.plan->state.mask) {
     impl.seen_mask_version = core.params->mask_version();
     return absl::OkStatus();
   }
   for (int i = 0; i < core.params->size(); ++i) {
-    if (core.state.mask[i] && !core.params->trainable(i) &&
+    if (core.plan->state.mask[i] && !core.params->trainable(i) &&
         core.params->grad_state(i) == GradState::kLocal) {
       return absl::FailedPreconditionError(
           absl::StrCat(core.name, ": parameter \"", (*core.params)[i].name, "\" (", i,
@@ -288,7 +313,7 @@ absl::Status Reducer::RefreshTrainable() {
                        "reduced; it would be lost: synchronise first, or clear it"));
     }
   }
-  PlanState next = core.state;
+  PlanState next = core.plan->state;
   AdoptMask(next, core.params->mask());
   EK_RETURN_IF_ERROR(Annotate(impl.Install(std::move(next)), core.name));
   impl.seen_mask_version = core.params->mask_version();
@@ -310,7 +335,7 @@ absl::Status Reducer::Impl::ImportPlan(const PlanState& state) {
         absl::StrCat(core.name, ": a plan cannot be imported inside a step"));
   for (int i = 0; i < core.params->size(); ++i) {
     // Frozen by the others: what this rank had accumulated for it is not asked for any more.
-    if (core.state.mask[i] && !state.mask[i]) core.params->SetGradState(i, GradState::kNone);
+    if (core.plan->state.mask[i] && !state.mask[i]) core.params->SetGradState(i, GradState::kNone);
   }
   EK_RETURN_IF_ERROR(core.params->SetTrainable(state.mask));
   EK_RETURN_IF_ERROR(Install(state));
@@ -326,12 +351,12 @@ absl::Status Reducer::ReplaceGroup(Communicator* comm, int plan_from) {
   impl.LeaveGroup();
   core.comm = comm;
   core.group = StepControl::Of(*comm).lifetime();
-  impl.group_is_new = true;
+  impl.reduction_has_plan = false;
   if (core.device != nullptr) core.device->ReplaceGroup(*comm);
   impl.completer.OnOtherGroup();
   core.reduction->OnGroup(*comm);
   // Parameters frozen for a step that failed before it began are frozen in its repetition.
-  PlanState own = core.state;
+  PlanState own = core.plan->state;
   if (!(own.mask == core.params->mask())) AdoptMask(own, core.params->mask());
   absl::Status status = impl.AgreeOnPlan(plan_from, own);
   if (!status.ok()) comm->Abort(status);
@@ -384,7 +409,7 @@ absl::Status Reducer::Impl::AgreeOnPlan(int plan_from, const PlanState& own) {
   if (chosen >= plans.size())
     return absl::InternalError(
         absl::StrCat("rank ", plan_from, " cannot give the plan: it does not exist"));
-  return plans[chosen] == core.state ? Install(core.state) : ImportPlan(plans[chosen]);
+  return plans[chosen] == core.plan->state ? Install(core.plan->state) : ImportPlan(plans[chosen]);
 }
 
 // A step ------------------------------------------------------------------------------------------
@@ -406,7 +431,7 @@ absl::Status Reducer::BeginStep(std::shared_ptr<StepTicket> ticket, StepMode mod
   impl.mode = mode;
   impl.divisor = divisor;
   if (mode == StepMode::kAccumulate) return impl.announcer.Begin(mode);
-  if (absl::Status status = impl.launcher.Refresh(); !status.ok()) return impl.EndWith(status);
+  if (absl::Status status = impl.Refresh(); !status.ok()) return impl.EndWith(status);
   impl.launcher.Begin(/*measures_ends=*/impl.completer.BeginStep());
   // Runs on the control thread; the pipeline is shared, so it may come after this step, and this
   // object, have ended.
@@ -453,7 +478,7 @@ absl::Status Reducer::BeginShadow(const StepAnswer& answer, const StepDivisor& d
     return absl::InternalError(absl::StrCat(impl.core.name, ": a step is being shadowed already"));
   }
   EK_RETURN_IF_ERROR(Annotate(impl.core.reduction->OnShadow(message), impl.core.name));
-  EK_RETURN_IF_ERROR(impl.launcher.Refresh());
+  EK_RETURN_IF_ERROR(impl.Refresh());
   EK_RETURN_IF_ERROR(impl.launcher.BeginShadow());
   impl.shadow_scale = divisor.ScaleOf(answer, impl.core.name);
   impl.launcher.pipeline()->Open(impl.shadow_scale);
@@ -473,6 +498,7 @@ absl::Status Reducer::Impl::End(double scale, const StepAnswer& answer,
                                 const Announcer* announcer) {
   EK_RETURN_IF_ERROR(launcher.WaitForUnused());
   EK_RETURN_IF_ERROR(completer.Complete(scale));
+  EK_RETURN_IF_ERROR(Refresh());
   core.params->SetReduced(true);
   RecordFor(answer);
   EK_RETURN_IF_ERROR(completer.Account(announcer));
@@ -483,8 +509,8 @@ absl::Status Reducer::Impl::End(double scale, const StepAnswer& answer,
 // The order of the lowest rank active in the recorded step becomes everybody's: a rank without
 // inputs has none to give.
 void Reducer::Impl::RecordFor(const StepAnswer& answer) {
-  if (core.state.order_final || !recorded_topic.empty()) return;
-  recorded_topic = absl::StrCat("order/", core.name, "/", core.state.generation);
+  if (core.plan->state.order_final || !recorded_topic.empty()) return;
+  recorded_topic = absl::StrCat("order/", core.name, "/", core.plan->state.generation);
   recorder = answer.lowest_active;
   if (answer.lowest_active != core.comm->rank()) return;
   const std::vector<int>& order = announcer.order();
@@ -519,11 +545,11 @@ absl::Status Reducer::CheckFinished() const {
   return impl_->core.device == nullptr ? absl::OkStatus() : impl_->core.device->CheckEnded();
 }
 bool Reducer::in_step() const { return impl_->ticket != nullptr; }
-const BucketPlan& Reducer::plan() const { return impl_->core.storage->plan(); }
-const std::vector<BucketInfo>& Reducer::buckets() const { return impl_->core.storage->buckets(); }
-uint64_t Reducer::generation() const { return impl_->core.state.generation; }
-const Schedule& Reducer::schedule() const { return impl_->launcher.schedule(); }
-const PlanState& Reducer::plan_state() const { return impl_->core.state; }
+const BucketPlan& Reducer::plan() const { return impl_->storage->plan(); }
+const std::vector<BucketInfo>& Reducer::buckets() const { return impl_->storage->buckets(); }
+uint64_t Reducer::generation() const { return impl_->core.plan->state.generation; }
+const Schedule& Reducer::schedule() const { return impl_->core.plan->schedule; }
+const PlanState& Reducer::plan_state() const { return impl_->core.plan->state; }
 const StepTimes& Reducer::last_step() const { return impl_->completer.times(); }
 ReducerStats Reducer::stats() const { return impl_->completer.stats(); }
 int64_t Reducer::reductions() const { return impl_->completer.reductions(); }

@@ -184,6 +184,7 @@ class Reducer {
   absl::Status FinishShadow();
 
   // The plan in force -----------------------------------------------------------------------------
+  // References are valid until the next plan.
   const BucketPlan& plan() const;
   const std::vector<BucketInfo>& buckets() const;
   uint64_t generation() const;

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "evenkeel/bucket/sparse_rows.h"
@@ -18,6 +19,21 @@ struct Gathering {
   std::vector<int64_t> rows, all_rows;
   std::vector<std::byte> values, all_values;
 };
+
+// Returns the rows of all ranks, in the order of ranks, without their padding. `rows_of`: the
+// number of a rank's rows.
+SparseRows RowsOfAllRanks(const Gathering& gathering, int64_t row_bytes, int world_size,
+                          absl::FunctionRef<int64_t(int rank)> rows_of) {
+  SparseRows all;
+  for (int rank = 0; rank < world_size && gathering.largest > 0; ++rank) {
+    const int64_t rows = rows_of(rank), begin = rank * gathering.largest;
+    all.rows.insert(all.rows.end(), gathering.all_rows.begin() + begin,
+                    gathering.all_rows.begin() + begin + rows);
+    all.values.insert(all.values.end(), gathering.all_values.begin() + begin * row_bytes,
+                      gathering.all_values.begin() + (begin + rows) * row_bytes);
+  }
+  return all;
+}
 
 }  // namespace
 
@@ -99,15 +115,8 @@ absl::Status ReduceSparse(ParameterSet& params, absl::Span<const int> sparse, Ch
     const int param = sparse[s];
     const int64_t row_size = params.row_size(param);
     const DType dtype = params[param].value.dtype;
-    const int64_t row_bytes = row_size * SizeOf(dtype);
-    SparseRows all;
-    for (int rank = 0; rank < world_size && gatherings[s].largest > 0; ++rank) {
-      const int64_t rows = all_counts[rank * count + s], begin = rank * gatherings[s].largest;
-      all.rows.insert(all.rows.end(), gatherings[s].all_rows.begin() + begin,
-                      gatherings[s].all_rows.begin() + begin + rows);
-      all.values.insert(all.values.end(), gatherings[s].all_values.begin() + begin * row_bytes,
-                        gatherings[s].all_values.begin() + (begin + rows) * row_bytes);
-    }
+    const SparseRows all = RowsOfAllRanks(gatherings[s], row_size * SizeOf(dtype), world_size,
+                                          [&](int rank) { return all_counts[rank * count + s]; });
     const bool is_none = all.rows.empty();
     params.SetSparseRows(param, CoalesceRows(dtype, all, row_size, scale));
     params.SetGradState(param, is_none ? GradState::kNone : GradState::kReduced);

@@ -32,15 +32,18 @@ std::optional<Collective> Launcher::unused() const {
   return unused_ == nullptr ? std::nullopt : unused_->what();
 }
 
-void Launcher::MakePipeline(std::vector<bool> contributes) {
-  pipeline_ = std::make_shared<BucketPipeline>(
-      core_.plan, std::move(contributes), /*waits_for_skips=*/unused_ != nullptr, worker_.get(),
-      worker_ == nullptr ? nullptr : core_.comm->control().waits());
+void Launcher::MakePipeline(std::vector<bool> contributes, bool measures_ends) {
+  pipeline_ =
+      BucketPipeline::Create({.plan = core_.plan,
+                              .contributes = std::move(contributes),
+                              .waits_for_skips = unused_ != nullptr,
+                              .worker = worker_.get(),
+                              .waits = worker_ == nullptr ? nullptr : core_.comm->control().waits(),
+                              .measures_ends = measures_ends});
 }
 
 void Launcher::Begin(bool measures_ends) {
-  MakePipeline(std::vector<bool>(core_.plan->buckets.size(), true));
-  if (measures_ends) pipeline_->MeasureEnds();
+  MakePipeline(std::vector<bool>(core_.plan->buckets.size(), true), measures_ends);
 }
 
 absl::Status Launcher::BucketReady(int bucket, bool contributes) {
@@ -115,7 +118,7 @@ absl::Status Launcher::BeginShadow() {
       if (device == nullptr) storage.CopyIn(params, param);
     }
   }
-  MakePipeline(contributes);
+  MakePipeline(contributes, /*measures_ends=*/false);
   if (unused_ != nullptr)
     AgreeOnUnused(uses,
                   std::find(contributes.begin(), contributes.end(), true) != contributes.end());

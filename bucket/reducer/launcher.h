@@ -51,7 +51,7 @@ class Launcher {
   void Forget();
 
  private:
-  void MakePipeline(std::vector<bool> contributes);
+  void MakePipeline(std::vector<bool> contributes, bool measures_ends);
 
   const ReducerCore& core_;
   std::unique_ptr<UnusedAgreement> unused_;  // With skip_unused_buckets.

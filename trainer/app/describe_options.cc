@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -11,7 +12,9 @@
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/join/step_divisor.h"
+#include "evenkeel/trainer/app/flag_rules.h"
 #include "evenkeel/trainer/app/freeze_schedule.h"
+#include "evenkeel/trainer/app/learning_rate.h"
 #include "evenkeel/trainer/data/augment.h"
 #include "evenkeel/trainer/data/batch.h"
 #include "evenkeel/trainer/data/dataset.h"
@@ -42,13 +45,38 @@ std::string KindOf(const UpdateRule& rule) {
   return absl::StrCat(kKinds[rule.index()], " with {", absl::StrJoin(tensors, ", "), "}");
 }
 
+std::string Text(const auto& value) { return absl::StrCat(value); }
 std::string Text(bool value) { return value ? "true" : "false"; }
-
-std::string NamesOf(const FreezeSchedule& freeze) {
+std::string Text(Decay value) { return Text(static_cast<int>(value)); }
+std::string Text(DivideBy value) { return Text(static_cast<int>(value)); }
+std::string Text(const std::vector<int64_t>& values) { return absl::StrJoin(values, ","); }
+std::string Text(const FreezeSchedule& freeze) {
   return absl::StrJoin(freeze, ",", [](std::string* out, const FreezeRange& range) {
     absl::StrAppend(out, range.prefix, "@", range.begin, ":", range.end);
   });
 }
+
+// Takes the settings that are flags, or options with the name of a flag.
+struct TakeSettings {
+  const TrainOptions& options;
+  RunSettings& settings;
+
+  void operator()(const auto& flag, const FlagSetting& rule) const {
+    Take(flag.name, rule.kind, Text(*flag.value));
+  }
+  template <typename Value>
+  void operator()(const auto& flag, const OptionSetting<Value>& rule) const {
+    Take(flag.name, rule.kind, Text(options.*rule.option));
+  }
+  void operator()(const auto&, const auto&) const {}
+
+  void Take(absl::string_view name, SettingKind kind, std::string value) const {
+    RunSettings::Values& values = kind == SettingKind::kFixed     ? settings.fixed
+                                  : kind == SettingKind::kDealing ? settings.dealing
+                                                                  : settings.free;
+    values.emplace(name, std::move(value));
+  }
+};
 
 // Returns a hash of samples from all parts of the data.
 std::string ContentOf(const Dataset& data) {
@@ -104,43 +132,24 @@ RunSettings SettingsOf(const TrainOptions& options, const Model& model, const Tr
                        int world_size) {
   RunSettings settings;
   settings.fixed = {
-      {"model", std::string(NameOf(options.model))},
       {"the model's parameters", Fingerprint(model)},
       {"the number of training samples", absl::StrCat(data.train->size())},
       {kContentSetting, ContentOf(*data.train)},
       {"predictions per sample", absl::StrCat(data.train->predictions_per_sample())},
-      {"seed", absl::StrCat(options.flags.seed)},
-      {"shuffle", Text(options.flags.shuffle)},
       {"optimizer", KindOf(options.rule)},
   };
-  if (options.model == ModelKind::kGpt) settings.fixed["heads"] = absl::StrCat(options.gpt.heads);
-  settings.dealing = {
-      {kRanksSetting, absl::StrCat(world_size)},
-      {"batch_size", absl::StrCat(options.batch_size)},
-      {"accumulate", absl::StrCat(options.flags.accumulate)},
-      {"rank_steps", absl::StrJoin(options.rank_steps, ",")},
-  };
+  settings.dealing = {{kRanksSetting, absl::StrCat(world_size)}};
   settings.free = {
       {"augmentation", absl::StrCat("shift ", options.augment.max_shift, ", mirrors ",
                                     Text(options.augment.mirrors))},
       {"data", options.data.path},
-      {"test_data", options.data.test_path},
-      {"eval_batches", absl::StrCat(options.flags.eval_batches)},
-      {"epochs", absl::StrCat(options.epochs)},
-      {"max_steps", absl::StrCat(options.flags.max_steps)},
       {"the optimizer's settings", ToString(options.rule)},
-      {"lr_decay", absl::StrCat(static_cast<int>(options.decay))},
-      {"warmup", absl::StrCat(options.warmup)},
-      {"clip", absl::StrCat(options.clip)},
-      {"join", Text(options.flags.join)},
-      {"divide_by", absl::StrCat(static_cast<int>(options.divide_by))},
-      {"stop_early", Text(options.flags.stop_early)},
-      {"freeze", NamesOf(options.freeze)},
-      {"comm_hook", std::string(NameOf(options.comm_hook))},
       {"bucket sizes",
        absl::StrJoin(options.bucket_caps, ",",
                      [](std::string* out, const Bytes& cap) { absl::StrAppend(out, cap.value); })},
   };
+  VisitRules(options.flags, TakeSettings{options, settings});
+  if (options.model == ModelKind::kGpt) settings.fixed["heads"] = absl::StrCat(options.gpt.heads);
   if (options.model == ModelKind::kGpt) {
     settings.free["dropout"] = absl::StrCat(options.gpt.dropout);
   }

@@ -13,6 +13,7 @@
 #include "absl/types/span.h"
 #include "evenkeel/comm/base/names.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/trainer/app/flag_rules.h"
 #include "evenkeel/trainer/checkpoint/checkpoint_folder.h"
 #include "evenkeel/trainer/data/image_dataset.h"
 #include "evenkeel/trainer/data/text_dataset.h"
@@ -21,17 +22,9 @@
 #include "evenkeel/trainer/models/model_file.h"
 #include "evenkeel/trainer/tokenizer/tokenizer_file.h"
 #include "evenkeel/zero_optim/checkpoint/safetensors.h"
-#include "evenkeel/zero_optim/loss_scaler.h"
 
 namespace evenkeel {
 namespace {
-
-constexpr int kMaxRanksPerHost = 1024;  // Larger values are taken for typing errors.
-constexpr int kMaxShift = 16;
-constexpr int64_t kMaxAccumulated = 1 << 20;
-constexpr int64_t kMaxSampleTokens = 10'000;  // The other ranks wait for them.
-constexpr double kMaxBucketMegabytes = 100000;
-constexpr int kMaxPowerSgdRank = 1024;
 
 template <typename... Parts>
 absl::Status InvalidArgument(const Parts&... parts) {
@@ -55,18 +48,55 @@ absl::StatusOr<Value> Choose(absl::string_view flag, absl::string_view given, Na
                          absl::StrJoin(names, ", "));
 }
 
-template <typename Number>
-absl::Status CheckRange(absl::string_view flag, Number given, Number lowest, Number highest) {
-  if (given >= lowest && given <= highest) return absl::OkStatus();  // False for NaN.
-  return InvalidArgument("--", flag, "=", given, " is out of range; choose a value from ", lowest,
-                         " to ", highest);
-}
+// Checks the values of numbers. Has the first error.
+struct CheckNumbers {
+  absl::Status status;
 
-template <typename Number>
-absl::Status CheckAtLeast(absl::string_view flag, Number given, Number lowest) {
-  if (given >= lowest && std::isfinite(static_cast<double>(given))) return absl::OkStatus();
-  return InvalidArgument("--", flag, "=", given, " is out of range; it must be at least ", lowest);
-}
+  template <typename Number>
+  void operator()(const GivenFlag<Number>& flag, const AtLeast& rule) {
+    const auto lowest = static_cast<Number>(rule.lowest);
+    if (flag.value == nullptr) return;
+    if (*flag.value >= lowest && std::isfinite(static_cast<double>(*flag.value))) return;
+    status.Update(InvalidArgument("--", flag.name, "=", *flag.value,
+                                  " is out of range; it must be at least ", lowest));
+  }
+  template <typename Number>
+  void operator()(const GivenFlag<Number>& flag, const Within& rule) {
+    const auto lowest = static_cast<Number>(rule.lowest);
+    const auto highest = static_cast<Number>(rule.highest);
+    if (flag.value == nullptr) return;
+    if (*flag.value >= lowest && *flag.value <= highest) return;  // False for NaN.
+    status.Update(InvalidArgument("--", flag.name, "=", *flag.value,
+                                  " is out of range; choose a value from ", lowest, " to ",
+                                  highest));
+  }
+  void operator()(const auto&, const auto&) {}
+};
+
+// Checks flags that apply to certain models only. Has the first error.
+struct CheckModels {
+  absl::string_view model;
+  absl::Status status;
+
+  void operator()(const auto& flag, const ForModels& rule) {
+    if (!flag.is_given || absl::StrContains(rule.models, model)) return;
+    status.Update(
+        InvalidArgument("--", flag.name, " is for --model=", rule.models, ", not ", model));
+  }
+  void operator()(const auto&, const auto&) {}
+};
+
+// Fills in the options that have a default for each model.
+struct FillInByModel {
+  TrainOptions& options;
+
+  template <typename Value>
+  void operator()(const auto& flag, const ModelDefault<Value>& rule) const {
+    options.*rule.option =
+        flag.value != nullptr ? *flag.value : rule.of_model[static_cast<int>(options.model)];
+  }
+  void operator()(const auto&, const auto&) const {}
+};
 
 absl::StatusOr<std::vector<int64_t>> ParseRankSteps(absl::string_view text) {
   std::vector<int64_t> steps;
@@ -117,26 +147,21 @@ absl::Status ParseRefresh(absl::string_view text, TrainOptions& options) {
                          " is not a valid value; choose always, never, or a number of steps");
 }
 
-// The defaults of a model.
+// The defaults of a model that also depend on the optimizer, and the schedule of --lr_decay=auto.
 struct ModelDefaults {
-  int epochs;
-  int64_t batch_size;
   double learning_rate;  // For adam and adamw.
   double weight_decay;   // For adamw.
   Decay decay;
-  int64_t warmup;
-  double clip;
 };
 
 ModelDefaults DefaultsOf(ModelKind model) {
   switch (model) {
     case ModelKind::kMlp:
-      return {4, 96, 1e-3, AdamW().weight_decay, Decay::kNone, 0, 0};
-    case ModelKind::kCnn:  // 60,000 samples are 1875 batches: an odd number, so two ranks are
-                           // uneven.
-      return {8, 32, 3e-3, 0.05, Decay::kLinear, 100, 0};
+      return {1e-3, AdamW().weight_decay, Decay::kNone};
+    case ModelKind::kCnn:
+      return {3e-3, 0.05, Decay::kLinear};
     default:
-      return {6, 8, 3e-3, 0.1, Decay::kCosine, 100, 1};
+      return {3e-3, 0.1, Decay::kCosine};
   }
 }
 
@@ -146,13 +171,10 @@ absl::StatusOr<UpdateRule> ParseRule(const TrainFlags& flags, ModelKind model) {
                       Choose<Kind>("optimizer", flags.optimizer, {"sgd", "adam", "adamw"}));
   const double lr =
       flags.lr.value_or(flags.optimizer == "sgd" ? 0.1 : DefaultsOf(model).learning_rate);
-  EK_RETURN_IF_ERROR(CheckAtLeast("lr", lr, 0.0));
-  EK_RETURN_IF_ERROR(CheckAtLeast("momentum", flags.momentum, 0.0));
   if (kind != Kind::kSgd && flags.momentum != 0)
     return InvalidArgument("--momentum is for --optimizer=sgd; ", flags.optimizer, " has its own");
   const double decay =
       flags.weight_decay.value_or(kind == Kind::kAdamW ? DefaultsOf(model).weight_decay : 0);
-  EK_RETURN_IF_ERROR(CheckAtLeast("weight_decay", decay, 0.0));
   const bool has_betas =
       flags.beta1.has_value() || flags.beta2.has_value() || flags.epsilon.has_value();
   if (kind == Kind::kSgd && has_betas)
@@ -178,32 +200,7 @@ absl::StatusOr<Decay> ParseDecay(const TrainFlags& flags, ModelKind model) {
   return chosen == 0 ? DefaultsOf(model).decay : static_cast<Decay>(chosen - 1);
 }
 
-// Checks flags that apply to one model only.
-absl::Status CheckModelFlags(const TrainFlags& flags) {
-  struct ModelFlag {
-    absl::string_view name;
-    bool is_given;
-    absl::string_view models;
-  };
-  const ModelFlag table[] = {{"hidden", flags.hidden.has_value(), "mlp"},
-                             {"sync_batch_norm", flags.sync_batch_norm, "cnn"},
-                             {"widths", flags.widths.has_value(), "cnn"},
-                             {"blocks", flags.blocks.has_value(), "cnn"},
-                             {"mirror", flags.mirror.has_value(), "mlp and cnn"},
-                             {"shift", flags.shift.has_value(), "mlp and cnn"},
-                             {"preset", flags.preset.has_value(), "gpt"},
-                             {"layers", flags.layers.has_value(), "gpt"},
-                             {"width", flags.width.has_value(), "gpt"},
-                             {"heads", flags.heads.has_value(), "gpt"},
-                             {"context", flags.context.has_value(), "gpt"},
-                             {"dropout", flags.dropout.has_value(), "gpt"},
-                             {"vocabulary", flags.vocabulary.has_value(), "gpt"},
-                             {"tokenizer", !flags.tokenizer.empty(), "gpt"},
-                             {"sample_every", flags.sample_every != 0, "gpt"}};
-  for (const auto& [flag, is_given, models] : table) {
-    if (is_given && !absl::StrContains(models, flags.model))
-      return InvalidArgument("--", flag, " is for --model=", models, ", not ", flags.model);
-  }
+absl::Status CheckSyncBatchNorm(const TrainFlags& flags) {
   // Ranks whose last batches have different numbers of passes would send different collectives.
   if (flags.sync_batch_norm && flags.accumulate > 1) {
     return InvalidArgument("--sync_batch_norm and --accumulate=", flags.accumulate,
@@ -285,6 +282,64 @@ absl::Status ParseGpt(const TrainFlags& flags, GptOptions& gpt) {
   return absl::OkStatus();
 }
 
+absl::Status ParseCompute(const TrainFlags& flags, TrainOptions& options) {
+  static constexpr DType kComputed[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16,
+                                        DType::kFloat64};
+  EK_ASSIGN_OR_RETURN(
+      const size_t computed,
+      Choose<size_t>("compute", flags.compute, {"float32", "bfloat16", "float16", "float64"}));
+  options.compute = kComputed[computed];
+  if (options.compute == DType::kFloat16 && options.model == ModelKind::kGpt) {
+    return InvalidArgument(
+        "--compute=float16 is for --model=mlp and cnn, not gpt; choose bfloat16");
+  }
+  if (options.compute == DType::kFloat64 && options.model != ModelKind::kMlp)
+    return InvalidArgument("--compute=float64 is for --model=mlp, not ", NameOf(options.model));
+  return absl::OkStatus();
+}
+
+// Sets the sizes of the models by the flags alone.
+absl::Status ParseModels(const TrainFlags& flags, TrainOptions& options) {
+  EK_RETURN_IF_ERROR(ParseGpt(flags, options.gpt));
+  if (flags.widths.has_value()) {
+    EK_ASSIGN_OR_RETURN(options.cnn.widths, ParseSizes("widths", *flags.widths, kWidthLimits));
+  }
+  options.cnn.blocks_per_stage = flags.blocks.value_or(options.cnn.blocks_per_stage);
+  options.cnn.seed = flags.seed;
+  options.cnn.syncs_norms = flags.sync_batch_norm;
+  EK_ASSIGN_OR_RETURN(options.hidden,
+                      ParseSizes("hidden", flags.hidden.value_or(kDefaultHidden), kHiddenLimits));
+  return absl::OkStatus();
+}
+
+absl::Status ParseData(const TrainFlags& flags, TrainOptions& options) {
+  options.data = {.path = flags.data.value_or(
+                      options.model == ModelKind::kGpt ? kJargonFile : kFashionMnistFolder),
+                  .context = options.gpt.context,
+                  .tokenizer = flags.tokenizer,
+                  .vocabulary = flags.vocabulary,
+                  .test_path = flags.test_data};
+  EK_ASSIGN_OR_RETURN(const bool is_text,
+                      Choose<bool>("data_kind", flags.data_kind, {"auto", "bytes"}));
+  if (is_text) options.data.kind = DataKind::kText;
+  // Clothes may be mirrored, digits and letters may not: other data is unchanged by default.
+  const bool is_known =
+      options.model == ModelKind::kCnn && options.data.path == kFashionMnistFolder;
+  options.augment = {.max_shift = flags.shift.value_or(is_known ? 1 : 0),
+                     .mirrors = flags.mirror.value_or(is_known),
+                     .seed = flags.seed};
+  EK_ASSIGN_OR_RETURN(options.rank_steps, ParseRankSteps(flags.rank_steps));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Sharding> ParseSharding(const TrainFlags& flags) {
+  EK_ASSIGN_OR_RETURN(const bool shards_tensors,
+                      Choose<bool>("shards", flags.shards, {"slices", "tensors"}));
+  if (flags.zero) return shards_tensors ? Sharding::kTensors : Sharding::kSlices;
+  if (shards_tensors) return InvalidArgument("--shards=", flags.shards, " is for --zero");
+  return Sharding::kNone;
+}
+
 absl::Status ParseCommHook(const TrainFlags& flags, TrainOptions& options) {
   EK_ASSIGN_OR_RETURN(options.comm_hook,
                       Choose<CommHook>("comm_hook", flags.comm_hook, kCommHooks));
@@ -295,8 +350,6 @@ absl::Status ParseCommHook(const TrainFlags& flags, TrainOptions& options) {
   }
   options.power_sgd_rank = flags.power_sgd_rank.value_or(options.power_sgd_rank);
   options.power_sgd_start = flags.power_sgd_start.value_or(options.power_sgd_start);
-  EK_RETURN_IF_ERROR(CheckRange("power_sgd_rank", options.power_sgd_rank, 1, kMaxPowerSgdRank));
-  EK_RETURN_IF_ERROR(CheckAtLeast("power_sgd_start", options.power_sgd_start, int64_t{0}));
   if ((is_power_sgd || hook == CommHook::kInt8) && options.sharding == Sharding::kSlices) {
     return InvalidArgument(
         "--comm_hook=", flags.comm_hook,
@@ -323,28 +376,6 @@ absl::StatusOr<DivideBy> ParseDivisor(const TrainFlags& flags) {
   return InvalidArgument("--divide_by=", *flags.divide_by, " needs --join");
 }
 
-absl::Status CheckNumbers(const TrainFlags& flags) {
-  EK_RETURN_IF_ERROR(CheckRange("nproc", flags.nproc.value_or(1), 1, kMaxRanksPerHost));
-  EK_RETURN_IF_ERROR(CheckAtLeast("epochs", flags.epochs.value_or(1), 1));
-  EK_RETURN_IF_ERROR(CheckAtLeast("max_steps", flags.max_steps, int64_t{0}));
-  EK_RETURN_IF_ERROR(
-      CheckRange("batch_size", flags.batch_size.value_or(1), int64_t{1}, int64_t{INT32_MAX}));
-  EK_RETURN_IF_ERROR(CheckRange("blocks", flags.blocks.value_or(1), 1, CnnOptions::kMaxBlocks));
-  EK_RETURN_IF_ERROR(CheckRange("shift", flags.shift.value_or(0), 0, kMaxShift));
-  EK_RETURN_IF_ERROR(CheckRange("accumulate", flags.accumulate, int64_t{1}, kMaxAccumulated));
-  EK_RETURN_IF_ERROR(CheckAtLeast("warmup", flags.warmup.value_or(0), int64_t{0}));
-  EK_RETURN_IF_ERROR(CheckAtLeast("clip", flags.clip.value_or(0), 0.0));
-  EK_RETURN_IF_ERROR(CheckAtLeast("check_replicas", flags.check_replicas, int64_t{0}));
-  EK_RETURN_IF_ERROR(CheckAtLeast("eval_every", flags.eval_every, int64_t{0}));
-  EK_RETURN_IF_ERROR(CheckRange("eval_batches", flags.eval_batches, int64_t{0}, kMaxAccumulated));
-  EK_RETURN_IF_ERROR(CheckAtLeast("patience", flags.patience, int64_t{0}));
-  EK_RETURN_IF_ERROR(CheckAtLeast("sample_every", flags.sample_every, int64_t{0}));
-  EK_RETURN_IF_ERROR(
-      CheckRange("sample_tokens", flags.sample_tokens, int64_t{1}, kMaxSampleTokens));
-  EK_RETURN_IF_ERROR(CheckRange("bucket_cap_mb", flags.bucket_cap_mb, 0.0, kMaxBucketMegabytes));
-  return CheckRange("first_bucket_mb", flags.first_bucket_mb, 0.0, kMaxBucketMegabytes);
-}
-
 // Options about certain ranks, or equal numbers of batches, have no meaning for the remaining
 // ranks.
 absl::Status CheckGoingOn(const TrainFlags& flags) {
@@ -367,13 +398,22 @@ absl::Status CheckGoingOn(const TrainFlags& flags) {
   return absl::OkStatus();
 }
 
+absl::Status ParseOnFailure(const TrainFlags& flags, TrainOptions& options) {
+  EK_ASSIGN_OR_RETURN(options.goes_on,
+                      Choose<bool>("on_failure", flags.on_failure, {"stop", "continue"}));
+  EK_ASSIGN_OR_RETURN(options.lost_shard_is_fresh,
+                      Choose<bool>("lost_shard", flags.lost_shard, {"refuse", "fresh"}));
+  if (options.goes_on) EK_RETURN_IF_ERROR(CheckGoingOn(flags));
+  if (options.lost_shard_is_fresh && !(options.goes_on && flags.zero))
+    return InvalidArgument("--lost_shard=fresh is for --on_failure=continue with --zero");
+  return absl::OkStatus();
+}
+
 absl::StatusOr<CheckpointOptions> ParseCheckpoints(const TrainFlags& flags) {
   CheckpointOptions options{.folder = flags.checkpoint_dir,
                             .every = flags.checkpoint_every.value_or(kDefaultCheckpointEvery),
                             .keep = flags.keep.value_or(CheckpointOptions().keep),
                             .resume = flags.resume.value_or(kResumeAuto)};
-  EK_RETURN_IF_ERROR(CheckAtLeast("checkpoint_every", options.every, int64_t{0}));
-  EK_RETURN_IF_ERROR(CheckAtLeast("keep", options.keep, 0));
   if (options.resume.empty()) {
     return InvalidArgument(
         "--resume= is not a valid value; choose auto, never, or the path of a checkpoint");
@@ -389,108 +429,8 @@ absl::StatusOr<CheckpointOptions> ParseCheckpoints(const TrainFlags& flags) {
       "too");
 }
 
-Bytes Megabytes(double megabytes) { return Bytes{static_cast<int64_t>(megabytes * (1 << 20))}; }
-
-}  // namespace
-
-void AddTrainFlags(FlagTable& table, TrainFlags& flags) {
-#define GROUP(title) table.Group(title);
-#define FLAG(type, name, value, help) table.Add(#name, flags.name, help);
-#define OPTION(type, name, shown, help) table.Add<type>(#name, flags.name, shown, help);
-#include "evenkeel/trainer/app/train_flags.inc"
-}
-
-absl::string_view NameOf(ModelKind model) { return internal::NameIn(kModels, model, ""); }
-absl::string_view NameOf(BackendKind backend) { return internal::NameIn(kBackends, backend, ""); }
-absl::string_view NameOf(CommHook hook) { return internal::NameIn(kCommHooks, hook, ""); }
-
-absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
-  EK_RETURN_IF_ERROR(CheckNumbers(flags));
-  TrainOptions options{
-      .flags = flags,
-      .nproc = flags.nproc.value_or(kDefaultRanks),
-      .bucket_caps = {Megabytes(flags.first_bucket_mb), Megabytes(flags.bucket_cap_mb)}};
-  EK_ASSIGN_OR_RETURN(options.model, Choose<ModelKind>("model", flags.model, kModels));
-  EK_RETURN_IF_ERROR(CheckModelFlags(flags));
-  const ModelDefaults defaults = DefaultsOf(options.model);
-  options.epochs = flags.epochs.value_or(defaults.epochs);
-  options.batch_size = flags.batch_size.value_or(defaults.batch_size);
-  options.warmup = flags.warmup.value_or(defaults.warmup);
-  options.clip = flags.clip.value_or(defaults.clip);
-  static constexpr DType kComputed[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16,
-                                        DType::kFloat64};
-  EK_ASSIGN_OR_RETURN(
-      const size_t computed,
-      Choose<size_t>("compute", flags.compute, {"float32", "bfloat16", "float16", "float64"}));
-  options.compute = kComputed[computed];
-  if (options.compute == DType::kFloat16 && options.model == ModelKind::kGpt) {
-    return InvalidArgument(
-        "--compute=float16 is for --model=mlp and cnn, not gpt; choose bfloat16");
-  }
-  if (options.compute == DType::kFloat64 && options.model != ModelKind::kMlp)
-    return InvalidArgument("--compute=float64 is for --model=mlp, not ", NameOf(options.model));
-  EK_RETURN_IF_ERROR(
-      CheckRange("loss_scale", flags.loss_scale, 1.0, LossScalerOptions().largest_scale));
-  EK_RETURN_IF_ERROR(ParseGpt(flags, options.gpt));
-  if (flags.widths.has_value()) {
-    EK_ASSIGN_OR_RETURN(options.cnn.widths, ParseSizes("widths", *flags.widths, kWidthLimits));
-  }
-  options.cnn.blocks_per_stage = flags.blocks.value_or(options.cnn.blocks_per_stage);
-  options.cnn.seed = flags.seed;
-  options.cnn.syncs_norms = flags.sync_batch_norm;
-  options.data = {.path = flags.data.value_or(
-                      options.model == ModelKind::kGpt ? kJargonFile : kFashionMnistFolder),
-                  .context = options.gpt.context,
-                  .tokenizer = flags.tokenizer,
-                  .vocabulary = flags.vocabulary,
-                  .test_path = flags.test_data};
-  if (flags.data_kind == "bytes") {
-    options.data.kind = DataKind::kText;
-  } else if (flags.data_kind != "auto") {
-    return InvalidArgument("--data_kind=", flags.data_kind,
-                           " is not a valid value; choose auto, bytes");
-  }
-  if (options.model == ModelKind::kGpt && !flags.init.empty())
-    EK_RETURN_IF_ERROR(Annotate(TakeGptSizes(flags, options), "--init"));
-  // Clothes may be mirrored, digits and letters may not: other data is unchanged by default.
-  const bool is_known =
-      options.model == ModelKind::kCnn && options.data.path == kFashionMnistFolder;
-  options.augment = {.max_shift = flags.shift.value_or(is_known ? 1 : 0),
-                     .mirrors = flags.mirror.value_or(is_known),
-                     .seed = flags.seed};
-  EK_ASSIGN_OR_RETURN(options.hidden,
-                      ParseSizes("hidden", flags.hidden.value_or(kDefaultHidden), kHiddenLimits));
-  if (options.model != ModelKind::kGpt && !flags.init.empty())
-    EK_RETURN_IF_ERROR(Annotate(TakeSizes(flags, options), "--init"));
-  EK_ASSIGN_OR_RETURN(options.rank_steps, ParseRankSteps(flags.rank_steps));
-  EK_ASSIGN_OR_RETURN(options.device, Choose<DeviceKind>("device", flags.device, kDevices));
-  EK_ASSIGN_OR_RETURN(
-      options.backend,
-      Choose<BackendKind>("backend", flags.backend == "gloo" ? "tcp" : flags.backend, kBackends));
-  EK_ASSIGN_OR_RETURN(options.rule, ParseRule(flags, options.model));
-  EK_ASSIGN_OR_RETURN(options.decay, ParseDecay(flags, options.model));
-  EK_ASSIGN_OR_RETURN(const bool shards_tensors,
-                      Choose<bool>("shards", flags.shards, {"slices", "tensors"}));
-  if (!flags.zero && shards_tensors)
-    return InvalidArgument("--shards=", flags.shards, " is for --zero");
-  options.sharding = !flags.zero      ? Sharding::kNone
-                     : shards_tensors ? Sharding::kTensors
-                                      : Sharding::kSlices;
-  EK_RETURN_IF_ERROR(ParseCommHook(flags, options));
-  EK_ASSIGN_OR_RETURN(options.divide_by, ParseDivisor(flags));
-  EK_RETURN_IF_ERROR(ParseRefresh(flags.auto_refresh_trainable, options));
-  EK_ASSIGN_OR_RETURN(options.freeze, Annotate(ParseFreezeSchedule(flags.freeze), "--freeze"));
-  EK_ASSIGN_OR_RETURN(options.goes_on,
-                      Choose<bool>("on_failure", flags.on_failure, {"stop", "continue"}));
-  EK_ASSIGN_OR_RETURN(options.lost_shard_is_fresh,
-                      Choose<bool>("lost_shard", flags.lost_shard, {"refuse", "fresh"}));
-  if (options.goes_on) EK_RETURN_IF_ERROR(CheckGoingOn(flags));
-  EK_ASSIGN_OR_RETURN(options.checkpoints, ParseCheckpoints(flags));
-  if (options.lost_shard_is_fresh && !(options.goes_on && flags.zero))
-    return InvalidArgument("--lost_shard=fresh is for --on_failure=continue with --zero");
-  if (!flags.verify.empty()) {
-    EK_ASSIGN_OR_RETURN(options.verify, Annotate(VerifyLevelFromString(flags.verify), "--verify"));
-  }
+// Checks flags that have no effect without another one.
+absl::Status CheckPairs(const TrainFlags& flags) {
   if (flags.eval_batches > 0 && flags.eval_every == 0)
     return InvalidArgument("--eval_batches has no effect without --eval_every; pass both");
   if (flags.save_best && flags.save.empty())
@@ -499,6 +439,62 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
     return InvalidArgument(
         "--stop_early needs --join: without it no rank learns that another one is exhausted");
   }
+  return absl::OkStatus();
+}
+
+Bytes Megabytes(double megabytes) { return Bytes{static_cast<int64_t>(megabytes * (1 << 20))}; }
+
+}  // namespace
+
+void AddTrainFlags(FlagTable& table, TrainFlags& flags) {
+#define GROUP(title) table.Group(title);
+#define FLAG(type, name, value, help, ...) table.Add(#name, flags.name, help);
+#define OPTION(type, name, shown, help, ...) table.Add<type>(#name, flags.name, shown, help);
+#include "evenkeel/trainer/app/train_flags.inc"
+}
+
+absl::string_view NameOf(ModelKind model) { return internal::NameIn(kModels, model, ""); }
+absl::string_view NameOf(BackendKind backend) { return internal::NameIn(kBackends, backend, ""); }
+absl::string_view NameOf(CommHook hook) { return internal::NameIn(kCommHooks, hook, ""); }
+
+absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
+  CheckNumbers numbers;
+  VisitRules(flags, numbers);
+  EK_RETURN_IF_ERROR(numbers.status);
+  TrainOptions options{
+      .flags = flags,
+      .nproc = flags.nproc.value_or(kDefaultRanks),
+      .bucket_caps = {Megabytes(flags.first_bucket_mb), Megabytes(flags.bucket_cap_mb)}};
+  EK_ASSIGN_OR_RETURN(options.model, Choose<ModelKind>("model", flags.model, kModels));
+  CheckModels models{.model = flags.model};
+  VisitRules(flags, models);
+  EK_RETURN_IF_ERROR(models.status);
+  EK_RETURN_IF_ERROR(CheckSyncBatchNorm(flags));
+  VisitRules(flags, FillInByModel{options});
+  EK_RETURN_IF_ERROR(ParseCompute(flags, options));
+  EK_RETURN_IF_ERROR(ParseModels(flags, options));
+  EK_RETURN_IF_ERROR(ParseData(flags, options));
+  if (!flags.init.empty()) {
+    const auto take = options.model == ModelKind::kGpt ? TakeGptSizes : TakeSizes;
+    EK_RETURN_IF_ERROR(Annotate(take(flags, options), "--init"));
+  }
+  EK_ASSIGN_OR_RETURN(options.device, Choose<DeviceKind>("device", flags.device, kDevices));
+  EK_ASSIGN_OR_RETURN(
+      options.backend,
+      Choose<BackendKind>("backend", flags.backend == "gloo" ? "tcp" : flags.backend, kBackends));
+  EK_ASSIGN_OR_RETURN(options.rule, ParseRule(flags, options.model));
+  EK_ASSIGN_OR_RETURN(options.decay, ParseDecay(flags, options.model));
+  EK_ASSIGN_OR_RETURN(options.sharding, ParseSharding(flags));
+  EK_RETURN_IF_ERROR(ParseCommHook(flags, options));
+  EK_ASSIGN_OR_RETURN(options.divide_by, ParseDivisor(flags));
+  EK_RETURN_IF_ERROR(ParseRefresh(flags.auto_refresh_trainable, options));
+  EK_ASSIGN_OR_RETURN(options.freeze, Annotate(ParseFreezeSchedule(flags.freeze), "--freeze"));
+  EK_RETURN_IF_ERROR(ParseOnFailure(flags, options));
+  EK_ASSIGN_OR_RETURN(options.checkpoints, ParseCheckpoints(flags));
+  if (!flags.verify.empty()) {
+    EK_ASSIGN_OR_RETURN(options.verify, Annotate(VerifyLevelFromString(flags.verify), "--verify"));
+  }
+  EK_RETURN_IF_ERROR(CheckPairs(flags));
   return options;
 }
 

@@ -9,8 +9,9 @@
 // Defaults that depend on other flags are filled in: sizes, the learning rate and its schedule, the
 // weight decay.
 //
-// train_flags.inc is the table of flags. To add one, add an entry there and its use in
-// MakeTrainOptions().
+// train_flags.inc is the table of flags, with their rules. A new flag is an entry there, its use, a
+// test and, where the README describes it, a sentence. One whose value is parsed, or depends on
+// other flags, is in MakeTrainOptions(), too.
 //
 // Threads: pure functions.
 // Errors:  InvalidArgument, which names the flag, its value and the valid values.
@@ -50,8 +51,8 @@ inline constexpr int64_t kDefaultCheckpointEvery = 500;
 // Members have the names and defaults of the flags. None: not given.
 struct TrainFlags {
 #define GROUP(title)
-#define FLAG(type, name, value, help) type name = value;
-#define OPTION(type, name, shown, help) std::optional<type> name;
+#define FLAG(type, name, value, help, ...) type name = value;
+#define OPTION(type, name, shown, help, ...) std::optional<type> name;
 #include "evenkeel/trainer/app/train_flags.inc"
 };
 

@@ -123,13 +123,13 @@ absl::Status Replay(Communicator& comm, const StepParts& parts, const ReplayOpti
       .world_size = comm.world_size(),
       .begin_ns = begin_ns,
       .ranks = std::move(ranks),
-      .settings = {{"ranks", absl::StrCat(comm.world_size())},
-                   {"backend", std::string(comm.backend_name())},
-                   {"optimizer's state",
-                    parts.is_sliced ? "state sharded in equal slices" : "state on every rank"},
-                   {"gradients are sent as", "none"}}};
+      .settings = {{TraceSettings::kRanks, absl::StrCat(comm.world_size())},
+                   {TraceSettings::kBackend, std::string(comm.backend_name())},
+                   {TraceSettings::kState,
+                    parts.is_sliced ? TraceSettings::kSliced : TraceSettings::kReplicated},
+                   {TraceSettings::kSentAs, "none"}}};
   if (parts.buffer_bytes > 0)
-    record.settings.push_back({"bytes of buffers", absl::StrCat(parts.buffer_bytes)});
+    record.settings.push_back({TraceSettings::kBufferBytes, absl::StrCat(parts.buffer_bytes)});
   return WriteFileAtomically(path, RenderTrace(record));
 }
 

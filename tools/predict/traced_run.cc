@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/tools/measure/paired_ratio.h"
+#include "evenkeel/trainer/report/chrome_trace.h"
 #include "evenkeel/zero_optim/checkpoint/strict_json.h"
 #include "nlohmann/json.hpp"
 
@@ -38,16 +39,14 @@ std::string SettingOf(const Json& trace, const char* name) {
   return trace[path][name].get<std::string>();
 }
 
-constexpr char kSliced[] = "state sharded in equal slices";
-
 absl::Status CheckSettings(const std::string& name, const Json& trace) {
-  const std::string state = SettingOf(trace, "optimizer's state");
-  if (state != "state on every rank" && state != kSliced) {
+  const std::string state = SettingOf(trace, TraceSettings::kState);
+  if (state != TraceSettings::kReplicated && state != TraceSettings::kSliced) {
     return Refused(name, absl::StrCat("the run has \"", state,
                                       "\", which the model does not cover; trace a run of train "
                                       "with --nozero or --shards=slices"));
   }
-  const std::string sent = SettingOf(trace, "gradients are sent as");
+  const std::string sent = SettingOf(trace, TraceSettings::kSentAs);
   if (sent != "none") {
     return Refused(name, absl::StrCat("gradients are sent as ", sent,
                                       ", which the model does not cover; trace a run without "
@@ -157,11 +156,11 @@ absl::StatusOr<TracedRun> ReadRun(std::string name, const Json& trace) {
   EK_RETURN_IF_ERROR(CheckSettings(name, trace));
   TracedRun run{.name = std::move(name),
                 .title = trace["otherData"]["title"].get<std::string>(),
-                .backend = SettingOf(trace, "backend"),
-                .is_sliced = SettingOf(trace, "optimizer's state") == kSliced};
-  if (!absl::SimpleAtoi(SettingOf(trace, "ranks"), &run.ranks) || run.ranks < 1)
+                .backend = SettingOf(trace, TraceSettings::kBackend),
+                .is_sliced = SettingOf(trace, TraceSettings::kState) == TraceSettings::kSliced};
+  if (!absl::SimpleAtoi(SettingOf(trace, TraceSettings::kRanks), &run.ranks) || run.ranks < 1)
     return Refused(run.name, "it has no number of ranks");
-  if (!absl::SimpleAtoi(SettingOf(trace, "bytes of buffers"), &run.buffer_bytes))
+  if (!absl::SimpleAtoi(SettingOf(trace, TraceSettings::kBufferBytes), &run.buffer_bytes))
     run.buffer_bytes = 0;
   StepsOfRanks steps;
   EK_RETURN_IF_ERROR(ReadEvents(run.name, trace, steps));

@@ -19,6 +19,7 @@
 #include "evenkeel/trainer/data/batch.h"
 #include "evenkeel/trainer/data/dataset.h"
 #include "evenkeel/trainer/gpt/gpt_options.h"
+#include "evenkeel/trainer/report/chrome_trace.h"
 #include "evenkeel/zero_optim/update_rule.h"
 
 namespace evenkeel {
@@ -101,8 +102,8 @@ std::string ContentOf(const Dataset& data) {
 }  // namespace
 
 absl::string_view DescribeSharding(Sharding sharding) {
-  static constexpr absl::string_view kTexts[] = {"state on every rank", "state sharded by tensors",
-                                                 "state sharded in equal slices"};
+  static constexpr absl::string_view kTexts[] = {
+      TraceSettings::kReplicated, "state sharded by tensors", TraceSettings::kSliced};
   return kTexts[static_cast<int>(sharding)];
 }
 

@@ -59,12 +59,12 @@ std::vector<RunSetting> SettingsOf(const TrainOptions& options, const TrainingRu
       {"samples per rank and pass", absl::StrCat(options.batch_size)},
       {"passes per step", absl::StrCat(options.flags.accumulate)},
       {"optimizer", absl::StrCat(ToString(options.rule), DescribeDecay(options.decay))},
-      {"optimizer's state", std::string(DescribeSharding(options.sharding))},
-      {"ranks", absl::StrCat(run.communicator().world_size())},
-      {"backend", std::string(run.communicator().backend_name())},
+      {TraceSettings::kState, std::string(DescribeSharding(options.sharding))},
+      {TraceSettings::kRanks, absl::StrCat(run.communicator().world_size())},
+      {TraceSettings::kBackend, std::string(run.communicator().backend_name())},
       {"inputs", DescribeJoin(options, run.plan())},
       {"bucket sizes", Megabytes(options.bucket_caps)},
-      {"gradients are sent as", std::string(NameOf(options.comm_hook))},
+      {TraceSettings::kSentAs, std::string(NameOf(options.comm_hook))},
       {"gradients lie in buckets", yes_or_no(options.flags.grad_view)},
       {"when a rank is lost", options.goes_on ? "the other ranks continue" : "stop"},
       {"host of rank 0", HostName()},
@@ -77,7 +77,7 @@ std::vector<RunSetting> SettingsOf(const TrainOptions& options, const TrainingRu
   }
   int64_t buffers = 0;
   for (const NamedBuffer& buffer : run.model().buffers()) buffers += buffer.value.bytes();
-  if (buffers > 0) settings.push_back({"bytes of buffers", absl::StrCat(buffers)});
+  if (buffers > 0) settings.push_back({TraceSettings::kBufferBytes, absl::StrCat(buffers)});
   if (options.warmup > 0) settings.push_back({"warm-up steps", absl::StrCat(options.warmup)});
   if (options.clip > 0)
     settings.push_back({"clip gradients to the norm", absl::StrCat(options.clip)});

@@ -25,6 +25,17 @@ namespace evenkeel {
 
 std::string RenderTrace(const RunRecord& record);
 
+// The settings that tools/predict reads: names, and values of the optimizer's state.
+struct TraceSettings {
+  static constexpr char kRanks[] = "ranks";
+  static constexpr char kBackend[] = "backend";
+  static constexpr char kState[] = "optimizer's state";
+  static constexpr char kReplicated[] = "state on every rank";
+  static constexpr char kSliced[] = "state sharded in equal slices";
+  static constexpr char kSentAs[] = "gradients are sent as";
+  static constexpr char kBufferBytes[] = "bytes of buffers";
+};
+
 }  // namespace evenkeel
 
 #endif  // EVENKEEL_TRAINER_REPORT_CHROME_TRACE_H_

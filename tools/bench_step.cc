@@ -75,10 +75,6 @@ const std::pair<const char*, StepRow> kRows[] = {
     {"sharded", {"sharded", SyncWay::kSharded}},
     {"sliced", {"sliced", SyncWay::kSliced}}};
 
-std::vector<std::string> ListOf(const std::string& text) {
-  return absl::StrSplit(text, ',', absl::SkipEmpty());
-}
-
 absl::Status Unknown(absl::string_view flag, absl::string_view value, absl::string_view known) {
   return absl::InvalidArgumentError(
       absl::StrCat("--", flag, ": \"", value, "\" is none of ", known));

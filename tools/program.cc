@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
 #include "gflags/gflags.h"
 
 namespace evenkeel {
@@ -63,6 +64,10 @@ absl::Status ParseFlags(const char* usage, int argc, char** argv) {
   gflags::ParseCommandLineFlags(&argc, &argv, /*remove_flags=*/true);
   if (argc <= 1) return EnterUserFolder();
   return absl::InvalidArgumentError(absl::StrCat("\"", argv[1], "\" is not a flag; see --help"));
+}
+
+std::vector<std::string> ListOf(absl::string_view text) {
+  return absl::StrSplit(text, ',', absl::SkipEmpty());
 }
 
 absl::StatusOr<std::string> ReadInput(const std::string& path) {

@@ -13,6 +13,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -39,6 +40,9 @@ absl::Status EnterUserFolder();
 // Parses the flags of gflags and calls EnterUserFolder(). Returns InvalidArgument for an argument
 // that is not a flag. An unknown flag or a malformed value ends the program.
 absl::Status ParseFlags(const char* usage, int argc, char** argv);
+
+// Returns the parts of a flag's value between commas, without empty ones.
+std::vector<std::string> ListOf(absl::string_view text);
 
 // Returns the contents of a file of at most 1 GiB; an empty path means standard input.
 absl::StatusOr<std::string> ReadInput(const std::string& path);

@@ -15,7 +15,6 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_split.h"
 #include "evenkeel/comm/environment.h"
 #include "evenkeel/comm/factory.h"
 #include "evenkeel/comm/status.h"
@@ -66,10 +65,6 @@ links, or of more sizes: traces over shm are samples of memory, traces over tcp 
 rows of bench_collectives over tcp of the host's own work. The interval encloses 95 % of the
 predictions from resampled steps and samples. See tools/predict/README.md for the limits of the
 model.)";
-
-std::vector<std::string> ListOf(const std::string& text) {
-  return absl::StrSplit(text, ',', absl::SkipEmpty());
-}
 
 absl::StatusOr<std::vector<TracedRun>> ReadTraces(const std::string& files) {
   std::vector<TracedRun> runs;

@@ -13,14 +13,17 @@
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/trainer/app/describe_options.h"
 #include "evenkeel/trainer/app/testing/prepare_rank.h"
 #include "evenkeel/trainer/app/train_options.h"
+#include "evenkeel/trainer/checkpoint/run_settings.h"
 #include "evenkeel/trainer/data/image_dataset.h"
 #include "evenkeel/trainer/data/image_shape.h"
 #include "evenkeel/trainer/data/training_data.h"
 #include "evenkeel/trainer/models/cnn.h"
 #include "evenkeel/trainer/models/mlp.h"
 #include "evenkeel/trainer/models/model_file.h"
+#include "evenkeel/zero_optim/update_rule.h"
 
 namespace evenkeel {
 namespace {
@@ -173,6 +176,51 @@ TEST(PrepareRankTest, StartsFromTheGivenWeights) {
   const RankSetup setup = *PrepareRank(Options({.hidden = "4", .init = path}), Data(), 0, 2);
   EXPECT_EQ(setup.model->parameters()[0].value.as<float>()[3],
             model->parameters()[0].value.as<float>()[3]);
+}
+
+// The names and texts are those in existing checkpoints: another one would be reported as a
+// difference, or refused.
+TEST(SettingsOfTest, HasTheFlagsWithASettingInTheirEntries) {
+  const TrainOptions options = Options({.hidden = "9",
+                                        .seed = 7,
+                                        .accumulate = 2,
+                                        .rank_steps = "2,1",
+                                        .lr_decay = "cosine",
+                                        .warmup = 4,
+                                        .divide_by = "effective",
+                                        .freeze = "fc1@3:5"});
+  const RankSetup setup = *PrepareRank(options, Data(), 0, 2);
+  RunSettings settings = SettingsOf(options, *setup.model, *setup.data, 2);
+  EXPECT_EQ(settings.fixed.erase("the model's parameters"), 1u);
+  EXPECT_EQ(settings.fixed.erase(kContentSetting), 1u);
+  EXPECT_EQ(settings.fixed,
+            (RunSettings::Values{{"model", "mlp"},
+                                 {"the number of training samples", "40"},
+                                 {"predictions per sample", "1"},
+                                 {"seed", "7"},
+                                 {"shuffle", "true"},
+                                 {"optimizer", "adamw with {exp_avg, exp_avg_sq}"}}));
+  EXPECT_EQ(settings.dealing, (RunSettings::Values{{"the number of ranks", "2"},
+                                                   {"batch_size", "5"},
+                                                   {"accumulate", "2"},
+                                                   {"rank_steps", "2,1"}}));
+  EXPECT_EQ(settings.free,
+            (RunSettings::Values{{"augmentation", "shift 0, mirrors false"},
+                                 {"data", kFashionMnistFolder},
+                                 {"test_data", ""},
+                                 {"eval_batches", "0"},
+                                 {"epochs", "4"},
+                                 {"max_steps", "0"},
+                                 {"the optimizer's settings", ToString(options.rule)},
+                                 {"lr_decay", "2"},
+                                 {"warmup", "4"},
+                                 {"clip", "0"},
+                                 {"join", "true"},
+                                 {"divide_by", "1"},
+                                 {"stop_early", "false"},
+                                 {"freeze", "fc1@3:5"},
+                                 {"comm_hook", "none"},
+                                 {"bucket sizes", "1048576,26214400"}}));
 }
 
 }  // namespace

@@ -78,6 +78,19 @@ absl::StatusOr<PeerHello> PeerHello::Parse(absl::string_view bytes) {
   return hello;
 }
 
+std::string UnixHello::Serialize() const {
+  return ByteWriter().Bytes(listener_nonce).Bytes(hello.Serialize()).Take();
+}
+
+absl::StatusOr<UnixHello> UnixHello::Parse(absl::string_view bytes) {
+  ByteReader reader(bytes);
+  UnixHello message{.listener_nonce = std::string(reader.Bytes())};
+  const absl::string_view hello = reader.Bytes();
+  EK_RETURN_IF_ERROR(reader.Finish("hello"));
+  EK_ASSIGN_OR_RETURN(message.hello, PeerHello::Parse(hello));
+  return message;
+}
+
 std::string PeerVerdict::Serialize() const { return Begin().Status(status).Bytes(proof).Take(); }
 
 absl::StatusOr<PeerVerdict> PeerVerdict::Parse(absl::string_view bytes) {

@@ -5,6 +5,12 @@
 //   higher -> lower    PeerHello       its rank, a nonce of its own, a proof over all of it
 //   lower  -> higher   PeerVerdict     a proof likewise, or a refusal with a message
 //
+// Within a host, over Unix sockets, the nonce of the challenge is a part of the listener's address,
+// and the higher rank begins:
+//
+//   higher -> lower    UnixHello       the listener's nonce and a PeerHello
+//   lower  -> higher   PeerVerdict
+//
 // A proof is an HMAC under the group's key, which never travels, over the direction, the group's
 // name and size, both ranks and both nonces. So nothing can be replayed: not to the other side, not
 // in another group, not between other ranks, not later.
@@ -41,6 +47,14 @@ struct PeerHello {
 
   std::string Serialize() const;
   static absl::StatusOr<PeerHello> Parse(absl::string_view bytes);
+};
+
+struct UnixHello {
+  std::string listener_nonce;
+  PeerHello hello = {};
+
+  std::string Serialize() const;
+  static absl::StatusOr<UnixHello> Parse(absl::string_view bytes);
 };
 
 struct PeerVerdict {

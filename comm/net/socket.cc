@@ -65,9 +65,9 @@ void PrepareConnection(int fd) {
   SetOption(fd, IPPROTO_TCP, TCP_KEEPCNT, 4);
 }
 
-UniqueFd NewSocket(const addrinfo& info) {
-  UniqueFd fd(
-      socket(info.ai_family, info.ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, info.ai_protocol));
+UniqueFd NewSocket(int family) {
+  const int type = family == AF_UNIX ? SOCK_SEQPACKET : SOCK_STREAM;
+  UniqueFd fd(socket(family, type | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   fd.MakePrivate();
   return fd;
 }
@@ -97,33 +97,9 @@ bool IsConnectedToItself(int fd) {
 
 absl::StatusOr<UniqueFd> ConnectOnce(const addrinfo& info, absl::Time deadline,
                                      const Cancelled& cancelled) {
-  UniqueFd fd = NewSocket(info);
-  if (!fd) return NoSocket();
-  if (connect(fd.get(), info.ai_addr, info.ai_addrlen) != 0) {
-    if (errno != EINPROGRESS && errno != EINTR) return absl::UnavailableError(ErrnoText("connect"));
-    EK_RETURN_IF_ERROR(WaitFor(fd, POLLOUT, deadline, cancelled));
-    int error = 0;
-    socklen_t size = sizeof(error);
-    getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size);
-    errno = error;
-    if (error != 0) return absl::UnavailableError(ErrnoText("connect"));
-  }
-  if (IsConnectedToItself(fd.get())) return absl::UnavailableError("connect: Connection refused");
-  PrepareConnection(fd.get());
-  return fd;
-}
-
-absl::StatusOr<UniqueFd> ListenOnce(const addrinfo& info) {
-  // All ranks of a job may connect at once, and a rank whose connection finds no room retries a
-  // second later. The kernel's own limit, net.core.somaxconn, has the same default.
-  constexpr int kBacklog = 4096;
-  UniqueFd fd = NewSocket(info);
-  if (!fd) return NoSocket();
-  SetOption(fd.get(), SOL_SOCKET, SO_REUSEADDR,
-            1);  // A port with lingering old connections counts as free.
-  if (bind(fd.get(), info.ai_addr, info.ai_addrlen) != 0)
-    return absl::UnavailableError(ErrnoText("bind"));
-  if (listen(fd.get(), kBacklog) != 0) return absl::UnavailableError(ErrnoText("listen"));
+  EK_ASSIGN_OR_RETURN(UniqueFd fd, StartToConnect(*info.ai_addr, info.ai_addrlen));
+  EK_RETURN_IF_ERROR(WaitFor(fd, POLLOUT, deadline, cancelled));
+  EK_RETURN_IF_ERROR(FinishToConnect(fd));
   return fd;
 }
 
@@ -211,11 +187,24 @@ absl::StatusOr<UniqueFd> ListenOn(const HostPort& address) {
   EK_ASSIGN_OR_RETURN(const AddressList list, Resolve(address, true));
   absl::Status last;
   for (const addrinfo* info = list.get(); info != nullptr; info = info->ai_next) {
-    absl::StatusOr<UniqueFd> fd = ListenOnce(*info);
+    absl::StatusOr<UniqueFd> fd = ListenAt(*info->ai_addr, info->ai_addrlen);
     if (fd.ok()) return fd;
     last = Annotate(fd.status(), absl::StrCat("cannot listen on ", address.ToString()));
   }
   return last;
+}
+
+absl::StatusOr<UniqueFd> ListenAt(const sockaddr& address, socklen_t size) {
+  // All ranks of a job may connect at once, and a rank whose connection finds no room retries a
+  // second later. The kernel's own limit, net.core.somaxconn, has the same default.
+  constexpr int kBacklog = 4096;
+  UniqueFd fd = NewSocket(address.sa_family);
+  if (!fd) return NoSocket();
+  SetOption(fd.get(), SOL_SOCKET, SO_REUSEADDR,
+            1);  // A port with lingering old connections counts as free.
+  if (bind(fd.get(), &address, size) != 0) return absl::UnavailableError(ErrnoText("bind"));
+  if (listen(fd.get(), kBacklog) != 0) return absl::UnavailableError(ErrnoText("listen"));
+  return fd;
 }
 
 absl::StatusOr<UniqueFd> AcceptFrom(const UniqueFd& listener) {
@@ -230,6 +219,25 @@ absl::StatusOr<UniqueFd> AcceptFrom(const UniqueFd& listener) {
     if (IsOfOneConnection(errno)) continue;
     return absl::ResourceExhaustedError(ErrnoText("accept"));
   }
+}
+
+absl::StatusOr<UniqueFd> StartToConnect(const sockaddr& address, socklen_t size) {
+  UniqueFd fd = NewSocket(address.sa_family);
+  if (!fd) return NoSocket();
+  if (connect(fd.get(), &address, size) != 0 && errno != EINPROGRESS && errno != EINTR)
+    return absl::UnavailableError(ErrnoText("connect"));
+  return fd;
+}
+
+absl::Status FinishToConnect(const UniqueFd& fd) {
+  int error = 0;
+  socklen_t size = sizeof(error);
+  getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size);
+  errno = error;
+  if (error != 0) return absl::UnavailableError(ErrnoText("connect"));
+  if (IsConnectedToItself(fd.get())) return absl::UnavailableError("connect: Connection refused");
+  PrepareConnection(fd.get());
+  return absl::OkStatus();
 }
 
 absl::StatusOr<UniqueFd> ConnectTo(const HostPort& address, absl::Time deadline,

@@ -13,6 +13,7 @@
 #define EVENKEEL_COMM_NET_SOCKET_H_
 
 #include <sys/epoll.h>
+#include <sys/socket.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -85,6 +86,8 @@ bool IsLoopback(absl::string_view host);
 
 // Listens on that address only; for port 0 the system chooses one.
 absl::StatusOr<UniqueFd> ListenOn(const HostPort& address);
+// Listens at an address of any family. A Unix socket keeps the boundaries of its messages.
+absl::StatusOr<UniqueFd> ListenAt(const sockaddr& address, socklen_t size);
 // Returns a connection that waits at the listener, or an empty owner if there is none.
 absl::StatusOr<UniqueFd> AcceptFrom(const UniqueFd& listener);
 
@@ -94,6 +97,11 @@ using Cancelled = std::function<absl::Status()>;
 // Tries each address of the host name, once.
 absl::StatusOr<UniqueFd> ConnectTo(const HostPort& address, absl::Time deadline,
                                    const Cancelled& cancelled = nullptr);
+
+// The same without waiting. A TCP connection is made once poll() reports POLLOUT and
+// FinishToConnect() returns OK; a Unix socket is connected at once.
+absl::StatusOr<UniqueFd> StartToConnect(const sockaddr& address, socklen_t size);
+absl::Status FinishToConnect(const UniqueFd& fd);
 
 // Returns the address of this end of a socket, as a number.
 absl::StatusOr<HostPort> LocalAddress(const UniqueFd& fd);

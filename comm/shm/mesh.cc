@@ -26,8 +26,8 @@
 #include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/base/parties.h"
 #include "evenkeel/comm/base/read_file.h"
+#include "evenkeel/comm/net/peer_meeting.h"
 #include "evenkeel/comm/net/socket.h"
-#include "evenkeel/comm/shm/meeting.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {
@@ -258,10 +258,10 @@ struct Peer {
 
 class ShmMesh::State {
  public:
-  State(const Options& options, std::unique_ptr<ShmMeeting> meeting)
+  State(const Options& options, std::unique_ptr<PeerMeeting> meeting)
       : options_(options), meeting_(std::move(meeting)), outboxes_(options.world_size) {}
 
-  ShmMeeting& meeting() { return *meeting_; }
+  PeerMeeting& meeting() { return *meeting_; }
 
   absl::Status Connect(const std::vector<std::string>& addresses, absl::Time deadline) {
     if (!peers_.empty())
@@ -348,7 +348,7 @@ class ShmMesh::State {
   }
 
   const Options options_;
-  const std::unique_ptr<ShmMeeting> meeting_;
+  const std::unique_ptr<PeerMeeting> meeting_;
   std::vector<std::unique_ptr<Peer>>
       peers_;  // By rank, once connected; this rank's has no descriptor.
 
@@ -362,11 +362,11 @@ absl::StatusOr<std::unique_ptr<ShmMesh>> ShmMesh::Listen(const Options& options)
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", options.rank, " of ", options.world_size));
   }
-  EK_ASSIGN_OR_RETURN(std::unique_ptr<ShmMeeting> meeting,
-                      ShmMeeting::Create(options.rank, {.name = options.group,
-                                                        .world_size = options.world_size,
-                                                        .key = options.key,
-                                                        .names = options.names}));
+  EK_ASSIGN_OR_RETURN(std::unique_ptr<PeerMeeting> meeting,
+                      PeerMeeting::OnThisHost(options.rank, {.name = options.group,
+                                                             .world_size = options.world_size,
+                                                             .key = options.key,
+                                                             .names = options.names}));
   return std::unique_ptr<ShmMesh>(
       new ShmMesh(std::make_unique<State>(options, std::move(meeting))));
 }

@@ -22,8 +22,8 @@
 #include "absl/time/time.h"
 #include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/base/shared_memory.h"
+#include "evenkeel/comm/net/peer_meeting.h"
 #include "evenkeel/comm/net/socket.h"
-#include "evenkeel/comm/shm/meeting.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -308,7 +308,7 @@ struct Spoken {
   Spoken() {
     mesh =
         ShmMesh::Listen({.rank = 0, .world_size = 2, .group = "world", .key = "the key"}).value();
-    auto meeting = ShmMeeting::Create(1, {"world", 2, "the key"}).value();
+    auto meeting = PeerMeeting::OnThisHost(1, {"world", 2, "the key"}).value();
     std::thread connects([&] {
       EXPECT_TRUE(mesh->Connect({mesh->address(), ""}, absl::Now() + kSoon).ok());
     });

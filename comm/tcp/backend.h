@@ -40,7 +40,7 @@ class TcpMesh;
 
 class TcpBackend : public Backend {
  public:
-  // `names`: what messages call its ranks. `warn`: see TcpTransportOptions and TcpMeetingOptions.
+  // `names`: what messages call its ranks. `warn`: see TcpTransportOptions and PeerMeetingOptions.
   TcpBackend(int rank, int world_size, std::string group, const RankNames& names = {},
              WarnFunction warn = nullptr);
   ~TcpBackend() override;

@@ -3,23 +3,22 @@
 #include <utility>
 
 #include "absl/memory/memory.h"
+#include "evenkeel/comm/net/peer_meeting.h"
 #include "evenkeel/comm/net/socket.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/comm/tcp/meeting.h"
 
 namespace evenkeel::internal {
 
 absl::StatusOr<std::unique_ptr<TcpMesh>> TcpMesh::Create(int rank, const PeerGroup& group,
                                                          const std::string& bind_address,
                                                          TcpTransportOptions options) {
-  EK_ASSIGN_OR_RETURN(
-      std::unique_ptr<TcpMeeting> meeting,
-      TcpMeeting::Create(rank, group, {.bind_address = bind_address, .warn = options.warn}));
+  EK_ASSIGN_OR_RETURN(std::unique_ptr<PeerMeeting> meeting,
+                      PeerMeeting::OverTcp(rank, group, bind_address, {.warn = options.warn}));
   options.names = group.names;
   return absl::WrapUnique(new TcpMesh(rank, std::move(options), std::move(meeting)));
 }
 
-TcpMesh::TcpMesh(int rank, TcpTransportOptions options, std::unique_ptr<TcpMeeting> meeting)
+TcpMesh::TcpMesh(int rank, TcpTransportOptions options, std::unique_ptr<PeerMeeting> meeting)
     : rank_(rank), options_(std::move(options)), meeting_(std::move(meeting)) {}
 
 TcpMesh::~TcpMesh() = default;

@@ -6,7 +6,7 @@
 //   mesh->transport()->Send(...)
 //
 // Threads: Connect() once; Abort() from any thread, at any time.
-// Errors:  as TcpMeeting.
+// Errors:  as PeerMeeting.
 
 #ifndef EVENKEEL_COMM_TCP_MESH_H_
 #define EVENKEEL_COMM_TCP_MESH_H_
@@ -25,7 +25,7 @@
 
 namespace evenkeel::internal {
 
-class TcpMeeting;
+class PeerMeeting;
 
 class TcpMesh {
  public:
@@ -46,11 +46,11 @@ class TcpMesh {
   const std::shared_ptr<TcpTransport>& transport() const { return transport_; }
 
  private:
-  TcpMesh(int rank, TcpTransportOptions options, std::unique_ptr<TcpMeeting> meeting);
+  TcpMesh(int rank, TcpTransportOptions options, std::unique_ptr<PeerMeeting> meeting);
 
   const int rank_;
   const TcpTransportOptions options_;
-  const std::unique_ptr<TcpMeeting> meeting_;
+  const std::unique_ptr<PeerMeeting> meeting_;
   std::shared_ptr<TcpTransport> transport_;  // Set once, under the mutex.
 
   absl::Mutex mutex_;

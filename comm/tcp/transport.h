@@ -1,5 +1,5 @@
 // The transport of the backend: one TCP connection to each other rank, made and proved by
-// comm/tcp/meeting.h.
+// comm/net/peer_meeting.h.
 //
 //   EK_ASSIGN_OR_RETURN(std::shared_ptr<TcpTransport> transport,
 //                       TcpTransport::Create(rank, std::move(connections)));

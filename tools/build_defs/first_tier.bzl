@@ -53,9 +53,9 @@ PROMISES = {
         "//tools:plan_test",
     ],
     "6": [  # Only processes with the job's secret take part.
+        "//comm/net:peer_meeting_test",
         "//comm/rendezvous:rendezvous_test",
         "//comm/rendezvous:tcp_store_test",
-        "//comm/tcp:meeting_test",
         "//tests/hostile:hostile_test",
     ],
     "7": [  # The remaining ranks continue after a loss.
@@ -94,7 +94,7 @@ ENTRY_POINTS = {
         "//tests/overlap:overlap_over_shm_test",
     ],
     "//comm": [
-        "//comm/shm:meeting_test",
+        "//comm/net:peer_meeting_on_host_test",
         "//comm/shm:shm_test",
         "//comm/tcp:backend_test",
         "//comm/tcp:tcp_test",

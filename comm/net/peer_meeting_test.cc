@@ -1,8 +1,10 @@
-// Ranks find each other, and nobody else gets in, whatever comes to their listeners.
+// Over TCP, ranks find each other, and no other process is admitted, whatever it sends to their
+// listeners.
 
-#include "evenkeel/comm/tcp/meeting.h"
+#include "evenkeel/comm/net/peer_meeting.h"
 
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <functional>
@@ -23,9 +25,9 @@
 #include "evenkeel/comm/net/frame.h"
 #include "evenkeel/comm/net/hmac.h"
 #include "evenkeel/comm/net/peer_greeting.h"
+#include "evenkeel/comm/net/peer_line.h"
 #include "evenkeel/comm/net/socket.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/comm/tcp/line.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -44,15 +46,15 @@ PeerGroup GroupOf(int world_size) {
 class Meetings {
  public:
   explicit Meetings(int world_size, const std::function<PeerGroup(int)>& group_of,
-                    TcpMeetingOptions options = {}) {
+                    PeerMeetingOptions options = {}) {
     for (int rank = 0; rank < world_size; ++rank) {
-      meetings_.push_back(TcpMeeting::Create(rank, group_of(rank), options).value());
+      meetings_.push_back(PeerMeeting::OverTcp(rank, group_of(rank), "127.0.0.1", options).value());
       addresses_.push_back(meetings_.back()->address());
     }
     results_.assign(world_size, absl::UnknownError("not run"));
     connections_.resize(world_size);
   }
-  explicit Meetings(int world_size, TcpMeetingOptions options = {})
+  explicit Meetings(int world_size, PeerMeetingOptions options = {})
       : Meetings(
             world_size, [&](int) { return GroupOf(world_size); }, options) {}
   ~Meetings() { Join(); }
@@ -72,7 +74,7 @@ class Meetings {
     threads_.clear();
   }
 
-  TcpMeeting& operator[](int rank) { return *meetings_[rank]; }
+  PeerMeeting& operator[](int rank) { return *meetings_[rank]; }
   HostPort address(int rank) { return HostPort::Parse(addresses_[rank]).value(); }
   void set_address(int rank, std::string address) { addresses_[rank] = std::move(address); }
   const absl::Status& result(int rank) const { return results_[rank]; }
@@ -101,7 +103,7 @@ class Meetings {
   }
 
  private:
-  std::vector<std::unique_ptr<TcpMeeting>> meetings_;
+  std::vector<std::unique_ptr<PeerMeeting>> meetings_;
   std::vector<std::string> addresses_;
   std::vector<std::thread> threads_;
   std::vector<absl::Status> results_;
@@ -137,7 +139,7 @@ class Caller {
   }
 
  private:
-  TcpLine line_;
+  PeerLine line_;
 };
 
 PeerHello HelloOf(const PeerGroup& group, int rank, int lower, const PeerChallenge& challenge) {
@@ -184,9 +186,38 @@ TEST(TcpMeetingTest, CancelEndsIt) {
 }
 
 TEST(TcpMeetingTest, RefusesAnAddressThatIsNotHere) {
-  const absl::Status status =
-      TcpMeeting::Create(0, GroupOf(2), {.bind_address = "192.0.2.1"}).status();
+  const absl::Status status = PeerMeeting::OverTcp(0, GroupOf(2), "192.0.2.1").status();
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+}
+
+TEST(TcpMeetingTest, RefusesWhatIsNoAddress) {
+  for (const std::string& address : {std::string("10.0.0.7"), std::string("no number:5"),
+                                     std::string("somewhere:5"), std::string()}) {
+    Meetings meetings(2);
+    meetings.set_address(0, address);
+    meetings.Start(1);
+    meetings.Join();
+    EXPECT_TRUE(absl::IsInvalidArgument(meetings.result(1))) << meetings.result(1);
+    EXPECT_THAT(std::string(meetings.result(1).message()), HasSubstr("rank 0"));
+  }
+  const absl::Status few = PeerMeeting::OverTcp(0, GroupOf(2), "127.0.0.1")
+                               .value()
+                               ->Run({}, absl::Now() + kSoon)
+                               .status();
+  EXPECT_TRUE(absl::IsInvalidArgument(few)) << few;
+}
+
+TEST(TcpMeetingTest, ALackOfDescriptorsIsAnObstacle) {
+  Meetings meetings(2);
+  rlimit limit = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlimit none = {.rlim_cur = 0, .rlim_max = limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  meetings.Start(1, absl::Milliseconds(200));
+  meetings.Join();
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(meetings.result(1))) << meetings.result(1);
+  EXPECT_THAT(std::string(meetings.result(1).message()), HasSubstr("rank 0: socket"));
 }
 
 // The strangers come first, and stay.
@@ -298,7 +329,7 @@ TEST(TcpMeetingTest, AListenerWithoutTheKeyIsFoundOut) {
     meetings.set_address(0, LocalAddress(listener).value().ToString());
     meetings.Start(1);
     ASSERT_TRUE(WaitFor(listener, POLLIN, absl::Now() + kSoon).ok());
-    TcpLine line;
+    PeerLine line;
     line.fd = AcceptFrom(listener).value();
     line.Say(PeerChallenge{.nonce = std::string(kPeerNonceSize, 'n')}.Serialize());
     std::optional<std::string> frame;

@@ -1,14 +1,15 @@
-// One end of a connection between two ranks while it is being greeted.
+// One end of a connection between two ranks during their handshake.
 //
 //   line.Say(challenge.Serialize());
-//   ... whenever poll() reports something on line.fd:
+//   ... whenever poll() reports an event of line.ToPoll():
 //   EK_RETURN_IF_ERROR(line.Flush());
-//   EK_ASSIGN_OR_RETURN(std::optional<std::string> frame, line.Hear());  // empty: not whole yet
+//   EK_ASSIGN_OR_RETURN(std::optional<std::string> message, line.Hear());  // empty: incomplete
 //
-// Reads no byte beyond the frame that it gives: what follows belongs to the transport.
+// A message is a frame of a TCP connection, or a packet of a Unix socket. No byte after it is read:
+// the next ones belong to the transport.
 
-#ifndef EVENKEEL_COMM_TCP_LINE_H_
-#define EVENKEEL_COMM_TCP_LINE_H_
+#ifndef EVENKEEL_COMM_NET_PEER_LINE_H_
+#define EVENKEEL_COMM_NET_PEER_LINE_H_
 
 #include <errno.h>
 #include <poll.h>
@@ -28,12 +29,15 @@
 
 namespace evenkeel::internal {
 
-struct TcpLine {
+struct PeerLine {
   UniqueFd fd;
-  std::string outgoing;
-  std::string incoming;  // The bytes of one frame.
+  bool is_unix = false;
+  std::string outgoing = {};
+  std::string incoming = {};  // The bytes of one frame.
 
-  void Say(absl::string_view payload) { outgoing += Frame(payload); }
+  void Say(absl::string_view payload) {
+    outgoing += is_unix ? std::string(payload) : Frame(payload);
+  }
 
   absl::Status Flush() {
     const Transfer sent = SendSome(fd, outgoing);
@@ -41,20 +45,21 @@ struct TcpLine {
     return sent.is_over ? absl::UnavailableError("the connection was closed") : absl::OkStatus();
   }
 
+  // A packet that is too long is cut, and so cannot be parsed.
   absl::StatusOr<std::optional<std::string>> Hear() {
+    char bytes[kFrameHeader + kMaxGreetingFrame];
     while (true) {
-      size_t whole = kFrameHeader;
+      size_t whole = is_unix ? kMaxGreetingFrame : kFrameHeader;
       if (incoming.size() >= kFrameHeader) whole += ByteReader(incoming).U32();
-      if (whole > kFrameHeader + kMaxGreetingFrame)
-        return absl::InvalidArgumentError("too long for a greeting");
+      if (whole > sizeof(bytes)) return absl::InvalidArgumentError("too long for a greeting");
       if (incoming.size() == whole && whole > kFrameHeader) {
         return std::exchange(incoming, std::string()).substr(kFrameHeader);
       }
-      char bytes[kFrameHeader + kMaxGreetingFrame];
       const ssize_t got = recv(fd.get(), bytes, whole - incoming.size(), 0);
       if (got < 0 && errno == EINTR) continue;
       if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return std::nullopt;
       if (got <= 0) return absl::UnavailableError("the connection was closed");
+      if (is_unix) return std::string(bytes, got);
       incoming.append(bytes, got);
     }
   }
@@ -66,4 +71,4 @@ struct TcpLine {
 
 }  // namespace evenkeel::internal
 
-#endif  // EVENKEEL_COMM_TCP_LINE_H_
+#endif  // EVENKEEL_COMM_NET_PEER_LINE_H_

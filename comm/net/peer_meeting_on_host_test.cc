@@ -1,13 +1,12 @@
-// Ranks find each other, and nobody else gets in, whatever comes to their listeners.
-
-#include "evenkeel/comm/shm/meeting.h"
+// Within a host, ranks find each other, and no other process is admitted, whatever it sends to
+// their listeners.
 
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
 #include <cstddef>
-#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -24,7 +23,9 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/net/hmac.h"
+#include "evenkeel/comm/net/peer_address.h"
 #include "evenkeel/comm/net/peer_greeting.h"
+#include "evenkeel/comm/net/peer_meeting.h"
 #include "evenkeel/comm/net/socket.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -57,7 +58,7 @@ class Meetings {
  public:
   Meetings(int world_size, const std::function<PeerGroup(int)>& group_of) {
     for (int rank = 0; rank < world_size; ++rank) {
-      meetings_.push_back(ShmMeeting::Create(rank, group_of(rank)).value());
+      meetings_.push_back(PeerMeeting::OnThisHost(rank, group_of(rank)).value());
       addresses_.push_back(meetings_.back()->address());
     }
     results_.assign(world_size, absl::UnknownError("not run"));
@@ -81,8 +82,8 @@ class Meetings {
     for (std::thread& thread : threads_) thread.join();
     threads_.clear();
   }
-  ShmMeeting& operator[](int rank) { return *meetings_[rank]; }
-  ShmAddress address(int rank) const { return ShmAddress::Parse(addresses_[rank]).value(); }
+  PeerMeeting& operator[](int rank) { return *meetings_[rank]; }
+  PeerAddress address(int rank) const { return PeerAddress::ParseUnix(addresses_[rank]).value(); }
   void set_address(int rank, std::string address) { addresses_[rank] = std::move(address); }
   const absl::Status& result(int rank) const { return results_[rank]; }
 
@@ -110,7 +111,7 @@ class Meetings {
   }
 
  private:
-  std::vector<std::unique_ptr<ShmMeeting>> meetings_;
+  std::vector<std::unique_ptr<PeerMeeting>> meetings_;
   std::vector<std::string> addresses_;
   std::vector<std::thread> threads_;
   std::vector<absl::Status> results_;
@@ -120,13 +121,10 @@ class Meetings {
 // Somebody who calls a listener and says what the test wants. Blocks.
 class Caller {
  public:
-  explicit Caller(const ShmAddress& address)
+  explicit Caller(const PeerAddress& address)
       : fd_(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)) {
-    sockaddr_un to = {};
-    to.sun_family = AF_UNIX;
-    std::memcpy(to.sun_path + 1, address.name.data(), address.name.size());
-    is_connected_ = connect(fd_.get(), reinterpret_cast<sockaddr*>(&to),
-                            offsetof(sockaddr_un, sun_path) + 1 + address.name.size()) == 0;
+    is_connected_ =
+        connect(fd_.get(), reinterpret_cast<const sockaddr*>(&address.socket), address.size) == 0;
   }
   bool is_connected() const { return is_connected_; }
   void Say(absl::string_view text) { send(fd_.get(), text.data(), text.size(), MSG_NOSIGNAL); }
@@ -146,9 +144,9 @@ class Caller {
   bool is_connected_ = false;
 };
 
-ShmHello HelloOf(const PeerGroup& group, int rank, int lower, const std::string& nonce) {
-  ShmHello message{.listener_nonce = nonce,
-                   .hello = {.rank = rank, .nonce = RandomBytes(kPeerNonceSize).value()}};
+UnixHello HelloOf(const PeerGroup& group, int rank, int lower, const std::string& nonce) {
+  UnixHello message{.listener_nonce = nonce,
+                    .hello = {.rank = rank, .nonce = RandomBytes(kPeerNonceSize).value()}};
   message.hello.proof = HelloProof(HereOnly(group), lower, {nonce}, message.hello);
   return message;
 }
@@ -220,8 +218,21 @@ TEST(ShmMeetingTest, RefusesWhatIsNoAddress) {
     EXPECT_THAT(std::string(meetings.result(1).message()), HasSubstr("rank 0"));
   }
   const absl::Status few =
-      ShmMeeting::Create(0, GroupOf(2)).value()->Run({}, absl::Now() + kSoon).status();
+      PeerMeeting::OnThisHost(0, GroupOf(2)).value()->Run({}, absl::Now() + kSoon).status();
   EXPECT_TRUE(absl::IsInvalidArgument(few)) << few;
+}
+
+TEST(ShmMeetingTest, ALastingLackOfDescriptorsIsAnError) {
+  Meetings meetings(2);
+  rlimit limit = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlimit none = {.rlim_cur = 0, .rlim_max = limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  meetings.Start(1);
+  meetings.Join();
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  EXPECT_TRUE(absl::IsResourceExhausted(meetings.result(1))) << meetings.result(1);
+  EXPECT_THAT(std::string(meetings.result(1).message()), HasSubstr("socket"));
 }
 
 // The strangers come first, and stay: silent ones, nonsense, and one that knows all but the nonce.
@@ -249,7 +260,7 @@ TEST(ShmMeetingTest, StrangersDisturbNobody) {
 TEST(ShmMeetingTest, OnlyTheGroupsHigherRanksComeInAndEachOnce) {
   Meetings meetings(4);
   meetings.Start(1);
-  const ShmAddress address = meetings.address(1);
+  const PeerAddress address = meetings.address(1);
   const auto call = [&](int rank) {
     Caller caller(address);
     caller.Say(HelloOf(GroupOf(4), rank, 1, address.nonce).Serialize());
@@ -272,7 +283,7 @@ TEST(ShmMeetingTest, WhoKnowsTheAddressMustKnowAllTheRest) {
   other.name = "another";
   PeerGroup other_key = GroupOf(4);
   other_key.key = "another";
-  const std::function<ShmHello(const std::string&)> hellos[] = {
+  const std::function<UnixHello(const std::string&)> hellos[] = {
       [&](const std::string& nonce) { return HelloOf(other, 2, 1, nonce); },
       [&](const std::string& nonce) { return HelloOf(other_key, 2, 1, nonce); },
       [&](const std::string& nonce) { return HelloOf(GroupOf(5), 2, 1, nonce); },
@@ -280,12 +291,12 @@ TEST(ShmMeetingTest, WhoKnowsTheAddressMustKnowAllTheRest) {
         return HelloOf(GroupOf(4), 2, 0, nonce);
       },  // Meant for another rank.
       [&](const std::string& nonce) {
-        ShmHello message = HelloOf(GroupOf(4), 3, 1, nonce);
+        UnixHello message = HelloOf(GroupOf(4), 3, 1, nonce);
         message.hello.rank = 2;
         return message;
       },
       [&](const std::string& nonce) {  // Over TCP.
-        ShmHello message = HelloOf(GroupOf(4), 2, 1, nonce);
+        UnixHello message = HelloOf(GroupOf(4), 2, 1, nonce);
         message.hello.proof = HelloProof(GroupOf(4), 1, {nonce}, message.hello);
         return message;
       },
@@ -316,14 +327,14 @@ TEST(ShmMeetingTest, AListenerWithoutTheKeyIsFoundOut) {
     size = sizeof(address);
     ASSERT_EQ(getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
     const std::string name(address.sun_path + 1, size - offsetof(sockaddr_un, sun_path) - 1);
-    meetings.set_address(0, ShmAddress{name, meetings.address(0).nonce}.ToString());
+    meetings.set_address(0, PeerAddress::OfUnix(name, meetings.address(0).nonce).text);
     meetings.Start(1);
     for (const bool says_nonsense :
          {true, false}) {  // To nonsense the rank hangs up, and calls again.
       const UniqueFd fd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
       char text[4096];
       const ssize_t got = recv(fd.get(), text, sizeof(text), 0);
-      const ShmHello hello = ShmHello::Parse(absl::string_view(text, got)).value();
+      const UnixHello hello = UnixHello::Parse(absl::string_view(text, got)).value();
       std::string answer =
           PeerVerdict{.proof = mirrors ? hello.hello.proof : std::string(kDigestSize, 'p')}
               .Serialize();
@@ -343,9 +354,9 @@ TEST(ShmMeetingTest, AListenerWithoutTheKeyIsFoundOut) {
 // Accepted bytes must be a message: they serialize to the same bytes.
 TEST(ShmMeetingTest, NoBytesDoHarm) {
   const std::string hello = HelloOf(GroupOf(2), 1, 0, std::string(kPeerNonceSize, 'n')).Serialize();
-  const std::string address = ShmAddress{"0001f", std::string(kPeerNonceSize, 'n')}.ToString();
-  ASSERT_EQ(ShmHello::Parse(hello).value().Serialize(), hello);
-  ASSERT_EQ(ShmAddress::Parse(address).value().ToString(), address);
+  const std::string address = PeerAddress::OfUnix("0001f", std::string(kPeerNonceSize, 'n')).text;
+  ASSERT_EQ(UnixHello::Parse(hello).value().Serialize(), hello);
+  ASSERT_EQ(PeerAddress::ParseUnix(address).value().text, address);
   std::mt19937_64 random(21);
   const auto change = [&](std::string bytes, int i) {
     for (int changes = random() % 4; changes > 0; --changes) {
@@ -357,14 +368,14 @@ TEST(ShmMeetingTest, NoBytesDoHarm) {
   };
   for (int i = 0; i < 20000; ++i) {
     const std::string changed_hello = change(hello, i);
-    if (const auto parsed = ShmHello::Parse(changed_hello); parsed.ok()) {
+    if (const auto parsed = UnixHello::Parse(changed_hello); parsed.ok()) {
       ASSERT_EQ(parsed->Serialize(), changed_hello);
     } else {
       ASSERT_TRUE(absl::IsInvalidArgument(parsed.status()));
     }
     const std::string changed_address = change(address, i);
-    if (const auto parsed = ShmAddress::Parse(changed_address); parsed.ok()) {
-      ASSERT_EQ(parsed->ToString(), changed_address);
+    if (const auto parsed = PeerAddress::ParseUnix(changed_address); parsed.ok()) {
+      ASSERT_EQ(parsed->text, changed_address);
     } else {
       ASSERT_TRUE(absl::IsInvalidArgument(parsed.status()));
     }

@@ -70,6 +70,20 @@ struct ShmHeader {
 };
 static_assert(std::is_trivially_copyable_v<ShmHeader>);
 
+// A value for each operation of a lane, kept for two: while a rank writes that of operation n,
+// slower ranks may still read that of n - 1. It takes the place of that of n - 2, so a rank writes
+// it only when all others have ended EndedBefore(n) operations.
+template <typename T>
+class ShmLatestTwo {
+ public:
+  T& Of(uint64_t operation) { return values_[operation % 2]; }
+  const T& Of(uint64_t operation) const { return values_[operation % 2]; }
+  static uint64_t EndedBefore(uint64_t operation) { return operation < 2 ? 0 : operation - 1; }
+
+ private:
+  T values_[2];
+};
+
 // The thread that polls a lane for a rank.
 enum class ShmWatch : uint32_t {
   kAwake,       // A thread polls it, or none needs to.
@@ -84,9 +98,8 @@ struct ShmSeat {
   std::atomic<uint64_t> published;  // Chunks that it has put where others can read them.
   std::atomic<uint64_t> reduced;    // Chunks of which it has reduced its piece.
   std::atomic<uint64_t> taken;      // Chunks of which it has read all that it needs of others.
-  // For the operations with even and odd number: a hash of the properties that all ranks must agree
-  // on, see ShmGist.
-  std::atomic<uint64_t> gist[2];
+  // A hash of the properties that all ranks must agree on, see ShmGist.
+  ShmLatestTwo<std::atomic<uint64_t>> gists;
   std::atomic<uint32_t> watch;
   alignas(64) std::atomic<uint32_t> bell;  // For the waiter.
   // In the rank's share of an in-place reduction: blocks that some rank has begun, and ended.
@@ -98,7 +111,7 @@ struct ShmSeat {
   static constexpr int kTags = 15;  // Two cache lines in all.
   alignas(64) std::atomic<uint64_t> tags_known;
   std::array<std::atomic<int64_t>, kTags> tags;
-  alignas(64) ShmHeader headers[2];
+  alignas(64) ShmLatestTwo<ShmHeader> headers;
 
   // Restores the state before a lane's first operation.
   void Reset();

@@ -50,7 +50,7 @@ std::optional<int64_t> ShmTags::NextToReceive(ShmLane& lane) {
     lane.notify();
   }
   if (sender.arrived.load(std::memory_order_acquire) <= lane.operations) return std::nullopt;
-  return sender.headers[lane.operations % 2].what.tag;
+  return sender.headers.Of(lane.operations).what.tag;
 }
 
 }  // namespace evenkeel::internal

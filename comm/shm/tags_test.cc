@@ -29,7 +29,7 @@ class Pair {
   std::optional<int64_t> NextToSend() {
     const std::optional<int64_t> tag = tags_[0].Next(lanes_[0]);
     if (!tag.has_value()) return tag;
-    seats_[0].headers[lanes_[0].operations % 2].what.tag = *tag;
+    seats_[0].headers.Of(lanes_[0].operations).what.tag = *tag;
     seats_[0].arrived = ++lanes_[0].operations;
     EXPECT_EQ(NextToReceive(), tag);
     ++lanes_[1].operations;

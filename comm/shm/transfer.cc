@@ -66,10 +66,9 @@ ShmTransfer::~ShmTransfer() = default;
 // Arriving ----------------------------------------------------------------------------------------
 
 bool ShmTransfer::CanArrive() const {
-  // The header of two operations ago makes place for this one's.
+  const uint64_t ended = ShmLatestTwo<ShmHeader>::EndedBefore(lane_.operations);
   for (int seat = 0; seat < size(); ++seat) {
-    if (!IsMine(seat) &&
-        lane_.seats[seat].done.load(std::memory_order_acquire) + 1 < lane_.operations)
+    if (!IsMine(seat) && lane_.seats[seat].done.load(std::memory_order_acquire) < ended)
       return false;
   }
   return true;
@@ -84,7 +83,7 @@ uint64_t ShmTransfer::GistOf(bool is_registered, bool is_writable) const {
 absl::Status ShmTransfer::Arrive() {
   SetAsideEndangeredInput();
   ShmSeat& seat = mine();
-  ShmHeader& header = seat.headers[lane_.operations % 2];
+  ShmHeader& header = seat.headers.Of(lane_.operations);
   header.what = operation_.what;
   header.scale = operation_.scale;
   header.step_of = operation_.step_of;
@@ -93,8 +92,8 @@ absl::Status ShmTransfer::Arrive() {
   for (int i = 0; i < std::min(header.parts, ShmHeader::kParts); ++i)
     header.part_counts[i] = parts[i];
   Register(header);
-  seat.gist[lane_.operations % 2].store(GistOf(registered_ != nullptr, is_exposed_),
-                                        std::memory_order_relaxed);
+  seat.gists.Of(lane_.operations)
+      .store(GistOf(registered_ != nullptr, is_exposed_), std::memory_order_relaxed);
 
   // So that who comes last finds all that it needs.
   const int64_t all = (IsUneven(kind_) ? StreamElements(sizes_) : CountOf(in_)) * element_bytes_;
@@ -142,7 +141,7 @@ void ShmTransfer::Register(ShmHeader& header) {
 }
 
 absl::Status ShmTransfer::Meet(bool& all_are_here) {
-  const uint64_t gist = mine().gist[lane_.operations % 2].load(std::memory_order_relaxed);
+  const uint64_t gist = mine().gists.Of(lane_.operations).load(std::memory_order_relaxed);
   all_are_here = true;
   flags_.assign(size(), 0);
   flags_all_ = ShmGist::kBits;
@@ -152,7 +151,7 @@ absl::Status ShmTransfer::Meet(bool& all_are_here) {
       all_are_here = false;
       continue;
     }
-    const uint64_t theirs = other.gist[lane_.operations % 2].load(std::memory_order_relaxed);
+    const uint64_t theirs = other.gists.Of(lane_.operations).load(std::memory_order_relaxed);
     if ((theirs ^ gist) & ~ShmGist::kBits) return DescribeDisagreement();
     flags_[seat] = theirs & ShmGist::kBits;
     flags_all_ &= theirs;
@@ -165,7 +164,7 @@ absl::Status ShmTransfer::DescribeDisagreement() const {
   for (int i = 0; i < size(); ++i) {
     const ShmSeat& seat = lane_.seats[i];
     if (seat.arrived.load(std::memory_order_acquire) <= lane_.operations) continue;
-    const ShmHeader& header = seat.headers[lane_.operations % 2];
+    const ShmHeader& header = seat.headers.Of(lane_.operations);
     Seat& theirs = seats[i];
     theirs.rank = lane_.ranks[i];
     theirs.operation.what = header.what;
@@ -196,7 +195,7 @@ absl::Status ShmTransfer::ChooseWay() {
       // Unused memory from some ranks is looked up all the same, or their sockets fill up.
       for (int seat = 0; seat < size(); ++seat) {
         if (IsMine(seat) || (flags_[seat] & ShmGist::kIsRegistered) == 0) continue;
-        lane_.find(seat, lane_.seats[seat].headers[lane_.operations % 2].extent.front().memory)
+        lane_.find(seat, lane_.seats[seat].headers.Of(lane_.operations).extent.front().memory)
             .IgnoreError();
       }
       return absl::OkStatus();
@@ -217,7 +216,7 @@ absl::Status ShmTransfer::FindSources() {
       sources_[seat] = in_;
       continue;
     }
-    const ShmHeader& header = lane_.seats[seat].headers[lane_.operations % 2];
+    const ShmHeader& header = lane_.seats[seat].headers.Of(lane_.operations);
     int64_t left = count_ * (SlicesInput(kind_) ? size() : 1);
     std::shared_ptr<SharedMemory> memory;
     for (int i = 0; i < std::clamp(header.extents, 0, ShmHeader::kExtents); ++i) {

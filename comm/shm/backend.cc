@@ -23,6 +23,7 @@
 #include "evenkeel/comm/base/shared_memory.h"
 #include "evenkeel/comm/base/start_thread.h"
 #include "evenkeel/comm/shm/board.h"
+#include "evenkeel/comm/shm/lane.h"
 #include "evenkeel/comm/shm/mesh.h"
 #include "evenkeel/comm/shm/registered_memory.h"
 #include "evenkeel/comm/shm/tags.h"
@@ -157,7 +158,6 @@ class ShmBackend::Core : public std::enable_shared_from_this<ShmBackend::Core> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(lanes_mutex_);
   void LeaveIdleLanes() ABSL_EXCLUSIVE_LOCKS_REQUIRED(lanes_mutex_);
   bool LeaveIfIdle(Lane& lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(lanes_mutex_);
-  void MakeShared(Lane& lane, std::vector<int> ranks, int me, ShmSeat* seats);
   std::vector<Lane*> Lanes();
 
   // Moves the lane on once. Works that have ended are added to `endings`, or left to the
@@ -312,8 +312,14 @@ absl::StatusOr<ShmBackend::Core::Lane*> ShmBackend::Core::Join(uint64_t key, std
   if (lane->place.use == place.use) return lane.get();
   EK_ASSIGN_OR_RETURN(ShmSeat* const seats, board_->Seats(place, ranks.size()));
   lane->place = place;
-  MakeShared(*lane, std::move(ranks), me, seats);
-  lane->shared.has_tags = operation.what.tag != 0;
+  lane->shared = {.board = board_.get(),
+                  .mesh = mesh_.get(),
+                  .place = place,
+                  .seats = seats,
+                  .ranks = std::move(ranks),
+                  .me = me,
+                  .has_tags = operation.what.tag != 0,
+                  .names = names_};
   absl::MutexLock lock(&lane->queue_mutex);
   lane->tags = {};
   return lane.get();
@@ -338,26 +344,6 @@ bool ShmBackend::Core::LeaveIfIdle(Lane& lane) {
   if (board_->Leave(lane.place, seats, may_wait).ok()) return true;
   lane.drive.Open();
   return false;
-}
-
-void ShmBackend::Core::MakeShared(Lane& lane, std::vector<int> ranks, int me, ShmSeat* seats) {
-  ShmLane& shared = lane.shared;
-  shared = {};
-  shared.seats = seats;
-  shared.ranks = std::move(ranks);
-  shared.me = me;
-  shared.names = names_;
-  shared.blocks.resize(shared.ranks.size());
-  shared.slots.resize(shared.ranks.size());
-  shared.ring = [this, place = lane.place](int seat) { return board_->Ring(place, seat); };
-  shared.give = [this, &shared](const RegisteredMemory& memory) {
-    return mesh_->Give(memory.id, *memory.memory, shared.ranks).ok();
-  };
-  shared.find = [this, &shared](int seat, uint64_t id) {
-    return mesh_->Find(shared.ranks[seat], id);
-  };
-  shared.has_ended = [this, &shared](int seat) { return board_->has_ended(shared.ranks[seat]); };
-  shared.notify = [this, &shared] { board_->Notify(shared.seats, shared.ranks, shared.me); };
 }
 
 std::vector<ShmBackend::Core::Lane*> ShmBackend::Core::Lanes() {

@@ -25,7 +25,7 @@ std::optional<int64_t> ShmTags::NextToSend(ShmLane& lane) {
     for (; known_ < posted; ++known_)
       ++wanted_[receiver.tags[known_ % ShmSeat::kTags].load(std::memory_order_relaxed)];
     lane.seats[kSender].tags_known.store(known_, std::memory_order_release);
-    lane.notify();  // There is room for more.
+    lane.Notify();  // There is room for more.
   }
   const auto send = std::find_if(issued_.begin(), issued_.end(),
                                  [&](int64_t tag) { return wanted_.contains(tag); });
@@ -47,7 +47,7 @@ std::optional<int64_t> ShmTags::NextToReceive(ShmLane& lane) {
   }
   if (known_ > before) {
     receiver.tags_known.store(known_, std::memory_order_release);
-    lane.notify();
+    lane.Notify();
   }
   if (sender.arrived.load(std::memory_order_acquire) <= lane.operations) return std::nullopt;
   return sender.headers.Of(lane.operations).what.tag;

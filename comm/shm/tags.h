@@ -19,7 +19,7 @@
 #include <map>
 #include <optional>
 
-#include "evenkeel/comm/shm/transfer.h"
+#include "evenkeel/comm/shm/lane.h"
 
 namespace evenkeel::internal {
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "evenkeel/comm/shm/board.h"
+#include "evenkeel/comm/shm/lane.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel::internal {
@@ -16,18 +17,15 @@ class Pair {
  public:
   Pair() {
     for (int me = 0; me < 2; ++me) {
-      lanes_[me].seats = seats_.get();
-      lanes_[me].ranks = {0, 1};
-      lanes_[me].me = me;
-      lanes_[me].has_tags = true;
-      lanes_[me].notify = [this] { ++notices; };
+      lanes_[me] = {
+          .board = &board_, .seats = seats_.get(), .ranks = {0, 1}, .me = me, .has_tags = true};
     }
   }
   void Send(int64_t tag) { tags_[0].Add(tag); }
   void Receive(int64_t tag) { tags_[1].Add(tag); }
-  std::optional<int64_t> NextToReceive() { return tags_[1].Next(lanes_[1]); }
+  std::optional<int64_t> NextToReceive() { return Next(1); }
   std::optional<int64_t> NextToSend() {
-    const std::optional<int64_t> tag = tags_[0].Next(lanes_[0]);
+    const std::optional<int64_t> tag = Next(0);
     if (!tag.has_value()) return tag;
     seats_[0].headers.Of(lanes_[0].operations).what.tag = *tag;
     seats_[0].arrived = ++lanes_[0].operations;
@@ -35,10 +33,16 @@ class Pair {
     ++lanes_[1].operations;
     return tag;
   }
-
-  int notices = 0;
+  // The calls that have woken a thread that waits on the other side.
+  uint32_t notices() const { return seats_[0].bell + seats_[1].bell; }
 
  private:
+  std::optional<int64_t> Next(int me) {
+    seats_[1 - me].watch = static_cast<uint32_t>(ShmWatch::kRingWaiter);
+    return tags_[me].Next(lanes_[me]);
+  }
+
+  ShmBoard board_{ShmBoard::CreateMemory(2).value(), 2};
   const std::unique_ptr<ShmSeat[]> seats_ = std::make_unique<ShmSeat[]>(2);
   ShmLane lanes_[2];
   ShmTags tags_[2];
@@ -51,7 +55,7 @@ TEST(ShmTagsTest, ASendBeginsWhenItsReceiveIsPosted) {
   EXPECT_EQ(pair.NextToSend(), std::nullopt);
   pair.Receive(2);
   EXPECT_EQ(pair.NextToReceive(), std::nullopt);
-  EXPECT_EQ(pair.notices, 1);
+  EXPECT_EQ(pair.notices(), 1u);
   EXPECT_EQ(pair.NextToSend(), 2);
   EXPECT_EQ(pair.NextToSend(), std::nullopt);
   pair.Receive(1);

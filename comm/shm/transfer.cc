@@ -66,12 +66,7 @@ ShmTransfer::~ShmTransfer() = default;
 // Arriving ----------------------------------------------------------------------------------------
 
 bool ShmTransfer::CanArrive() const {
-  const uint64_t ended = ShmLatestTwo<ShmHeader>::EndedBefore(lane_.operations);
-  for (int seat = 0; seat < size(); ++seat) {
-    if (!IsMine(seat) && lane_.seats[seat].done.load(std::memory_order_acquire) < ended)
-      return false;
-  }
-  return true;
+  return lane_.OthersHave(&ShmSeat::done, ShmLatestTwo<ShmHeader>::EndedBefore(lane_.operations));
 }
 
 uint64_t ShmTransfer::GistOf(bool is_registered, bool is_writable) const {
@@ -125,7 +120,7 @@ void ShmTransfer::Register(ShmHeader& header) {
   }
   const RegisteredMemory* given = nullptr;
   for (const RegisteredRange& range : ranges) {
-    if (range.in.get() != given && !lane_.give(*range.in)) return;
+    if (range.in.get() != given && !lane_.Give(*range.in)) return;
     given = range.in.get();
   }
   for (size_t i = 0; i < ranges.size(); ++i) {
@@ -195,7 +190,7 @@ absl::Status ShmTransfer::ChooseWay() {
       // Unused memory from some ranks is looked up all the same, or their sockets fill up.
       for (int seat = 0; seat < size(); ++seat) {
         if (IsMine(seat) || (flags_[seat] & ShmGist::kIsRegistered) == 0) continue;
-        lane_.find(seat, lane_.seats[seat].headers.Of(lane_.operations).extent.front().memory)
+        lane_.Find(seat, lane_.seats[seat].headers.Of(lane_.operations).extent.front().memory)
             .IgnoreError();
       }
       return absl::OkStatus();
@@ -222,7 +217,7 @@ absl::Status ShmTransfer::FindSources() {
     for (int i = 0; i < std::clamp(header.extents, 0, ShmHeader::kExtents); ++i) {
       const ShmHeader::Extent& extent = header.extent[i];
       if (i == 0 || extent.memory != header.extent[i - 1].memory) {
-        EK_ASSIGN_OR_RETURN(memory, lane_.find(seat, extent.memory));
+        EK_ASSIGN_OR_RETURN(memory, lane_.Find(seat, extent.memory));
         held_.push_back(memory);
       }
       if (extent.offset < 0 || extent.bytes < 0 || extent.offset > memory->bytes() - extent.bytes) {
@@ -251,7 +246,7 @@ absl::StatusOr<ShmTransfer::State> ShmTransfer::Advance(int64_t budget,
   if (!has_arrived_) {
     if (!CanArrive()) return State::kBlocked;
     EK_RETURN_IF_ERROR(Arrive());
-    if (lane_.has_tags) lane_.notify();
+    if (lane_.has_tags) lane_.Notify();
     has_moved_ = true;
   }
   if (!all_are_here_) {
@@ -263,7 +258,7 @@ absl::StatusOr<ShmTransfer::State> ShmTransfer::Advance(int64_t budget,
       all_are_here_ = !HasAnotherGivenUp();
       return all_are_here_ ? absl::StatusOr<State>(chosen) : State::kBlocked;
     }
-    if (has_moved_) lane_.notify();  // This rank came last, and the others may sleep.
+    if (has_moved_) lane_.Notify();  // This rank came last, and the others may sleep.
     has_moved_ = true;
   }
   bool is_over = way_ == Way::kNothing;
@@ -305,7 +300,7 @@ absl::StatusOr<ShmTransfer::State> ShmTransfer::Advance(int64_t budget,
   ++lane_.operations;
   mine().done.store(lane_.operations, std::memory_order_release);
   has_moved_ = true;
-  lane_.notify();
+  lane_.Notify();
   return State::kEnded;
 }
 
@@ -324,16 +319,6 @@ int64_t ShmTransfer::ChunkLength(int64_t chunk) const {
 
 ShmTransfer::Piece ShmTransfer::PieceOf(int seat, int64_t chunk) const {
   return Share(seat, ChunkLength(chunk));
-}
-
-absl::Status ShmTransfer::FindSlots(int seat) {
-  if (lane_.slots[seat] != nullptr) return absl::OkStatus();
-  EK_ASSIGN_OR_RETURN(lane_.slots[seat], lane_.ring(seat));
-  return absl::OkStatus();
-}
-
-std::byte* ShmTransfer::Slot(int seat, int64_t chunk) const {
-  return lane_.slots[seat] + (lane_.chunks + chunk) % kShmSlots * kShmSlotBytes;
 }
 
 bool ShmTransfer::Publishes(int seat) const {
@@ -358,13 +343,7 @@ bool ShmTransfer::CanPublish() const {
   // inputs lie there.
   if (Reduces(kind_) && published_ - reduced_ >= kShmSlots) return false;
   const uint64_t chunk = lane_.chunks + published_;
-  if (chunk < kShmSlots) return true;
-  for (int seat = 0; seat < size(); ++seat) {
-    if (!IsMine(seat) &&
-        lane_.seats[seat].taken.load(std::memory_order_acquire) + kShmSlots <= chunk)
-      return false;
-  }
-  return true;
+  return chunk < kShmSlots || lane_.OthersHave(&ShmSeat::taken, chunk + 1 - kShmSlots);
 }
 
 absl::StatusOr<int64_t> ShmTransfer::Publish() {
@@ -374,8 +353,7 @@ absl::StatusOr<int64_t> ShmTransfer::Publish() {
   int64_t bytes = 0;
   const bool is_read = size() > 1 && (operation_.contributes || !Reduces(kind_));
   if (size() > 1 && IsStaged(me())) {
-    EK_RETURN_IF_ERROR(FindSlots(me()));
-    std::byte* const slot = Slot(me(), chunk);
+    EK_ASSIGN_OR_RETURN(std::byte* const slot, lane_.Slot(me(), chunk));
     if (IsUneven(kind_)) {
       const int64_t sizes = SizesLength();
       if (chunk == 0) std::memcpy(slot, sizes_.data(), sizes_.size() * sizeof(int64_t));
@@ -409,7 +387,7 @@ absl::StatusOr<int64_t> ShmTransfer::Publish() {
     }
   }
   mine().published.store(lane_.chunks + published_, std::memory_order_release);
-  if (has_arrived_) lane_.notify();
+  if (has_arrived_) lane_.Notify();
   return bytes;
 }
 
@@ -451,15 +429,18 @@ absl::StatusOr<int64_t> ShmTransfer::Reduce() {
             static_cast<const std::byte*>(sources_[seat].front().data) + in_begin * element_bytes_;
         continue;
       }
-      EK_RETURN_IF_ERROR(FindSlots(seat));
-      inputs[seat] = Slot(seat, chunk) + offset * element_bytes_;
+      EK_ASSIGN_OR_RETURN(std::byte* const slot, lane_.Slot(seat, chunk));
+      inputs[seat] = slot + offset * element_bytes_;
     }
-    const bool is_for_others = way_ == Way::kStaged && IsReducedByPieces(kind_) && size() > 1;
-    ReduceElements(inputs, in_begin, begin + piece.begin, piece.length,
-                   is_for_others ? Slot(me(), chunk) + offset * element_bytes_ : nullptr);
+    std::byte* also = nullptr;
+    if (way_ == Way::kStaged && IsReducedByPieces(kind_) && size() > 1) {
+      EK_ASSIGN_OR_RETURN(std::byte* const slot, lane_.Slot(me(), chunk));
+      also = slot + offset * element_bytes_;
+    }
+    ReduceElements(inputs, in_begin, begin + piece.begin, piece.length, also);
   }
   mine().reduced.store(lane_.chunks + reduced_, std::memory_order_release);
-  if (IsReducedByPieces(kind_)) lane_.notify();
+  if (IsReducedByPieces(kind_)) lane_.Notify();
   return piece.length * element_bytes_;
 }
 
@@ -498,8 +479,8 @@ absl::StatusOr<int64_t> ShmTransfer::Take() {
       for (int seat = 0; seat < size(); ++seat) {
         const Piece piece = PieceOf(seat, chunk);
         if (IsMine(seat) || piece.length == 0) continue;
-        EK_RETURN_IF_ERROR(FindSlots(seat));
-        Copy(InOnePiece(Slot(seat, chunk) + piece.begin * element_bytes_, piece.length), 0, out,
+        EK_ASSIGN_OR_RETURN(std::byte* const slot, lane_.Slot(seat, chunk));
+        Copy(InOnePiece(slot + piece.begin * element_bytes_, piece.length), 0, out,
              begin + piece.begin, piece.length);
         bytes += piece.length * element_bytes_;
       }
@@ -514,14 +495,14 @@ absl::StatusOr<int64_t> ShmTransfer::Take() {
       if (!IsStaged(seat) || IsMine(seat)) {
         Copy(IsMine(seat) ? in_ : sources_[seat], from, out, to, length);
       } else {
-        EK_RETURN_IF_ERROR(FindSlots(seat));
+        EK_ASSIGN_OR_RETURN(std::byte* const slot, lane_.Slot(seat, chunk));
         const int64_t offset = kind_ == CollectiveKind::kAllToAll ? me() * chunk_elements_ : 0;
-        Copy(InOnePiece(Slot(seat, chunk) + offset * element_bytes_, length), 0, out, to, length);
+        Copy(InOnePiece(slot + offset * element_bytes_, length), 0, out, to, length);
       }
     }
   }
   mine().taken.store(lane_.chunks + taken_, std::memory_order_release);
-  lane_.notify();
+  lane_.Notify();
   return bytes;
 }
 
@@ -545,8 +526,8 @@ absl::Status ShmTransfer::ReadSizes() {
   for (int seat = 0; seat < size(); ++seat) {
     std::vector<int64_t> sizes = sizes_;
     if (!IsMine(seat)) {
-      EK_RETURN_IF_ERROR(FindSlots(seat));
-      std::memcpy(sizes.data(), Slot(seat, 0), sizes.size() * sizeof(int64_t));
+      EK_ASSIGN_OR_RETURN(std::byte* const slot, lane_.Slot(seat, 0));
+      std::memcpy(sizes.data(), slot, sizes.size() * sizeof(int64_t));
     }
     const size_t part =
         kind_ == CollectiveKind::kAllGatherV ? 0 : (me() - seat - 1 + size()) % size();
@@ -577,9 +558,9 @@ absl::StatusOr<int64_t> ShmTransfer::TakeFromStreams(int64_t chunk) {
     const int64_t from = std::max(begin, part.begin);
     const int64_t length = std::min(begin + chunk_elements_, part.begin + part.length) - from;
     if (length <= 0) continue;
-    EK_RETURN_IF_ERROR(FindSlots(seat));
-    Copy(InOnePiece(Slot(seat, chunk) + (from - begin) * element_bytes_, length), 0,
-         {operation_.out[seat]}, from - part.begin, length);
+    EK_ASSIGN_OR_RETURN(std::byte* const slot, lane_.Slot(seat, chunk));
+    Copy(InOnePiece(slot + (from - begin) * element_bytes_, length), 0, {operation_.out[seat]},
+         from - part.begin, length);
     elements += length;
   }
   return elements * element_bytes_;
@@ -587,26 +568,20 @@ absl::StatusOr<int64_t> ShmTransfer::TakeFromStreams(int64_t chunk) {
 
 bool ShmTransfer::IsStagedOver() const {
   if (taken_ < chunks_) return false;
-  if (IsStaged(me())) return true;
   // The input is the user's again when all others have read it.
-  for (int seat = 0; seat < size(); ++seat) {
-    if (!IsMine(seat) &&
-        lane_.seats[seat].taken.load(std::memory_order_acquire) < lane_.chunks + chunks_)
-      return false;
-  }
-  return true;
+  return IsStaged(me()) || lane_.OthersHave(&ShmSeat::taken, lane_.chunks + chunks_);
 }
 
 bool ShmTransfer::HasAnotherGivenUp() const {
   for (int seat = 0; seat < size(); ++seat) {
-    if (!IsMine(seat) && lane_.has_ended(seat)) return true;
+    if (!IsMine(seat) && lane_.HasEnded(seat)) return true;
   }
   return false;
 }
 
 bool ShmTransfer::MayHaveReadGarbage() const {
   for (int seat = 0; seat < static_cast<int>(sources_.size()); ++seat) {
-    if (IsMine(seat) || IsStaged(seat) || !lane_.has_ended(seat)) continue;
+    if (IsMine(seat) || IsStaged(seat) || !lane_.HasEnded(seat)) continue;
     // Who has ended the operation before has waited until all others had read.
     if (lane_.seats[seat].done.load(std::memory_order_acquire) <= lane_.operations) return true;
   }

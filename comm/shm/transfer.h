@@ -27,7 +27,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -37,36 +36,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "evenkeel/comm/backend.h"
-#include "evenkeel/comm/base/rank_names.h"
 #include "evenkeel/comm/base/shared_memory.h"
 #include "evenkeel/comm/shm/board.h"
+#include "evenkeel/comm/shm/lane.h"
 #include "evenkeel/comm/shm/registered_memory.h"
 
 namespace evenkeel::internal {
-
-// A lane as this rank sees it, from one operation to the next.
-struct ShmLane {
-  ShmSeat* seats = nullptr;
-  std::vector<int> ranks;  // By seat; in a lane of messages: the sender, the receiver.
-  int me = 0;              // Which seat.
-  bool has_tags = false;   // Messages with tags: the receiver begins one when the sender has.
-  RankNames names;         // For messages.
-  // Totals of the operations that have ended.
-  uint64_t operations = 0;
-  uint64_t chunks = 0;
-  std::vector<uint64_t> blocks;  // By seat, in its share.
-  // Each rank's ring of slots, once it is needed.
-  std::vector<std::byte*> slots;
-
-  // The backend's services for its transfers. `seat` is that of another rank, or any for `ring`.
-  std::function<absl::StatusOr<std::byte*>(int seat)> ring;  // The seat's ring of slots.
-  std::function<bool(const RegisteredMemory& memory)> give;  // False: peers can't have it now.
-  std::function<absl::StatusOr<std::shared_ptr<SharedMemory>>(int seat, uint64_t id)> find;
-  std::function<bool(int seat)> has_ended;  // It has given up, and its memory may change.
-  std::function<void()> notify;             // A seat of mine has changed.
-
-  int size() const { return static_cast<int>(ranks.size()); }
-};
 
 class ShmTransfer {
  public:
@@ -96,7 +71,7 @@ class ShmTransfer {
  private:
   enum class Way { kUnknown, kNothing, kOneShot, kStaged, kDirect };
 
-  ShmSeat& mine() const { return lane_.seats[lane_.me]; }
+  ShmSeat& mine() const { return lane_.mine(); }
   int size() const { return lane_.size(); }
   int me() const { return lane_.me; }
   bool IsMine(int seat) const { return seat == lane_.me; }
@@ -120,8 +95,6 @@ class ShmTransfer {
     int64_t length = 0;
   };
   Piece PieceOf(int seat, int64_t chunk) const;  // In a chunk to reduce, relative to it.
-  absl::Status FindSlots(int seat);              // For Slot().
-  std::byte* Slot(int seat, int64_t chunk) const;
   bool Publishes(int seat) const;
   bool CanPublish() const;
   absl::StatusOr<int64_t> Publish();  // The bytes that it moved; so the next two.

@@ -64,7 +64,7 @@ ShmTransfer::State ShmTransfer::AdvanceDirect(int64_t budget, const std::atomic<
       budget -= ReduceBlock(share, block);
       has_moved_ = true;
       if (lane_.seats[share].finished.fetch_add(1, std::memory_order_acq_rel) + 1 == end)
-        lane_.notify();
+        lane_.Notify();
     }
   }
   return AreBlocksFinished() ? State::kEnded : State::kBlocked;

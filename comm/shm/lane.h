@@ -1,0 +1,81 @@
+// A lane as one of its ranks sees it, from one operation to the next.
+//
+//   ShmLane lane = {.board = board, .mesh = mesh, .place = place, .seats = seats, .ranks = {0, 1}};
+//   ShmTransfer transfer(lane, operation);
+//
+// Ownership: the board and the mesh outlive it.
+// Threads:   thread-compatible: one thread at a time drives a lane.
+
+#ifndef EVENKEEL_COMM_SHM_LANE_H_
+#define EVENKEEL_COMM_SHM_LANE_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "evenkeel/comm/base/rank_names.h"
+#include "evenkeel/comm/base/shared_memory.h"
+#include "evenkeel/comm/shm/board.h"
+#include "evenkeel/comm/shm/mesh.h"
+#include "evenkeel/comm/shm/registered_memory.h"
+#include "evenkeel/comm/status.h"
+
+namespace evenkeel::internal {
+
+struct ShmLane {
+  ShmBoard* board = nullptr;
+  ShmMesh* mesh = nullptr;
+  ShmPlace place = {};
+  ShmSeat* seats = nullptr;
+  std::vector<int> ranks;  // By seat; in a lane of messages: the sender, the receiver.
+  int me = 0;              // This rank's seat.
+  bool has_tags = false;   // Messages with tags: the receiver begins one when the sender has.
+  RankNames names = {};    // For messages.
+  // Totals of the operations that have ended.
+  uint64_t operations = 0;
+  uint64_t chunks = 0;
+  std::vector<uint64_t> blocks = std::vector<uint64_t>(ranks.size());  // By seat, in its share.
+  // By seat; null until it is needed.
+  std::vector<std::byte*> rings = std::vector<std::byte*>(ranks.size());
+
+  int size() const { return static_cast<int>(ranks.size()); }
+  ShmSeat& mine() const { return seats[me]; }
+
+  // Returns whether this counter of each other seat is at least `n`.
+  bool OthersHave(std::atomic<uint64_t> ShmSeat::*counter, uint64_t n) const {
+    for (int seat = 0; seat < size(); ++seat) {
+      if (seat != me && (seats[seat].*counter).load(std::memory_order_acquire) < n) return false;
+    }
+    return true;
+  }
+
+  // Returns the slot of a chunk of the current operation in a seat's ring. Errors: those of
+  // ShmBoard::Ring().
+  absl::StatusOr<std::byte*> Slot(int seat, int64_t chunk) {
+    if (rings[seat] == nullptr) {
+      EK_ASSIGN_OR_RETURN(rings[seat], board->Ring(place, seat));
+    }
+    return rings[seat] + (chunks + chunk) % kShmSlots * kShmSlotBytes;
+  }
+
+  // Gives this rank's registered memory to the others. False: they can't have it now.
+  bool Give(const RegisteredMemory& memory) const {
+    return mesh->Give(memory.id, *memory.memory, ranks).ok();
+  }
+  // Returns another rank's registered memory.
+  absl::StatusOr<std::shared_ptr<SharedMemory>> Find(int seat, uint64_t id) const {
+    return mesh->Find(ranks[seat], id);
+  }
+
+  // Returns whether the seat's rank has given up, so that its memory may change.
+  bool HasEnded(int seat) const { return board->has_ended(ranks[seat]); }
+  // Call it after this rank's seat has changed.
+  void Notify() const { board->Notify(seats, ranks, me); }
+};
+
+}  // namespace evenkeel::internal
+
+#endif  // EVENKEEL_COMM_SHM_LANE_H_

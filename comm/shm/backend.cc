@@ -179,7 +179,6 @@ class ShmBackend::Core : public std::enable_shared_from_this<ShmBackend::Core> {
   // Around each use of users' memory, and of a lane's state. False: the group has ended.
   bool BeginTouching();
   void EndTouching() { touching_.fetch_sub(1); }
-  absl::Status Ended();
 
   const int rank_;
   const int world_size_;
@@ -367,18 +366,19 @@ ShmBackend::Core::Found ShmBackend::Core::Step(Lane& lane, int64_t budget,
     found = Found::kBlocked;  // It failed, and the group ends with it.
   } else {
     if (!lane.transfer.has_value()) lane.transfer.emplace(lane.shared, lane.driven->operation);
-    const absl::StatusOr<ShmTransfer::State> state = lane.transfer->Advance(budget, stop_);
-    lane.is_under_way =
-        lane.transfer->all_are_here() && state.ok() && *state != ShmTransfer::State::kEnded;
-    if (!state.ok()) {
+    const absl::StatusOr<ShmProgress> progress = lane.transfer->Advance(budget, stop_);
+    const bool has_ended = progress.ok() && *progress == ShmProgress::kEnded;
+    lane.is_under_way = progress.ok() && !has_ended && lane.transfer->all_are_here();
+    if (!progress.ok()) {
       const Operation& operation = lane.driven->operation;
-      EndDriven(lane, names_.AtOperation(state.status(), rank_, operation.sequence, operation.what),
+      EndDriven(lane,
+                names_.AtOperation(progress.status(), rank_, operation.sequence, operation.what),
                 endings);
-    } else if (*state == ShmTransfer::State::kEnded) {
+    } else if (has_ended) {
       EndDriven(lane, absl::OkStatus(), endings);
-    } else if (*state == ShmTransfer::State::kMore) {
+    } else if (*progress == ShmProgress::kMore) {
       found = Found::kMore;
-    } else if (!lane.transfer->has_moved()) {
+    } else if (*progress == ShmProgress::kBlocked) {
       found = Found::kBlocked;
     }
   }
@@ -592,20 +592,17 @@ bool ShmBackend::Core::BeginTouching() {
   return false;
 }
 
-absl::Status ShmBackend::Core::Ended() {
-  absl::MutexLock lock(&lanes_mutex_);
-  return ended_;
-}
-
 void ShmBackend::Core::Abort(const absl::Status& why) {
   std::vector<Ending> endings;
   aborts_ = true;
   {
     absl::MutexLock fencing(&abort_mutex_);
     std::vector<Lane*> lanes;
+    absl::Status first;
     {
       absl::MutexLock lock(&lanes_mutex_);
       if (ended_.ok()) ended_ = why;
+      first = ended_;
       for (const auto& [key, lane] : lanes_) lanes.push_back(lane);
       stop_ = true;
       if (mesh_ != nullptr) mesh_->Close();
@@ -613,7 +610,6 @@ void ShmBackend::Core::Abort(const absl::Status& why) {
     while (touching_.load() > 0)
       absl::SleepFor(absl::Microseconds(20));  // Until the end of a block.
     if (!lanes.empty()) board_->SayEnded(rank_);
-    const absl::Status first = Ended();
     for (Lane* lane : lanes) {
       if (lane->transfer.has_value()) lane->transfer->Fence();
       lane->transfer.reset();

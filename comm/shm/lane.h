@@ -1,7 +1,6 @@
 // A lane as one of its ranks sees it, from one operation to the next.
 //
 //   ShmLane lane = {.board = board, .mesh = mesh, .place = place, .seats = seats, .ranks = {0, 1}};
-//   ShmTransfer transfer(lane, operation);
 //
 // Ownership: the board and the mesh outlive it.
 // Threads:   thread-compatible: one thread at a time drives a lane.
@@ -12,15 +11,12 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "evenkeel/comm/base/rank_names.h"
-#include "evenkeel/comm/base/shared_memory.h"
 #include "evenkeel/comm/shm/board.h"
 #include "evenkeel/comm/shm/mesh.h"
-#include "evenkeel/comm/shm/registered_memory.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {
@@ -59,15 +55,6 @@ struct ShmLane {
       EK_ASSIGN_OR_RETURN(rings[seat], board->Ring(place, seat));
     }
     return rings[seat] + (chunks + chunk) % kShmSlots * kShmSlotBytes;
-  }
-
-  // Gives this rank's registered memory to the others. False: they can't have it now.
-  bool Give(const RegisteredMemory& memory) const {
-    return mesh->Give(memory.id, *memory.memory, ranks).ok();
-  }
-  // Returns another rank's registered memory.
-  absl::StatusOr<std::shared_ptr<SharedMemory>> Find(int seat, uint64_t id) const {
-    return mesh->Find(ranks[seat], id);
   }
 
   // Returns whether the seat's rank has given up, so that its memory may change.

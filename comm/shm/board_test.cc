@@ -42,6 +42,18 @@ struct Boards {
   std::vector<std::unique_ptr<ShmBoard>> ranks;
 };
 
+TEST(ShmLatestTwoTest, TheSlowestRankThatMayBeReadingFindsItsValue) {
+  ShmLatestTwo<uint64_t> values;
+  for (uint64_t operation = 0; operation < 10; ++operation) {
+    values.Of(operation) = operation;
+    const uint64_t slowest = ShmLatestTwo<uint64_t>::EndedBefore(operation);
+    EXPECT_EQ(values.Of(slowest), slowest);
+    if (slowest > 0) {
+      EXPECT_NE(values.Of(slowest - 1), slowest - 1) << "waits no longer than it must";
+    }
+  }
+}
+
 TEST(ShmBoardTest, AllRanksFindALaneInOnePlace) {
   Boards boards;
   const ShmPlace place = boards.Join(0, 7), other = boards.Join(1, 8);

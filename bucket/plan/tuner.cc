@@ -2,13 +2,15 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <limits>
 #include <map>
+#include <string>
 #include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "evenkeel/comm/base/bytes.h"
+#include "evenkeel/comm/base/fields.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
@@ -108,38 +110,18 @@ std::vector<int64_t> MedianOfRows(const std::vector<int64_t>& table, int columns
   return medians;
 }
 
-void WriteAll(internal::ByteWriter& writer, const std::vector<int64_t>& values) {
-  writer.U32(static_cast<uint32_t>(values.size()));
-  for (int64_t value : values) writer.I64(value);
-}
-
-std::vector<int64_t> ReadAll(internal::ByteReader& reader, int expected) {
-  std::vector<int64_t> values;
-  if (reader.U32() != static_cast<uint32_t>(expected)) reader.Refuse();
-  for (int i = 0; i < expected && reader.ok(); ++i) values.push_back(reader.I64());
-  return values;
-}
-
 }  // namespace
 
-std::string StepProfile::Serialize() const {
-  internal::ByteWriter writer;
-  WriteAll(writer, ready_ns);
-  WriteAll(writer, bucket_ns);
-  writer.I64(launch_ns);
-  return writer.Take();
-}
+std::string StepProfile::Serialize() const { return internal::ToBytes(*this); }
 
 absl::StatusOr<StepProfile> StepProfile::Parse(absl::string_view bytes, int param_count,
                                                int bucket_count) {
-  internal::ByteReader reader(bytes);
-  StepProfile profile;
-  profile.ready_ns = ReadAll(reader, param_count);
-  profile.bucket_ns = ReadAll(reader, bucket_count);
-  profile.launch_ns = reader.I64();
-  EK_RETURN_IF_ERROR(reader.Finish(absl::StrCat("the profile of a step with ", param_count,
-                                                " parameters in ", bucket_count, " buckets")));
-  return profile;
+  const std::string what = absl::StrCat("the profile of a step with ", param_count,
+                                        " parameters in ", bucket_count, " buckets");
+  EK_ASSIGN_OR_RETURN(StepProfile profile, internal::FromBytes<StepProfile>(bytes, what));
+  if (std::ssize(profile.ready_ns) == param_count && std::ssize(profile.bucket_ns) == bucket_count)
+    return profile;
+  return absl::InvalidArgumentError(absl::StrCat(what, ": value out of range"));
 }
 
 void ProfileRecorder::Start(int param_count, int bucket_count, int steps) {

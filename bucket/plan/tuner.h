@@ -40,6 +40,9 @@ struct StepProfile {
                                    // reduced, until it was.
   int64_t launch_ns = 0;           // The time of one launch on the thread that runs backward.
 
+  static void VisitFields(auto& self, auto& visit) {
+    visit(self.ready_ns, self.bucket_ns, self.launch_ns);
+  }
   std::string Serialize() const;
   // InvalidArgument for bytes that are not a profile with these numbers of parameters and buckets.
   static absl::StatusOr<StepProfile> Parse(absl::string_view bytes, int param_count,

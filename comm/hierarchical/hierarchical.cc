@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/base/clock.h"
+#include "evenkeel/comm/base/fields.h"
 #include "evenkeel/comm/base/rank_names.h"
 #include "evenkeel/comm/base/warn.h"
 #include "evenkeel/comm/control/arrival.h"
@@ -38,18 +38,7 @@ std::string HostOf(int rank, const std::string& part) {
 struct Addresses {
   std::string inside, between, all;
 
-  std::string Serialize() const {
-    return internal::ByteWriter().Bytes(inside).Bytes(between).Bytes(all).Take();
-  }
-  static absl::StatusOr<Addresses> Parse(absl::string_view bytes) {
-    internal::ByteReader reader(bytes);
-    Addresses addresses;
-    addresses.inside = std::string(reader.Bytes());
-    addresses.between = std::string(reader.Bytes());
-    addresses.all = std::string(reader.Bytes());
-    EK_RETURN_IF_ERROR(reader.Finish("a rank's addresses"));
-    return addresses;
-  }
+  static void VisitFields(auto& self, auto& visit) { visit(self.inside, self.between, self.all); }
 };
 
 // This rank's halves of the groups that the hosts ask for.
@@ -148,12 +137,12 @@ absl::Status Connect(internal::HierarchicalBackend& backend, Communicator& comm,
   EK_RETURN_IF_ERROR(backend.Compose(map, transports.Take()));
   EK_ASSIGN_OR_RETURN(const Addresses mine, transports.Listen(control));
   EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
-                      internal::AwaitArrival(control, "addresses", mine.Serialize(),
+                      internal::AwaitArrival(control, "addresses", internal::ToBytes(mine),
                                              {options.group, deadline - SteadyNow(),
                                               options.communicator.watch.warn}));
   std::vector<Addresses> addresses;
   for (const std::string& part : parts) {
-    EK_ASSIGN_OR_RETURN(Addresses one, Addresses::Parse(part));
+    EK_ASSIGN_OR_RETURN(Addresses one, internal::FromBytes<Addresses>(part, "a rank's addresses"));
     addresses.push_back(std::move(one));
   }
   return transports.Connect(addresses, deadline);

@@ -19,6 +19,7 @@
 #include "absl/time/time.h"
 #include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/base/clock.h"
+#include "evenkeel/comm/base/fields.h"
 #include "evenkeel/comm/base/worker_thread.h"
 #include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/status.h"
@@ -58,17 +59,7 @@ struct Opening {
   absl::Status status;
   std::string folder, id;
 
-  std::string Serialize() const {
-    return ByteWriter().Status(status).Bytes(folder).Bytes(id).Take();
-  }
-  static absl::StatusOr<Opening> Parse(absl::string_view bytes) {
-    ByteReader reader(bytes);
-    Opening opening{.status = reader.Status()};
-    opening.folder = std::string(reader.Bytes());
-    opening.id = std::string(reader.Bytes());
-    EK_RETURN_IF_ERROR(reader.Finish("the opening of a save"));
-    return opening;
-  }
+  static void VisitFields(auto& self, auto& visit) { visit(self.status, self.folder, self.id); }
 };
 
 // A rank's message to rank 0 when its files are on the disk.
@@ -78,17 +69,8 @@ struct Part {
   std::string description;  // The pieces of the state, by Describe().
   std::string text;         // The result of SaveHooks::write.
 
-  std::string Serialize() const {
-    return ByteWriter().Status(status).Bytes(ledger).Bytes(description).Bytes(text).Take();
-  }
-  static absl::StatusOr<Part> Parse(absl::string_view bytes) {
-    ByteReader reader(bytes);
-    Part part{.status = reader.Status()};
-    part.ledger = std::string(reader.Bytes());
-    part.description = std::string(reader.Bytes());
-    part.text = std::string(reader.Bytes());
-    EK_RETURN_IF_ERROR(reader.Finish("a rank's part of a save"));
-    return part;
+  static void VisitFields(auto& self, auto& visit) {
+    visit(self.status, self.ledger, self.description, self.text);
   }
 };
 
@@ -276,7 +258,7 @@ class Save {
  private:
   absl::Status Lead() {
     const Opening opening = Begin();
-    SendToAll("begin", opening.Serialize());
+    SendToAll("begin", internal::ToBytes(opening));
     if (!opening.status.ok()) return opening.status;
     std::vector<Part> parts(comm_.world_size());
     parts[0] = WriteOwn(opening);
@@ -293,14 +275,15 @@ class Save {
 
   absl::Status Follow() {
     EK_ASSIGN_OR_RETURN(const std::string begin, Receive("begin", 0, comm_.timeout()));
-    EK_ASSIGN_OR_RETURN(const Opening opening, Opening::Parse(begin));
+    EK_ASSIGN_OR_RETURN(const Opening opening,
+                        internal::FromBytes<Opening>(begin, "the opening of a save"));
     EK_RETURN_IF_ERROR(opening.status);
     const Part mine = WriteOwn(opening);
     // Rank 0 may have removed the file, or the folder, because the group has failed.
     const bool is_removed = absl::IsNotFound(mine.status);
     const absl::Status group = comm_.status();
     if (!group.ok()) return mine.status.ok() || is_removed ? group : mine.status;
-    comm_.control().Send(0, Topic(absl::StrCat("part/", comm_.rank())), mine.Serialize());
+    comm_.control().Send(0, Topic(absl::StrCat("part/", comm_.rank())), internal::ToBytes(mine));
     may_be_complete_ = mine.status.ok();
     // Rank 0 waits for the slowest rank first.
     const absl::StatusOr<std::string> end = Receive("end", 0, 2 * comm_.timeout());
@@ -369,7 +352,9 @@ class Save {
           Receive(absl::StrCat("part/", rank), rank, deadline - SteadyNow());
       if (!bytes.ok() && !comm_.status().ok())
         return parts[0].status.ok() ? bytes.status() : parts[0].status;
-      absl::StatusOr<Part> part = bytes.ok() ? Part::Parse(*bytes) : bytes.status();
+      absl::StatusOr<Part> part = bytes.ok()
+                                      ? internal::FromBytes<Part>(*bytes, "a rank's part of a save")
+                                      : bytes.status();
       parts[rank] = part.ok() ? *std::move(part) : Part{.status = part.status()};
     }
     return absl::OkStatus();

@@ -37,8 +37,8 @@ enum class GradientSource : uint8_t {
 };
 
 // The settings of a step, as the ranks compare them (join/steps/step_ledger.h):
-// "learning_rate=0.001, max_norm=1". What can't change from step to step is left out, and so is what has its default.
-// Rates of more than eight groups are hashed.
+// "learning_rate=0.001, max_norm=1". What can't change from step to step is left out, and so is
+// what has its default. Rates of more than eight groups are hashed.
 std::string SettingsText(const ParameterGroups& groups, const std::vector<UpdateRule>& rules,
                          const StepOptions& options = {});
 

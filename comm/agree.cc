@@ -6,9 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/base/bytes.h"
-#include "evenkeel/comm/base/parties.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/control/control.h"
+#include "evenkeel/comm/ranks/parties.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {

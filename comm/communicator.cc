@@ -9,12 +9,12 @@
 #include "evenkeel/comm/arith/integer_average.h"
 #include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/base/clock.h"
-#include "evenkeel/comm/base/living_groups.h"
 #include "evenkeel/comm/control/positions.h"
 #include "evenkeel/comm/control/rank_status.h"
 #include "evenkeel/comm/control/waits.h"
 #include "evenkeel/comm/control/watchdog.h"
 #include "evenkeel/comm/failure_info.h"
+#include "evenkeel/comm/living_groups.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {

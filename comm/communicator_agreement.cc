@@ -10,11 +10,11 @@
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/fields.h"
 #include "evenkeel/comm/base/librarys_thread.h"
-#include "evenkeel/comm/base/parties.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/control/positions.h"
 #include "evenkeel/comm/control/rank_status.h"
 #include "evenkeel/comm/control/waits.h"
+#include "evenkeel/comm/ranks/parties.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {

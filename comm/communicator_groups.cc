@@ -13,8 +13,8 @@
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/fields.h"
-#include "evenkeel/comm/base/parties.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/ranks/parties.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {

@@ -15,7 +15,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "evenkeel/comm/base/clock.h"
-#include "evenkeel/comm/base/parties.h"
 #include "evenkeel/comm/base/warn.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/control/rank_status.h"
@@ -23,6 +22,7 @@
 #include "evenkeel/comm/control/watchdog.h"
 #include "evenkeel/comm/failure_info.h"
 #include "evenkeel/comm/flight_dump.h"
+#include "evenkeel/comm/ranks/parties.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {

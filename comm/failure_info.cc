@@ -33,9 +33,9 @@ absl::Status WithFailureInfo(absl::Status status, const FailureInfo& info) {
   if (status.ok()) return status;
   // Cord's constructor for a string that it may move is compiled into Abseil, under a name that
   // clang 18 and later mangle otherwise than GCC.
-  const std::string text = absl::StrCat(
-      "kind=", ToString(info.kind), " ranks=", absl::StrJoin(info.ranks, ","),
-      " position=", info.position, " step=", info.step, " operation=", info.operation);
+  const std::string text =
+      absl::StrCat("kind=", ToString(info.kind), " ranks=", absl::StrJoin(info.ranks, ","),
+                   " position=", info.position, " step=", info.step, " operation=", info.operation);
   status.SetPayload(kFailureInfoType, absl::Cord(absl::string_view(text)));
   return status;
 }

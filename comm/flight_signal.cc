@@ -14,10 +14,10 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "evenkeel/comm/base/living_groups.h"
 #include "evenkeel/comm/base/start_thread.h"
 #include "evenkeel/comm/base/warn.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/living_groups.h"
 
 namespace evenkeel {
 namespace {

@@ -2,6 +2,8 @@
 # Checks with `bazel query` that the arrows between the folders point one way:
 #
 #   comm <- join <- bucket <- zero_optim <- {trainer, libtorch}
+#   comm <- files <- {zero_optim, trainer, tools}
+#   {comm, files} <- launch <- {trainer, tools}
 #
 # and inside comm, as docs/design.md draws them; and that the libraries use one clock.
 #
@@ -63,23 +65,25 @@ only() {
   fi
 }
 
-core='//comm/... + //join/... + //bucket/... + //zero_optim/...'
+core='//comm/... + //files/... + //join/... + //bucket/... + //zero_optim/...'
 products="($core) except tests($core) except attr(testonly, 1, $core)"
 above='(//tools/... except //tools/build_defs/...) + //tests/...'
 
 never 'comm knows no other library' \
-  //comm/... '//join/... + //bucket/... + //zero_optim/... + //trainer/...'
+  //comm/... '//files/... + //launch/... + //join/... + //bucket/... + //zero_optim/... + //trainer/...'
 values='deps(//comm:types + //comm:status + //comm:collective + //comm:memory + //comm:version + //comm:failure_info)'
 backends='//comm/local/... + //comm/shm/... + //comm/tcp/... + //comm/nccl/... + //comm/hierarchical/...'
 group="//comm:communicator + //comm:factory + //comm/rendezvous/... + $backends"
 
 never 'comm/base sees the values of comm alone' \
   "($products) intersect //comm/base/..." '//comm/... except //comm/base/...' "$values"
-never 'comm/net sees base' \
-  "($products) intersect //comm/net/..." '//comm/... except //comm/net/... except //comm/base/...' "$values"
-never 'comm/control sees net and base' \
+never 'comm/ranks sees the values of comm alone' \
+  "($products) intersect //comm/ranks/..." '//comm/... except //comm/ranks/...' "$values"
+never 'comm/net sees base and ranks' \
+  "($products) intersect //comm/net/..." '//comm/... except //comm/net/... except //comm/base/... except //comm/ranks/...' "$values"
+never 'comm/control sees net, base and ranks' \
   "($products) intersect //comm/control/..." \
-  '//comm/... except //comm/control/... except //comm/net/... except //comm/base/...' "$values"
+  '//comm/... except //comm/control/... except //comm/net/... except //comm/base/... except //comm/ranks/...' "$values"
 never 'comm/arith and comm/device see no group and no socket' \
   "($products) intersect (//comm/arith/... + //comm/device/...)" "//comm/net/... + $group"
 never 'comm/rendezvous sees no group' \
@@ -104,6 +108,12 @@ never 'zero_optim knows comm, join and of bucket the plan, the parameters, the r
    //bucket:state_sync)'
 never 'no library needs tests or tools' \
   "$products" "$above"
+never 'files sees of comm the values and base' \
+  "($products) intersect //files/..." '//... except //files/... except //comm/base/... except //tools/build_defs/...' "$values"
+never 'launch sees comm and files' \
+  '//launch/...' '//join/... + //bucket/... + //zero_optim/... + //trainer/... + //libtorch/...'
+never 'the trainer sees no tool' //trainer/... '//tools/... except //tools/build_defs/...'
+never 'launch sees no tool' //launch/... '//tools/... except //tools/build_defs/...'
 never 'the planner sees only values of comm' \
   //bucket/plan:planner '//... except //tools/build_defs/... except //bucket/...' \
   'deps(//comm:types + //comm:collective + //comm:status)'
@@ -133,7 +143,7 @@ never 'NCCL is linked by none: its backend loads it' //... 'attr(linkopts, "-lnc
 never 'only tests bring a path for the loader' '//... except //tests/...' 'attr(linkopts, rpath, @cuda//...)'
 only 'CUDA is seen by what wraps it, and by its tests and benchmarks alone' \
   '^//(comm/nccl:|comm/device:(cuda|managed_devices)|trainer/device:|tests/gpu:)' @cuda//:cudart
-only 'libmicrohttpd is seen by the status server alone' '^//tools:status_server$' @microhttpd//:microhttpd
+only 'libmicrohttpd is seen by the status server alone' '^//launch:status_server$' @microhttpd//:microhttpd
 only 'oneDNN is seen by the trainer alone' '^//trainer[/:]' @onednn//:dnnl
 only 'libdeflate is seen by the data of the trainer alone' '^//trainer/data:' @libdeflate//:libdeflate
 only 'dygraphs is seen by the template of the report alone' '^//trainer/report:report_template' @dygraphs//:dygraph.js

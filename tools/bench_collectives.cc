@@ -30,16 +30,16 @@
 #include "evenkeel/comm/factory.h"
 #include "evenkeel/comm/rendezvous/rendezvous.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/launch/launcher.h"
+#include "evenkeel/launch/signal_reader.h"
 #include "evenkeel/tools/bench/mpi.h"
 #include "evenkeel/tools/bench/raw_gloo.h"
 #include "evenkeel/tools/bench/request.h"
 #include "evenkeel/tools/bench/rows.h"
 #include "evenkeel/tools/bench/sweep.h"
 #include "evenkeel/tools/bench/transport.h"
-#include "evenkeel/tools/launcher.h"
 #include "evenkeel/tools/measure/rank_job.h"
 #include "evenkeel/tools/program.h"
-#include "evenkeel/tools/signal_reader.h"
 #include "gflags/gflags.h"
 
 DEFINE_string(backends, "auto",

@@ -24,7 +24,8 @@
 #include "evenkeel/comm/environment.h"
 #include "evenkeel/comm/factory.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/tools/launcher.h"
+#include "evenkeel/files/strict_json.h"
+#include "evenkeel/launch/launcher.h"
 #include "evenkeel/tools/measure/rank_job.h"
 #include "evenkeel/tools/program.h"
 #include "evenkeel/tools/step/startup.h"
@@ -32,7 +33,6 @@
 #include "evenkeel/tools/step/step_model.h"
 #include "evenkeel/tools/step/step_report.h"
 #include "evenkeel/trainer/layers/compute_threads.h"
-#include "evenkeel/zero_optim/checkpoint/strict_json.h"
 #include "gflags/gflags.h"
 #include "nlohmann/json.hpp"
 

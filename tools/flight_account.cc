@@ -11,7 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/zero_optim/checkpoint/strict_json.h"
+#include "evenkeel/files/strict_json.h"
 #include "nlohmann/json.hpp"
 
 namespace evenkeel {

@@ -58,10 +58,11 @@ TEST(InstallTest, InstallsAllPartsAndNoHeaderThatNobodyNeeds) {
   const Outcome outcome = RunInstall("--prefix=" + prefix);
   ASSERT_EQ(outcome.code, 0) << outcome.output;
   for (const char* file :
-       {"lib/libevenkeel_comm.a", "lib/libevenkeel_join.a", "lib/libevenkeel_bucket.a",
-        "lib/libevenkeel_zero_optim.a", "lib/cmake/evenkeel/evenkeelConfig.cmake",
-        "lib/pkgconfig/evenkeel.pc", "include/evenkeel/comm/factory.h",
-        "include/evenkeel/bucket/hooks/power_sgd.h", "share/evenkeel/LICENSE"}) {
+       {"lib/libevenkeel_comm.a", "lib/libevenkeel_files.a", "lib/libevenkeel_join.a",
+        "lib/libevenkeel_bucket.a", "lib/libevenkeel_zero_optim.a",
+        "lib/cmake/evenkeel/evenkeelConfig.cmake", "lib/pkgconfig/evenkeel.pc",
+        "include/evenkeel/comm/factory.h", "include/evenkeel/bucket/hooks/power_sgd.h",
+        "share/evenkeel/LICENSE"}) {
     EXPECT_TRUE(fs::is_regular_file(fs::path(prefix) / file)) << file;
   }
   EXPECT_FALSE(fs::exists(prefix + "/include/evenkeel/comm/tcp/transport.h"));

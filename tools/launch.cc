@@ -1,4 +1,4 @@
-// Starts N ranks of a program on this host. See tools/launcher.h.
+// Starts N ranks of a program on this host. See launch/launcher.h.
 
 #include <unistd.h>
 
@@ -21,10 +21,10 @@
 #include "absl/time/time.h"
 #include "evenkeel/comm/rendezvous/tcp_store.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/tools/flight_folder.h"
-#include "evenkeel/tools/launcher.h"
+#include "evenkeel/launch/flight_folder.h"
+#include "evenkeel/launch/launcher.h"
+#include "evenkeel/launch/status_server.h"
 #include "evenkeel/tools/program.h"
-#include "evenkeel/tools/status_server.h"
 #include "gflags/gflags.h"
 
 DEFINE_int32(nproc, 2, "How many ranks to start.");

@@ -29,8 +29,8 @@
 #include "evenkeel/bucket/plan/planner.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
+#include "evenkeel/files/strict_json.h"
 #include "evenkeel/tools/program.h"
-#include "evenkeel/zero_optim/checkpoint/strict_json.h"
 #include "nlohmann/json.hpp"
 
 namespace evenkeel {

@@ -29,11 +29,11 @@
 #include "absl/time/time.h"
 #include "evenkeel/comm/rendezvous/tcp_store.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/files/strict_json.h"
+#include "evenkeel/launch/status_server.h"
 #include "evenkeel/tools/find_job.h"
 #include "evenkeel/tools/program.h"
-#include "evenkeel/tools/status_server.h"
 #include "evenkeel/tools/top_view.h"
-#include "evenkeel/zero_optim/checkpoint/strict_json.h"
 #include "gflags/gflags.h"
 #include "nlohmann/json.hpp"
 

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "evenkeel/comm/base/parties.h"
+#include "evenkeel/comm/ranks/parties.h"
 
 namespace evenkeel::internal {
 

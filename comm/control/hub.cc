@@ -6,8 +6,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/base/clock.h"
-#include "evenkeel/comm/base/parties.h"
 #include "evenkeel/comm/failure_info.h"
+#include "evenkeel/comm/ranks/parties.h"
 
 namespace evenkeel::internal {
 namespace {

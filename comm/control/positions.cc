@@ -7,7 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "evenkeel/comm/base/parties.h"
+#include "evenkeel/comm/ranks/parties.h"
 
 namespace evenkeel::internal {
 

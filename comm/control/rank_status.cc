@@ -7,9 +7,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "evenkeel/comm/base/parties.h"
 #include "evenkeel/comm/control/positions.h"
 #include "evenkeel/comm/failure_info.h"
+#include "evenkeel/comm/ranks/parties.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {

@@ -8,8 +8,8 @@
 #include "evenkeel/comm/arith/common_part.h"
 #include "evenkeel/comm/arith/reduce_kernels.h"
 #include "evenkeel/comm/arith/view_lists.h"
-#include "evenkeel/comm/base/rank_names.h"
 #include "evenkeel/comm/hierarchical/thresholds.h"
+#include "evenkeel/comm/ranks/rank_names.h"
 #include "evenkeel/comm/status.h"
 
 #if __GNUC__ >= 14  // It takes empty lists in a Step for uninitialized.

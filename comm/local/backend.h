@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "evenkeel/comm/backend.h"
-#include "evenkeel/comm/base/rank_names.h"
+#include "evenkeel/comm/ranks/rank_names.h"
 
 namespace evenkeel::internal {
 

@@ -22,8 +22,8 @@
 
 #include "absl/status/status.h"
 #include "evenkeel/comm/backend.h"
-#include "evenkeel/comm/base/rank_names.h"
 #include "evenkeel/comm/local/exchange.h"
+#include "evenkeel/comm/ranks/rank_names.h"
 #include "evenkeel/comm/work.h"
 
 namespace evenkeel::internal {

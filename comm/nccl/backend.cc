@@ -7,13 +7,13 @@
 #include "absl/time/clock.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/librarys_thread.h"
-#include "evenkeel/comm/base/parties.h"
 #include "evenkeel/comm/base/start_thread.h"
 #include "evenkeel/comm/control/arrival.h"
 #include "evenkeel/comm/control/waits.h"
 #include "evenkeel/comm/failure_info.h"
 #include "evenkeel/comm/nccl/peers.h"
 #include "evenkeel/comm/nccl/plan.h"
+#include "evenkeel/comm/ranks/parties.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {

@@ -6,8 +6,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/base/bytes.h"
-#include "evenkeel/comm/base/parties.h"
 #include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/ranks/parties.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {

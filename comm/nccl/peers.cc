@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/base/bytes.h"
-#include "evenkeel/comm/base/parties.h"
+#include "evenkeel/comm/ranks/parties.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {

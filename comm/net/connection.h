@@ -43,8 +43,8 @@ class Connection {
   void Send(absl::string_view payload);
   // Runs `task` on the connection's thread, unless Close() is called before.
   void Post(std::function<void()> task);
-  // The peer owes a reply to what is sent next; any frame counts. Called before Send(): a reply that
-  // arrived between the two would leave the wait for it open.
+  // The peer owes a reply to what is sent next; any frame counts. Called before Send(): a reply
+  // that arrived between the two would leave the wait for it open.
   void ExpectAnswer();
   // Returns for how long a reply has been due without any frame. Time in which this thread did not
   // run does not count.

@@ -27,7 +27,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "evenkeel/comm/base/rank_names.h"
+#include "evenkeel/comm/ranks/rank_names.h"
 
 namespace evenkeel::internal {
 

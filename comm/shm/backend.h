@@ -29,7 +29,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/backend.h"
-#include "evenkeel/comm/base/rank_names.h"
+#include "evenkeel/comm/ranks/rank_names.h"
 #include "evenkeel/comm/work.h"
 
 namespace evenkeel::internal {

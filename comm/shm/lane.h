@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "evenkeel/comm/base/rank_names.h"
+#include "evenkeel/comm/ranks/rank_names.h"
 #include "evenkeel/comm/shm/board.h"
 #include "evenkeel/comm/shm/mesh.h"
 #include "evenkeel/comm/status.h"

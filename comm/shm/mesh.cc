@@ -24,10 +24,10 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 #include "evenkeel/comm/base/bytes.h"
-#include "evenkeel/comm/base/parties.h"
 #include "evenkeel/comm/base/read_file.h"
 #include "evenkeel/comm/net/peer_meeting.h"
 #include "evenkeel/comm/net/socket.h"
+#include "evenkeel/comm/ranks/parties.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {

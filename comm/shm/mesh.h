@@ -27,8 +27,8 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "evenkeel/comm/base/rank_names.h"
 #include "evenkeel/comm/base/shared_memory.h"
+#include "evenkeel/comm/ranks/rank_names.h"
 
 namespace evenkeel::internal {
 

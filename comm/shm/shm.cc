@@ -6,10 +6,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "evenkeel/comm/base/parties.h"
 #include "evenkeel/comm/control/arrival.h"
 #include "evenkeel/comm/local/group_in_process.h"
 #include "evenkeel/comm/make_group.h"
+#include "evenkeel/comm/ranks/parties.h"
 #include "evenkeel/comm/shm/backend.h"
 #include "evenkeel/comm/shm/mesh.h"
 #include "evenkeel/comm/status.h"

@@ -29,9 +29,9 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/backend.h"
-#include "evenkeel/comm/base/rank_names.h"
 #include "evenkeel/comm/base/warn.h"
 #include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/ranks/rank_names.h"
 #include "evenkeel/comm/work.h"
 
 namespace evenkeel::internal {

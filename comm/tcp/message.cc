@@ -12,8 +12,8 @@
 #include "evenkeel/comm/arith/common_part.h"
 #include "evenkeel/comm/arith/view_lists.h"
 #include "evenkeel/comm/base/bytes.h"
-#include "evenkeel/comm/base/parties.h"
 #include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/ranks/parties.h"
 #include "evenkeel/comm/tcp/collectives.h"
 
 namespace evenkeel::internal {

@@ -25,7 +25,7 @@
 
 #include "absl/status/status.h"
 #include "evenkeel/comm/backend.h"
-#include "evenkeel/comm/base/rank_names.h"
+#include "evenkeel/comm/ranks/rank_names.h"
 #include "evenkeel/comm/tcp/transport.h"
 
 namespace evenkeel::internal {

@@ -3,10 +3,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "evenkeel/comm/base/rank_names.h"
 #include "evenkeel/comm/control/arrival.h"
 #include "evenkeel/comm/local/group_in_process.h"
 #include "evenkeel/comm/make_group.h"
+#include "evenkeel/comm/ranks/rank_names.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/tcp/backend.h"
 

@@ -42,9 +42,9 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "evenkeel/comm/base/rank_names.h"
 #include "evenkeel/comm/base/warn.h"
 #include "evenkeel/comm/net/socket.h"
+#include "evenkeel/comm/ranks/rank_names.h"
 #include "evenkeel/comm/tcp/delivery.h"
 #include "evenkeel/comm/tcp/messages.h"
 

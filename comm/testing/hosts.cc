@@ -3,12 +3,12 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "evenkeel/comm/base/rank_names.h"
 #include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/hierarchical/backend.h"
 #include "evenkeel/comm/hierarchical/host_map.h"
 #include "evenkeel/comm/local/backend.h"
 #include "evenkeel/comm/local/link.h"
+#include "evenkeel/comm/ranks/rank_names.h"
 
 namespace evenkeel::internal {
 

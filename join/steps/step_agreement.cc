@@ -8,9 +8,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "evenkeel/comm/base/fields.h"
-#include "evenkeel/comm/base/parties.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/failure_info.h"
+#include "evenkeel/comm/ranks/parties.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/steps/step_ledger.h"
 

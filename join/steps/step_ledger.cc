@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "evenkeel/comm/base/parties.h"
+#include "evenkeel/comm/ranks/parties.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {

@@ -6,8 +6,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "evenkeel/comm/testing/heap_counter.h"
 #include "evenkeel/tests/memory/memory_use.h"
-#include "evenkeel/tools/measure/testing/heap_counter.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel {

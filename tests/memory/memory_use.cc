@@ -13,7 +13,7 @@
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/tools/measure/testing/heap_counter.h"
+#include "evenkeel/comm/testing/heap_counter.h"
 #include "evenkeel/zero_optim/optimizer.h"
 
 namespace evenkeel {

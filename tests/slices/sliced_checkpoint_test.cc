@@ -16,10 +16,10 @@
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/testing/fuzz.h"
+#include "evenkeel/files/file_io.h"
 #include "evenkeel/join/join.h"
 #include "evenkeel/tests/slices/sliced_rank.h"
 #include "evenkeel/zero_optim/checkpoint/checkpoint.h"
-#include "evenkeel/zero_optim/checkpoint/file_io.h"
 #include "evenkeel/zero_optim/optimizer.h"
 #include "gtest/gtest.h"
 

@@ -12,10 +12,10 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "evenkeel/files/file_io.h"
 #include "evenkeel/tests/training/program.h"
 #include "evenkeel/tests/training/train_program.h"
 #include "evenkeel/trainer/tokenizer/tokenizer_file.h"
-#include "evenkeel/zero_optim/checkpoint/file_io.h"
 
 namespace evenkeel {
 namespace {

@@ -115,7 +115,7 @@ ENTRY_POINTS = {
     "//python/evenkeel_c10d:wheel": ["python/check.sh"],
     "//tools:flight": ["//tools:flight_test"],
     "//tools:install": ["//tools:install_test"],
-    "//tools:launch": ["//tools:launcher_test"],
+    "//tools:launch": ["//launch:launcher_test"],
     "//tools:package": ["tests/consumer_cmake/check.sh"],
     "//tools:plan": ["//tools:plan_test"],
     "//tools:predict": ["//tools/predict:predict_test"],

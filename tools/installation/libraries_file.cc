@@ -3,7 +3,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/zero_optim/checkpoint/strict_json.h"
+#include "evenkeel/files/strict_json.h"
 #include "nlohmann/json.hpp"
 
 namespace evenkeel {

@@ -22,7 +22,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/tools/launcher.h"
+#include "evenkeel/launch/launcher.h"
 #include "nlohmann/json.hpp"
 
 namespace evenkeel {

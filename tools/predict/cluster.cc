@@ -12,7 +12,7 @@
 #include "evenkeel/comm/hierarchical/thresholds.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/tcp/thresholds.h"
-#include "evenkeel/zero_optim/checkpoint/strict_json.h"
+#include "evenkeel/files/strict_json.h"
 #include "nlohmann/json.hpp"
 
 namespace evenkeel {

@@ -18,13 +18,13 @@
 #include "evenkeel/comm/environment.h"
 #include "evenkeel/comm/factory.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/files/file_io.h"
 #include "evenkeel/tools/predict/cluster.h"
 #include "evenkeel/tools/predict/curve_page.h"
 #include "evenkeel/tools/predict/replay.h"
 #include "evenkeel/tools/predict/speed_model.h"
 #include "evenkeel/tools/predict/traced_run.h"
 #include "evenkeel/tools/program.h"
-#include "evenkeel/zero_optim/checkpoint/file_io.h"
 #include "gflags/gflags.h"
 
 DEFINE_string(profile, "",

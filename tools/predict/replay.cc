@@ -19,11 +19,11 @@
 #include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
+#include "evenkeel/files/file_io.h"
 #include "evenkeel/trainer/report/chrome_trace.h"
 #include "evenkeel/trainer/report/gather_records.h"
 #include "evenkeel/trainer/report/run_record.h"
 #include "evenkeel/trainer/report/step_trace.h"
-#include "evenkeel/zero_optim/checkpoint/file_io.h"
 #include "evenkeel/zero_optim/optimizer.h"
 #include "evenkeel/zero_optim/update_rule.h"
 

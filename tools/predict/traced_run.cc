@@ -9,9 +9,9 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/files/strict_json.h"
 #include "evenkeel/tools/measure/paired_ratio.h"
 #include "evenkeel/trainer/report/chrome_trace.h"
-#include "evenkeel/zero_optim/checkpoint/strict_json.h"
 #include "nlohmann/json.hpp"
 
 namespace evenkeel {

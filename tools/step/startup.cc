@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/tools/launcher.h"
+#include "evenkeel/launch/launcher.h"
 #include "evenkeel/tools/measure/paired_ratio.h"
 #include "evenkeel/tools/measure/rank_job.h"
 

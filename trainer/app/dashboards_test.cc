@@ -11,12 +11,12 @@
 #include <string>
 
 #include "absl/time/time.h"
+#include "evenkeel/files/file_io.h"
 #include "evenkeel/trainer/app/step_facts.h"
 #include "evenkeel/trainer/app/train_options.h"
 #include "evenkeel/trainer/app/training_run.h"
 #include "evenkeel/trainer/models/evaluate.h"
 #include "evenkeel/trainer/report/output_failures.h"
-#include "evenkeel/zero_optim/checkpoint/file_io.h"
 
 namespace evenkeel {
 namespace {

@@ -18,7 +18,7 @@
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/tools/measure/testing/heap_counter.h"
+#include "evenkeel/comm/testing/heap_counter.h"
 #include "evenkeel/trainer/app/describe_options.h"
 #include "evenkeel/trainer/app/rank_setup.h"
 #include "evenkeel/trainer/app/testing/prepare_rank.h"

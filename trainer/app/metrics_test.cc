@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "evenkeel/zero_optim/checkpoint/file_io.h"
+#include "evenkeel/files/file_io.h"
 
 namespace evenkeel {
 namespace {

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/files/file_io.h"
 #include "evenkeel/trainer/app/freeze_schedule.h"
 #include "evenkeel/trainer/checkpoint/checkpoint_folder.h"
 #include "evenkeel/trainer/device/device_models.h"
@@ -23,7 +24,6 @@
 #include "evenkeel/trainer/models/mlp.h"
 #include "evenkeel/trainer/models/model_file.h"
 #include "evenkeel/trainer/models/place.h"
-#include "evenkeel/zero_optim/checkpoint/file_io.h"
 
 namespace evenkeel {
 namespace {

@@ -18,6 +18,7 @@
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/files/file_io.h"
 #include "evenkeel/trainer/app/rank_setup.h"
 #include "evenkeel/trainer/app/run_recorder.h"
 #include "evenkeel/trainer/app/testing/prepare_rank.h"
@@ -28,7 +29,6 @@
 #include "evenkeel/trainer/data/training_data.h"
 #include "evenkeel/trainer/models/evaluate.h"
 #include "evenkeel/trainer/report/output_failures.h"
-#include "evenkeel/zero_optim/checkpoint/file_io.h"
 
 namespace evenkeel {
 namespace {

@@ -10,11 +10,11 @@
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/version.h"
+#include "evenkeel/files/file_io.h"
 #include "evenkeel/trainer/app/describe_options.h"
 #include "evenkeel/trainer/report/chrome_trace.h"
 #include "evenkeel/trainer/report/gather_records.h"
 #include "evenkeel/trainer/report/html_report.h"
-#include "evenkeel/zero_optim/checkpoint/file_io.h"
 #include "evenkeel/zero_optim/update_rule.h"
 
 namespace evenkeel {

@@ -23,6 +23,7 @@
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/local/local.h"
+#include "evenkeel/files/file_io.h"
 #include "evenkeel/trainer/app/train_options.h"
 #include "evenkeel/trainer/app/train_rank.h"
 #include "evenkeel/trainer/data/batch.h"
@@ -32,7 +33,6 @@
 #include "evenkeel/trainer/data/training_data.h"
 #include "evenkeel/trainer/report/testing/report_page.h"
 #include "evenkeel/trainer/report/testing/trace_check.h"
-#include "evenkeel/zero_optim/checkpoint/file_io.h"
 
 namespace evenkeel {
 namespace {

@@ -15,9 +15,9 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/files/file_io.h"
 #include "evenkeel/trainer/checkpoint/folder_lock.h"
 #include "evenkeel/trainer/models/model_file.h"
-#include "evenkeel/zero_optim/checkpoint/file_io.h"
 
 namespace evenkeel {
 namespace {

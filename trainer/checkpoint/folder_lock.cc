@@ -13,7 +13,7 @@
 #include "absl/time/clock.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/zero_optim/checkpoint/file_io.h"
+#include "evenkeel/files/file_io.h"
 
 namespace evenkeel {
 namespace {

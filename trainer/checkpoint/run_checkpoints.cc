@@ -15,13 +15,13 @@
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/fields.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/files/file_io.h"
+#include "evenkeel/files/strict_json.h"
 #include "evenkeel/join/steps/step_control.h"
 #include "evenkeel/trainer/models/model_file.h"
 #include "evenkeel/zero_optim/checkpoint/checkpoint.h"
-#include "evenkeel/zero_optim/checkpoint/file_io.h"
 #include "evenkeel/zero_optim/checkpoint/parameter_file.h"
 #include "evenkeel/zero_optim/checkpoint/safetensors.h"
-#include "evenkeel/zero_optim/checkpoint/strict_json.h"
 
 namespace evenkeel {
 namespace {

@@ -9,7 +9,7 @@
 #include "evenkeel/comm/base/hex.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/zero_optim/checkpoint/strict_json.h"
+#include "evenkeel/files/strict_json.h"
 
 namespace evenkeel {
 

@@ -17,10 +17,10 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "evenkeel/files/file_sums.h"
 #include "evenkeel/trainer/checkpoint/run_settings.h"
 #include "evenkeel/trainer/data/step_plan.h"
 #include "evenkeel/trainer/models/evaluate.h"
-#include "evenkeel/zero_optim/checkpoint/file_sums.h"
 
 namespace evenkeel {
 

@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/zero_optim/checkpoint/file_io.h"
+#include "evenkeel/files/file_io.h"
 
 namespace evenkeel {
 namespace {

@@ -10,8 +10,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/files/file_io.h"
 #include "evenkeel/trainer/data/unpack.h"
-#include "evenkeel/zero_optim/checkpoint/file_io.h"
 
 // An IDX file is: 0, 0, element type (8 = unsigned byte), number of dimensions, each dimension's
 // size (4 bytes, big-endian), the elements.

@@ -32,10 +32,10 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "evenkeel/files/mapped_file.h"
 #include "evenkeel/trainer/data/batch.h"
 #include "evenkeel/trainer/data/dataset.h"
 #include "evenkeel/trainer/data/sequences.h"
-#include "evenkeel/zero_optim/checkpoint/mapped_file.h"
 
 namespace evenkeel {
 

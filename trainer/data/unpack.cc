@@ -12,8 +12,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/zero_optim/checkpoint/file_io.h"
-#include "evenkeel/zero_optim/checkpoint/mapped_file.h"
+#include "evenkeel/files/file_io.h"
+#include "evenkeel/files/mapped_file.h"
 
 // libdeflate takes half of zlib's time, but unpacks only into memory that has room for a whole
 // member of the file. zlib unpacks the beginning of one.

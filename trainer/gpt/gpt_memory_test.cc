@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "evenkeel/tools/measure/testing/heap_counter.h"
+#include "evenkeel/comm/testing/heap_counter.h"
 #include "evenkeel/trainer/data/batch.h"
 #include "evenkeel/trainer/gpt/gpt.h"
 #include "evenkeel/trainer/gpt/gpt_options.h"

@@ -8,9 +8,9 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/files/strict_json.h"
 #include "evenkeel/trainer/tokenizer/tokenizer.h"
 #include "evenkeel/trainer/tokenizer/tokenizer_file.h"
-#include "evenkeel/zero_optim/checkpoint/strict_json.h"
 
 namespace evenkeel {
 namespace {

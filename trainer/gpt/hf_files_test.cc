@@ -14,8 +14,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "evenkeel/files/file_io.h"
 #include "evenkeel/trainer/tokenizer/tokenizer.h"
-#include "evenkeel/zero_optim/checkpoint/file_io.h"
 
 namespace evenkeel {
 namespace {

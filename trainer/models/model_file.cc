@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/zero_optim/checkpoint/file_io.h"
+#include "evenkeel/files/file_io.h"
 #include "evenkeel/zero_optim/checkpoint/parameter_file.h"
 
 namespace evenkeel {

@@ -8,8 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "evenkeel/tools/prometheus_text.h"
-#include "evenkeel/zero_optim/checkpoint/file_io.h"
+#include "evenkeel/files/file_io.h"
+#include "evenkeel/launch/prometheus_text.h"
 
 namespace evenkeel {
 namespace {

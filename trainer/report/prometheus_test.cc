@@ -15,8 +15,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/time/time.h"
+#include "evenkeel/files/file_io.h"
 #include "evenkeel/trainer/report/metrics_sink.h"
-#include "evenkeel/zero_optim/checkpoint/file_io.h"
 
 namespace evenkeel {
 namespace {

@@ -23,9 +23,9 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "evenkeel/files/file_io.h"
 #include "evenkeel/trainer/report/crc32c.h"
 #include "evenkeel/trainer/report/metrics_sink.h"
-#include "evenkeel/zero_optim/checkpoint/file_io.h"
 
 namespace evenkeel {
 namespace {

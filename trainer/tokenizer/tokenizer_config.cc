@@ -5,8 +5,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/files/strict_json.h"
 #include "evenkeel/trainer/tokenizer/tokenizer.h"
-#include "evenkeel/zero_optim/checkpoint/strict_json.h"
 
 namespace evenkeel {
 namespace {

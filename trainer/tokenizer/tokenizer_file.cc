@@ -19,10 +19,10 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/files/file_io.h"
+#include "evenkeel/files/strict_json.h"
 #include "evenkeel/trainer/tokenizer/gpt2_bytes.h"
 #include "evenkeel/trainer/tokenizer/tokenizer_config.h"
-#include "evenkeel/zero_optim/checkpoint/file_io.h"
-#include "evenkeel/zero_optim/checkpoint/strict_json.h"
 
 namespace evenkeel {
 namespace {

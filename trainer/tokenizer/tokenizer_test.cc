@@ -16,10 +16,10 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "evenkeel/files/file_io.h"
 #include "evenkeel/trainer/tokenizer/learn_tokenizer.h"
 #include "evenkeel/trainer/tokenizer/split_words.h"
 #include "evenkeel/trainer/tokenizer/tokenizer_file.h"
-#include "evenkeel/zero_optim/checkpoint/file_io.h"
 
 namespace evenkeel {
 namespace {

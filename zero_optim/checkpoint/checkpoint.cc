@@ -9,9 +9,9 @@
 #include "evenkeel/comm/agree.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/zero_optim/checkpoint/file_io.h"
-#include "evenkeel/zero_optim/checkpoint/file_sums.h"
-#include "evenkeel/zero_optim/checkpoint/strict_json.h"
+#include "evenkeel/files/file_io.h"
+#include "evenkeel/files/file_sums.h"
+#include "evenkeel/files/strict_json.h"
 
 namespace evenkeel {
 namespace {

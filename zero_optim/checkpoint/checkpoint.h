@@ -48,7 +48,7 @@
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/types.h"
-#include "evenkeel/zero_optim/checkpoint/file_sums.h"
+#include "evenkeel/files/file_sums.h"
 #include "evenkeel/zero_optim/optimizer_state.h"
 
 namespace evenkeel {

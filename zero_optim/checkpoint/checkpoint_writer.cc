@@ -23,14 +23,14 @@
 #include "evenkeel/comm/base/worker_thread.h"
 #include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/files/file_io.h"
+#include "evenkeel/files/file_sums.h"
+#include "evenkeel/files/strict_json.h"
 #include "evenkeel/join/phase.h"
 #include "evenkeel/join/steps/step_control.h"
 #include "evenkeel/join/steps/step_ledger.h"
 #include "evenkeel/zero_optim/checkpoint/checkpoint.h"
-#include "evenkeel/zero_optim/checkpoint/file_io.h"
-#include "evenkeel/zero_optim/checkpoint/file_sums.h"
 #include "evenkeel/zero_optim/checkpoint/safetensors.h"
-#include "evenkeel/zero_optim/checkpoint/strict_json.h"
 
 namespace evenkeel {
 namespace {

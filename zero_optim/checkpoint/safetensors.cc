@@ -11,9 +11,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/zero_optim/checkpoint/file_io.h"
-#include "evenkeel/zero_optim/checkpoint/mapped_file.h"
-#include "evenkeel/zero_optim/checkpoint/strict_json.h"
+#include "evenkeel/files/file_io.h"
+#include "evenkeel/files/mapped_file.h"
+#include "evenkeel/files/strict_json.h"
 
 // A file is: the header's length (8 bytes, little-endian), the header (JSON), the tensors' bytes.
 

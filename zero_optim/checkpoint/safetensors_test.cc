@@ -14,7 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/types.h"
-#include "evenkeel/zero_optim/checkpoint/file_io.h"
+#include "evenkeel/files/file_io.h"
 
 namespace evenkeel {
 namespace {

@@ -267,6 +267,19 @@ absl::Status AtLeastIn(const std::optional<FlightEntry>& entry, absl::Status sta
   return WithFailureInfo(std::move(status), *info);
 }
 
+Operation OperationOf(const Collective& what, TensorList in, TensorList out,
+                      const CallOptions& options) {
+  Operation operation;
+  operation.what = what;
+  operation.in = std::move(in);
+  operation.out = std::move(out);
+  operation.scale = options.scale;
+  operation.contributes = options.contributes;
+  operation.after = options.after;
+  operation.after_event = options.after_event;
+  return operation;
+}
+
 }  // namespace
 
 Work Channel::Issue(const Collective& what, TensorList in, TensorList out,
@@ -284,15 +297,8 @@ Work Channel::Issue(const Collective& what, TensorList in, TensorList out,
         wrong, absl::StrCat(ToString(what.kind), peer == Peer::kAny ? " from any rank" : "",
                             " on channel ", name_, ", rank ", comm.rank())));
   }
-  Operation operation;
-  operation.what = what;
+  Operation operation = OperationOf(what, std::move(in), std::move(out), options);
   operation.channel = id_;
-  operation.in = std::move(in);
-  operation.out = std::move(out);
-  operation.scale = options.scale;
-  operation.contributes = options.contributes;
-  operation.after = options.after;
-  operation.after_event = options.after_event;
   const absl::Duration timeout =
       options.timeout > absl::ZeroDuration() ? options.timeout : comm.timeout();
   const absl::Time now = SteadyNow();

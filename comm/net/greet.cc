@@ -153,6 +153,18 @@ std::string Places(const std::vector<HostPort>& servers) {
                });
 }
 
+// Adds an attempt at each server that none of them tries.
+void AddMissing(const std::vector<HostPort>& servers, const Hello& hello,
+                std::vector<Attempt>& attempts) {
+  for (const HostPort& server : servers) {
+    const auto has_it = [&](const Attempt& attempt) {
+      return absl::c_linear_search(attempt.servers, server);
+    };
+    if (!absl::c_any_of(attempts, has_it))
+      attempts.push_back({.servers = {server}, .hello = hello, .greeted = {.server = server}});
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<Greeted> Greet(const FindServer& find, const Hello& hello, const JobSecret& job,
@@ -169,13 +181,7 @@ absl::StatusOr<Greeted> Greet(const FindServer& find, const Hello& hello, const 
     EK_ASSIGN_OR_RETURN(const std::vector<HostPort> servers, find());
     refusal = absl::OkStatus();
     std::vector<Attempt> attempts = std::exchange(waiting, {});
-    for (const HostPort& server : servers) {
-      const auto has_it = [&](const Attempt& attempt) {
-        return absl::c_linear_search(attempt.servers, server);
-      };
-      if (!absl::c_any_of(attempts, has_it))
-        attempts.push_back({.servers = {server}, .hello = hello, .greeted = {.server = server}});
-    }
+    AddMissing(servers, hello, attempts);
     for (Attempt& attempt : attempts) {
       // The warning does not wait for an attempt to end; later attempts have their full patience.
       const absl::Time begin = SteadyNow();

@@ -1,7 +1,6 @@
 #include "evenkeel/comm/tcp/collectives.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cstring>
 #include <exception>
@@ -435,7 +434,8 @@ absl::Status TcpCollectives::ReduceInRing(
   const int next = (rank_ + 1) % world_size_, previous = (rank_ + world_size_ - 1) % world_size_;
   constexpr int kPlaces = 2 * kLag;  // Per step: a piece stays until it is added and sent.
   char* const places = work_.Get((world_size_ * kPlaces + 1) * kTcpPieceBytes);
-  std::vector<std::array<Pending, kPlaces>> receives(world_size_), sends(world_size_);
+  const auto place = [&](int step, int64_t piece) { return step * kPlaces + piece % kPlaces; };
+  std::vector<Pending> receives(world_size_ * kPlaces), sends(world_size_ * kPlaces);
   std::vector<Pending> first_sends(pieces);  // Those of step 0.
 
   const bool is_scaled = ScalesContributions(what.op) && operation.scale != 1.0;
@@ -454,17 +454,17 @@ absl::Status TcpCollectives::ReduceInRing(
     return copy;
   };
 
+  const auto sum_of = [&](int step, int64_t piece) {
+    return TensorView(places + place(step, piece) * kTcpPieceBytes, part_of(step, piece).count,
+                      what.dtype);
+  };
+  const auto has = [&](int64_t piece) { return piece >= 0 && piece < pieces; };
   for (int64_t tick = 0; tick < pieces + (world_size_ - 1) * kLag; ++tick) {
-    const auto sum_of = [&](int step, int64_t piece) {
-      return TensorView(places + (step * kPlaces + piece % kPlaces) * kTcpPieceBytes,
-                        part_of(step, piece).count, what.dtype);
-    };
-    const auto has = [&](int64_t piece) { return piece >= 0 && piece < pieces; };
     for (int step = 1; step < world_size_; ++step) {
       const int64_t piece = tick - (step - 1) * kLag;
       if (!has(piece)) continue;
-      EK_RETURN_IF_ERROR(sends[step][piece % kPlaces].Wait(deadline_));
-      receives[step][piece % kPlaces] =
+      EK_RETURN_IF_ERROR(sends[place(step, piece)].Wait(deadline_));
+      receives[place(step, piece)] =
           Receive(previous, operation, (step - 1) * pieces + piece, sum_of(step, piece));
     }
     if (has(tick)) {
@@ -475,7 +475,7 @@ absl::Status TcpCollectives::ReduceInRing(
       const int64_t piece = tick - step * kLag;
       if (!has(piece)) continue;
       const TensorView sum = sum_of(step, piece), mine = part_of(step, piece);
-      EK_RETURN_IF_ERROR(receives[step][piece % kPlaces].Wait(deadline_));
+      EK_RETURN_IF_ERROR(receives[place(step, piece)].Wait(deadline_));
       const bool is_last = step == world_size_ - 1;
       const bool stays = is_last && parts == Parts::kInPlace;
       if (stays) {
@@ -488,14 +488,11 @@ absl::Status TcpCollectives::ReduceInRing(
         EK_RETURN_IF_ERROR(first_sends[piece].Wait(deadline_));  // take() may overwrite it.
         take(piece, stays ? mine : sum);
       } else {
-        sends[step][piece % kPlaces] = Send(next, operation, step * pieces + piece, sum);
+        sends[place(step, piece)] = Send(next, operation, step * pieces + piece, sum);
       }
     }
   }
-  for (auto& of_step : sends) {
-    for (Pending& send : of_step) EK_RETURN_IF_ERROR(send.Wait(deadline_));
-  }
-  return absl::OkStatus();
+  return WaitForAll(sends);
 }
 
 // Copies ------------------------------------------------------------------------------------------

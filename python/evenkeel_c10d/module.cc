@@ -124,20 +124,10 @@ void WithoutGil(const std::function<void()>& function) {
 
 }  // namespace evenkeel::bridge
 
-PYBIND11_MODULE(EVENKEEL_BRIDGE, module) {
-  using evenkeel::bridge::Backend;
-  const std::string loaded = evenkeel::abi::Version();
-  if (loaded != EVENKEEL_VERSION) {
-    throw py::import_error("evenkeel_c10d was built with evenkeel " EVENKEEL_VERSION
-                           " and libevenkeel.so is " +
-                           loaded + "; install both again.");
-  }
-  module.attr("version") = loaded;
-  module.def("set_error_type",
-             [](const py::object& type) { evenkeel::bridge::error_type = type.inc_ref().ptr(); });
-  module.def("set_reason_of_abort", [](const py::object& function) {
-    evenkeel::bridge::reason_of_abort = function.inc_ref().ptr();
-  });
+namespace evenkeel::bridge {
+namespace {
+
+void DefineGroups(py::module_& module) {
   module.def(
       "create",
       [](const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
@@ -152,7 +142,19 @@ PYBIND11_MODULE(EVENKEEL_BRIDGE, module) {
       },
       py::arg("store"), py::arg("rank"), py::arg("world_size"), py::arg("timeout"), py::arg("name"),
       py::arg("global_ranks"), py::call_guard<py::gil_scoped_release>());
-  using evenkeel::bridge::Work;
+  module.def("leave_all", &Backend::LeaveAll, py::arg("why"), py::arg("timeout"),
+             py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "transport",
+      [](const c10::intrusive_ptr<c10d::Backend>& backend) { return Own(backend).transport(); },
+      py::arg("backend"));
+  module.def(
+      "flight_json",
+      [](const c10::intrusive_ptr<c10d::Backend>& backend) { return Own(backend).FlightJson(); },
+      py::arg("backend"), py::call_guard<py::gil_scoped_release>());
+}
+
+void DefineWorks(py::module_& module) {
   using torch::jit::PythonFutureWrapper;
   // Registered, so that Python gets objects of this class: see _futures.py.
   py::class_<Work, c10d::Work, c10::intrusive_ptr<Work>>(module, "Work")
@@ -165,8 +167,10 @@ PYBIND11_MODULE(EVENKEEL_BRIDGE, module) {
   module.def(
       "await_future", [](PythonFutureWrapper& future) { future.fut->wait(); }, py::arg("future"),
       py::call_guard<py::gil_scoped_release>());
-  using evenkeel::abi::Phase;
-  using evenkeel::bridge::Monitor;
+}
+
+void DefineMonitor(py::module_& module) {
+  using abi::Phase;
   py::class_<Monitor>(module, "StepMonitor")
       .def(py::init<const c10::intrusive_ptr<c10d::Store>&, int, const std::vector<uint64_t>&,
                     std::chrono::milliseconds, const std::string&>(),
@@ -204,7 +208,7 @@ PYBIND11_MODULE(EVENKEEL_BRIDGE, module) {
            })
       .def("failure",
            [](Monitor& monitor) {
-             const evenkeel::abi::Failure failure = monitor->failure();
+             const abi::Failure failure = monitor->failure();
              return py::make_tuple(failure.message, failure.ranks);
            })
       .def(
@@ -213,18 +217,25 @@ PYBIND11_MODULE(EVENKEEL_BRIDGE, module) {
       .def(
           "leave", [](Monitor& monitor) { monitor->Leave(); },
           py::call_guard<py::gil_scoped_release>());
-  module.def("leave_all", &Backend::LeaveAll, py::arg("why"), py::arg("timeout"),
-             py::call_guard<py::gil_scoped_release>());
-  module.def(
-      "transport",
-      [](const c10::intrusive_ptr<c10d::Backend>& backend) {
-        return evenkeel::bridge::Own(backend).transport();
-      },
-      py::arg("backend"));
-  module.def(
-      "flight_json",
-      [](const c10::intrusive_ptr<c10d::Backend>& backend) {
-        return evenkeel::bridge::Own(backend).FlightJson();
-      },
-      py::arg("backend"), py::call_guard<py::gil_scoped_release>());
+}
+
+}  // namespace
+}  // namespace evenkeel::bridge
+
+PYBIND11_MODULE(EVENKEEL_BRIDGE, module) {
+  const std::string loaded = evenkeel::abi::Version();
+  if (loaded != EVENKEEL_VERSION) {
+    throw py::import_error("evenkeel_c10d was built with evenkeel " EVENKEEL_VERSION
+                           " and libevenkeel.so is " +
+                           loaded + "; install both again.");
+  }
+  module.attr("version") = loaded;
+  module.def("set_error_type",
+             [](const py::object& type) { evenkeel::bridge::error_type = type.inc_ref().ptr(); });
+  module.def("set_reason_of_abort", [](const py::object& function) {
+    evenkeel::bridge::reason_of_abort = function.inc_ref().ptr();
+  });
+  evenkeel::bridge::DefineGroups(module);
+  evenkeel::bridge::DefineWorks(module);
+  evenkeel::bridge::DefineMonitor(module);
 }

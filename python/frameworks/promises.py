@@ -291,10 +291,11 @@ def _short(error):
 def steps(name, folder):
     """Returns the medians of the times of a step, of three interleaved runs each."""
     times = {"gloo": [], "evenkeel": []}
-    for _ in range(3):
+    for turn in range(3):
         for backend, medians in times.items():
-            run(name, folder / f"steps_{backend}", backend, "--epochs", 25)
-            ends = _read(folder / f"steps_{backend}/steps0.json")
+            own = folder / f"steps_{backend}{turn}"  # Ray continues a run that it finds.
+            run(name, own, backend, "--epochs", 25)
+            ends = _read(own / "steps0.json")
             medians.append(1e3 * statistics.median(b - a for a, b in zip(ends, ends[1:])))
     return "; ".join(
         f"{backend} {statistics.median(medians):.2f} ms ({min(medians):.2f} to {max(medians):.2f})"

@@ -21,6 +21,8 @@
 //   BeginRound(bucket, 0) -> the collective -> BeginRound(bucket, 1) -> the collective -> ... ->
 //     OnReduced(bucket)
 //
+// OnStepBegin() is before all buckets of a step, OnStepEnd() behind them.
+//
 // Rounds of different buckets overlap: bucket 1 may be in its first round while bucket 0 is in its
 // last. Within a round the buckets come in index order on all ranks. Exhausted ranks run the same
 // rounds with `step.contributes` false: their contribution is ignored, and they receive the result.
@@ -31,7 +33,8 @@
 // Threads: the calls of a step never overlap. If HasThread(), they run on the reducer's own thread,
 //          and may communicate on a channel of their own. Else they run on the thread that
 //          announces gradients, on the one that finishes the step, or on the control thread, and
-//          must not block. OnPlan(), StepMessage() and OnShadow() come between steps.
+//          must not block. OnPlan(), StepMessage() and OnShadow() come between steps,
+//          OnStepBegin() and OnStepEnd() on the threads that begin and finish a step.
 // Devices: only work on `step.stream` may access a bucket on a device, and no call waits for the
 //          device: BeginRound() and OnReduced() enqueue their kernels and return. Work on the
 //          stream runs after the bucket's gradients and the collectives of its earlier rounds; the
@@ -140,6 +143,9 @@ class BucketReduction {
     return GradFate::kReduced;
   }
 
+  // Called once per step that reduces, on the thread that begins it, before any of its buckets can
+  // be launched. OnStepEnd() follows, unless the step fails, which ends the group.
+  virtual absl::Status OnStepBegin() { return absl::OkStatus(); }
   // Called once per step, after its last bucket, also if buckets were skipped; on the thread that
   // finishes the step.
   virtual absl::Status OnStepEnd() { return absl::OkStatus(); }

@@ -54,6 +54,7 @@ class CompressedReduction : public BucketReduction {
   absl::StatusOr<RoundBuffers> BeginRound(const BucketInfo& bucket, int round,
                                           const ReductionStep& step) override;
   absl::StatusOr<GradFate> OnReduced(const BucketInfo& bucket, const ReductionStep& step) override;
+  absl::Status OnStepBegin() override { return inner_->OnStepBegin(); }
   absl::Status OnStepEnd() override { return inner_->OnStepEnd(); }
   void PrepareStep() override { inner_->PrepareStep(); }
   absl::Status WaitForValues() override { return inner_->WaitForValues(); }

@@ -432,6 +432,8 @@ absl::Status Reducer::BeginStep(std::shared_ptr<StepTicket> ticket, StepMode mod
   impl.divisor = divisor;
   if (mode == StepMode::kAccumulate) return impl.announcer.Begin(mode);
   if (absl::Status status = impl.Refresh(); !status.ok()) return impl.EndWith(status);
+  if (absl::Status status = impl.core.reduction->OnStepBegin(); !status.ok())
+    return impl.EndWith(Annotate(status, impl.core.name));
   impl.launcher.Begin(/*measures_ends=*/impl.completer.BeginStep());
   // Runs on the control thread; the pipeline is shared, so it may come after this step, and this
   // object, have ended.
@@ -479,6 +481,7 @@ absl::Status Reducer::BeginShadow(const StepAnswer& answer, const StepDivisor& d
   }
   EK_RETURN_IF_ERROR(Annotate(impl.core.reduction->OnShadow(message), impl.core.name));
   EK_RETURN_IF_ERROR(impl.Refresh());
+  EK_RETURN_IF_ERROR(Annotate(impl.core.reduction->OnStepBegin(), impl.core.name));
   EK_RETURN_IF_ERROR(impl.launcher.BeginShadow());
   impl.shadow_scale = divisor.ScaleOf(answer, impl.core.name);
   impl.launcher.pipeline()->Open(impl.shadow_scale);

@@ -8,8 +8,6 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/parameter_set.h"
@@ -328,28 +326,49 @@ TEST(SlicedOptimizerErrorsTest, RefusesWhatAnUpdateInBackwardCanNotDo) {
   });
 }
 
-// A gradient that is not a slice is an error of its own, so the parameter is frozen.
+// Whether the reducer's thread has begun the first bucket, or not even got it.
 TEST(SlicedOptimizerErrorsTest, RefusesAStepInTheMiddleOfAReduction) {
+  for (const Way& way : kWays) {
+    SCOPED_TRACE(ToString(way));
+    RunGroup(1, [&](Communicator& comm) -> absl::Status {
+      EK_ASSIGN_OR_RETURN(auto rank, SlicedRank::Create(comm, AdamW{}, OptionsFor(way)));
+      TestModel plain_model(kSizes);
+      PlainTraining plain(&plain_model, AdamW{});
+      EK_RETURN_IF_ERROR(rank->Step(0));  // A step in mid-reduction could use its slices.
+      plain.Step({0}, 0, 1.0);
+      ParameterSet& params = rank->model.params();
+      params.ClearGradients();
+      const auto expect_refusal = [&] {
+        const absl::Status early = rank->optimizer->Step();
+        EXPECT_TRUE(absl::IsFailedPrecondition(early)) << early;
+        EXPECT_THAT(std::string(early.message()), testing::HasSubstr("call it after FinishStep()"));
+      };
+      EK_RETURN_IF_ERROR(rank->ddp->BeginStep());
+      expect_refusal();
+      for (int param = params.size() - 1; param >= 0; --param) {
+        EK_RETURN_IF_ERROR(rank->optimizer->WaitFor(param));
+        rank->model.PutGradient(comm.rank(), /*step=*/1, param, /*adds=*/false);
+        params.SetGradState(param, GradState::kLocal);
+        EK_RETURN_IF_ERROR(rank->ddp->GradientReady(param));
+        expect_refusal();
+      }
+      EK_RETURN_IF_ERROR(rank->ddp->FinishStep());
+      EK_RETURN_IF_ERROR(rank->optimizer->Step());
+      plain.Step({0}, 1, 1.0);
+      return ExpectEqual(*rank, plain_model, plain.state());
+    });
+  }
+}
+
+TEST(SlicedOptimizerErrorsTest, AStepAfterAReductionThatFailedHasTheGroupsError) {
   RunGroup(1, [&](Communicator& comm) -> absl::Status {
-    EK_ASSIGN_OR_RETURN(auto rank, SlicedRank::Create(comm, AdamW{}, OptionsFor({kInBackward})));
-    ParameterSet& params = rank->model.params();
-    const int last = params.size() - 1;  // Alone in its bucket.
+    EK_ASSIGN_OR_RETURN(auto rank, SlicedRank::Create(comm, AdamW{}));
     EK_RETURN_IF_ERROR(rank->ddp->BeginStep());
-    rank->model.PutGradient(comm.rank(), /*step=*/0, last, /*adds=*/false);
-    params.SetGradState(last, GradState::kLocal);
-    EK_RETURN_IF_ERROR(rank->ddp->GradientReady(last));
-    while (rank->optimizer->state_bytes() == 0) {
-      EK_RETURN_IF_ERROR(comm.status());
-      absl::SleepFor(absl::Milliseconds(1));
-    }
-    params.SetTrainable(last, false);
-    const absl::Status early = rank->optimizer->Step();
-    EXPECT_TRUE(absl::IsFailedPrecondition(early)) << early;
-    EXPECT_THAT(std::string(early.message()), testing::HasSubstr("call it after FinishStep()"));
-    params.SetTrainable(last, true);
-    for (int param = 0; param < last; ++param) EK_RETURN_IF_ERROR(rank->ddp->NoGradient(param));
-    EK_RETURN_IF_ERROR(rank->ddp->FinishStep());
-    return rank->optimizer->Step();
+    comm.Abort(absl::CancelledError("the end of this group"));
+    EXPECT_FALSE(rank->ddp->FinishStep().ok());
+    EXPECT_THAT(std::string(rank->optimizer->Step().message()),
+                testing::HasSubstr("the end of this group"));
+    return absl::OkStatus();
   });
 }
 

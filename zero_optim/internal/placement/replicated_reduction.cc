@@ -88,6 +88,7 @@ class ReplicatedOptimizer::Reduction : public BucketReduction {
     return fate;
   }
 
+  absl::Status OnStepBegin() override { return inner_->OnStepBegin(); }
   absl::Status OnStepEnd() override {
     EK_RETURN_IF_ERROR(inner_->OnStepEnd());
     return link_->Call([&](Owner& owner) {

@@ -74,8 +74,11 @@ void SlicesOptimizer::MoveTo(Phase next) {
   switch (next) {
     case Phase::kReduced:  // LeaveGroup() comes from any phase.
       break;
+    case Phase::kBegun:
+      assert(!awaits_step());
+      break;
     case Phase::kReducing:
-      assert(phase_ == Phase::kReduced || phase_ == Phase::kStepped);
+      assert(phase_ == Phase::kBegun);
       break;
     case Phase::kUpdating:
       assert(is_reducing());
@@ -84,7 +87,7 @@ void SlicesOptimizer::MoveTo(Phase next) {
       assert(awaits_step());
       break;
     case Phase::kStepped:
-      assert(!is_reducing());
+      assert(!is_open());
       break;
   }
   phase_ = next;
@@ -92,12 +95,7 @@ void SlicesOptimizer::MoveTo(Phase next) {
 
 absl::StatusOr<ParticipantState> SlicesOptimizer::PrepareStep() {
   absl::MutexLock lock(&mutex_);
-  if (awaits_step()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        join_name(),
-        ": a step begins, but Step() was not called after the one before, which updated "
-        "parameters in backward"));
-  }
+  EK_RETURN_IF_ERROR(CheckStepped());
   EK_RETURN_IF_ERROR(updater_.groups().Adopt(groups_.rules()));
   if (updates_in_backward()) DeclareSettings(SettingsText(groups_, groups_.rules()));
   return CurrentState();
@@ -106,6 +104,24 @@ absl::StatusOr<ParticipantState> SlicesOptimizer::PrepareStep() {
 ParticipantState SlicesOptimizer::CurrentState() const {
   return {.schedule_hash =
               StableHash(uint64_t{updates_in_backward()}, uint64_t{how_.overlap_forward})};
+}
+
+absl::Status SlicesOptimizer::CheckStepped() const {
+  if (!awaits_step()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(join_name(),
+                   ": a step begins, but Step() was not called after the one before, which updated "
+                   "parameters in backward"));
+}
+
+// The slices of the last reduction are overwritten from the step's first bucket on.
+absl::Status SlicesOptimizer::CheckNotOpen() const {
+  if (!is_open()) return absl::OkStatus();
+  EK_RETURN_IF_ERROR(communicator().status());  // A reduction that failed has ended the group.
+  return absl::FailedPreconditionError(
+      absl::StrCat(join_name(),
+                   ": Step() was called while the gradients are being reduced: call it after "
+                   "FinishStep()"));
 }
 
 // A gradient that is not a slice was not reduced, or not by this optimizer's reduction.
@@ -144,6 +160,10 @@ absl::Status SlicesOptimizer::Step(const StepOptions& options) {
     return absl::InvalidArgumentError(
         absl::StrCat(join_name(), ": Step() has options, but the update was made in backward"));
   }
+  {
+    absl::MutexLock lock(&mutex_);
+    EK_RETURN_IF_ERROR(CheckNotOpen());  // Before it takes part in the group's step.
+  }
   EK_RETURN_IF_ERROR(CheckMemory());
   EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, Notify());
   EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
@@ -162,12 +182,6 @@ absl::Status SlicesOptimizer::Step(const StepOptions& options) {
 
 absl::StatusOr<std::vector<GradientSource>> SlicesOptimizer::ChooseSlices() const {
   absl::MutexLock lock(&mutex_);
-  if (is_reducing()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(join_name(),
-                     ": Step() was called while the gradients are being reduced: call it after "
-                     "FinishStep()"));
-  }
   std::vector<GradientSource> sources(params_->size(), GradientSource::kNone);
   for (int i = 0; i < params_->size(); ++i) {
     if (!groups_.contains(i) || params_->is_ignored(i)) continue;
@@ -190,6 +204,10 @@ absl::StatusOr<std::vector<GradientSource>> SlicesOptimizer::ChooseSlices() cons
 }
 
 absl::Status SlicesOptimizer::RepeatStep(const StepAnswer& /*answer*/, const StepMessage& step) {
+  {
+    absl::MutexLock lock(&mutex_);
+    EK_RETURN_IF_ERROR(CheckNotOpen());
+  }
   EK_RETURN_IF_ERROR(groups_.Adopt(step.rules));
   EK_RETURN_IF_ERROR(WaitForGathers());
   if (!step.hashes.empty()) EK_RETURN_IF_ERROR(CheckUnchanged(step));
@@ -199,6 +217,7 @@ absl::Status SlicesOptimizer::RepeatStep(const StepAnswer& /*answer*/, const Ste
 absl::Status SlicesOptimizer::Run(const StepMessage& step, bool has_inputs) {
   {
     absl::MutexLock lock(&mutex_);
+    EK_RETURN_IF_ERROR(CheckNotOpen());
     if (updates_in_backward() && !(updater_.groups().rules() == step.rules)) {
       return absl::FailedPreconditionError(absl::StrCat(
           join_name(),
@@ -214,6 +233,7 @@ absl::Status SlicesOptimizer::Run(const StepMessage& step, bool has_inputs) {
     EK_RETURN_IF_ERROR(WaitForGathers());
   {
     absl::MutexLock lock(&mutex_);
+    EK_RETURN_IF_ERROR(CheckNotOpen());  // Another thread may have begun a step meanwhile.
     MoveTo(Phase::kStepped);
     EndTornUpdate();  // If its slices have arrived before.
   }

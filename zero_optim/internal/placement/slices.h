@@ -38,19 +38,27 @@ namespace evenkeel::internal {
 // The phases of a step:
 //
 //   kReduced    Step() uses the slices of the last reduction; at first there are none.
+//   kBegun      A step that reduces has begun, and no bucket is being reduced yet.
 //   kReducing   Buckets are being reduced, and none is updated yet.
 //   kUpdating   update_in_backward: buckets are being reduced, and some are updated.
 //   kUpdated    update_in_backward: all buckets are reduced and updated; Step() must follow.
 //   kStepped    Step() has run. A further one uses the same slices, unless they were used up in
 //               backward.
 //
-//   from                           to         by
-//   kReduced, kStepped             kReducing  BeginReduction() of a step's first bucket
-//   kReducing, kUpdating           kUpdating  OnReduced(), with update_in_backward
-//   kReducing, kReduced, kStepped  kReduced   OnStepEnd(); the last two if no bucket was reduced
-//   kUpdating, kUpdated            kUpdated   OnStepEnd(); the latter of a reducer in another group
-//   kReduced, kUpdated, kStepped   kStepped   Run(), which ends Step() and RepeatStep()
-//   any                            kReduced   LeaveGroup()
+//   from                          to         by
+//   kReduced, kStepped            kBegun     OnStepBegin()
+//   kBegun, kReducing             kBegun     OnStepBegin(), if the step before was dropped
+//   kBegun                        kReducing  BeginReduction() of a step's first bucket
+//   kReducing, kUpdating          kUpdating  OnReduced(), with update_in_backward
+//   kBegun, kReducing             kReduced   OnStepEnd(); the former if all buckets were skipped
+//   kUpdating                     kUpdated   OnStepEnd()
+//   kReduced, kUpdated, kStepped  kStepped   Run(), which ends Step() and RepeatStep()
+//   any                           kReduced   LeaveGroup()
+//
+// A step of a reducer in another group moves nothing; its first bucket returns the error. From
+// OnStepBegin(), on the thread that begins the step, to OnStepEnd() no step of the optimizer may
+// run: each method checks the phase before it moves on, and returns FailedPrecondition, because a
+// program or another rank may call in any order.
 //
 // `is_torn_` is not a phase: an update is torn from its first bucket until the slices of all ranks
 // have arrived and Step() has run. So kUpdating and kUpdated are torn, unless a state was loaded
@@ -77,12 +85,15 @@ class SlicesOptimizer : public PlacedOptimizer {
 
  private:
   class Reduction;
-  enum class Phase { kReduced, kReducing, kUpdating, kUpdated, kStepped };
+  enum class Phase { kReduced, kBegun, kReducing, kUpdating, kUpdated, kStepped };
 
-  // The only writer of `phase_`.
+  // The only writer of `phase_`. Its callers have checked that the move is legal.
   void MoveTo(Phase next) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool is_reducing() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return phase_ == Phase::kReducing || phase_ == Phase::kUpdating;
+  }
+  bool is_open() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return phase_ == Phase::kBegun || is_reducing();
   }
   // Buckets were updated in backward, and Step() has not run since.
   bool awaits_step() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -99,10 +110,12 @@ class SlicesOptimizer : public PlacedOptimizer {
   absl::Status OnPlan(absl::Span<const BucketInfo> buckets);
   absl::StatusOr<RoundBuffers> BeginReduction(const BucketInfo& bucket, const ReductionStep& step);
   absl::Status OnReduced(int bucket, StreamRef stream);
+  absl::Status OnStepBegin();
   void OnStepEnd();
   std::string SettingsMessage() const;
   absl::Status OnSettings(absl::string_view message);
-  absl::Status CheckGroups() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // A bucket comes in a step, of a reducer in this optimizer's group.
+  absl::Status CheckReduction() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The reducer's buckets go: a further Step() uses copies of the slices.
   absl::Status KeepSlices() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The state moves to where the newest plan has it.
@@ -111,6 +124,8 @@ class SlicesOptimizer : public PlacedOptimizer {
   void SendFlags(const BucketInfo& bucket, bool contributes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // A step.
+  absl::Status CheckStepped() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckNotOpen() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckSliced() const;
   // The program must not change the memory of gradients between the reduction, which has left
   // nothing there that is used, and Step().

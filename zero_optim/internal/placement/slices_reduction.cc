@@ -58,6 +58,9 @@ class SlicesOptimizer::Reduction : public BucketReduction {
         link_->Call([&](Owner& owner) { return owner.OnReduced(bucket.index, step.stream); }));
     return GradFate::kNone;
   }
+  absl::Status OnStepBegin() override {
+    return link_->Call([](Owner& owner) { return owner.OnStepBegin(); });
+  }
   absl::Status OnStepEnd() override {
     return link_->Call([](Owner& owner) {
       owner.OnStepEnd();
@@ -151,11 +154,26 @@ absl::Status SlicesOptimizer::KeepSlices() {
   return absl::OkStatus();
 }
 
-absl::Status SlicesOptimizer::CheckGroups() const {
-  if (reducers_group_ == living_group()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      join_name(),
-      " and the reducer of its gradients are in different groups: ReplaceGroup() both"));
+absl::Status SlicesOptimizer::CheckReduction() const {
+  if (reducers_group_ != living_group()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        join_name(),
+        " and the reducer of its gradients are in different groups: ReplaceGroup() both"));
+  }
+  if (is_open()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(join_name(), ": a bucket is reduced outside of a step"));
+}
+
+absl::Status SlicesOptimizer::OnStepBegin() {
+  absl::MutexLock lock(&mutex_);
+  if (reducers_group_ != living_group()) {
+    ForgetSlices();  // No step may use them in place of those that are not reduced.
+    return absl::OkStatus();
+  }
+  EK_RETURN_IF_ERROR(CheckStepped());
+  MoveTo(Phase::kBegun);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<RoundBuffers> SlicesOptimizer::BeginReduction(const BucketInfo& bucket,
@@ -165,8 +183,8 @@ absl::StatusOr<RoundBuffers> SlicesOptimizer::BeginReduction(const BucketInfo& b
   bool is_first = false;
   {
     absl::MutexLock lock(&mutex_);
-    EK_RETURN_IF_ERROR(CheckGroups());
-    is_first = !is_reducing();
+    EK_RETURN_IF_ERROR(CheckReduction());
+    is_first = phase_ == Phase::kBegun;
     if (is_first) {
       MoveTo(Phase::kReducing);
       ForgetSlices();
@@ -233,8 +251,8 @@ void SlicesOptimizer::SendFlags(const BucketInfo& bucket, bool contributes) {
 void SlicesOptimizer::OnStepEnd() {
   {
     absl::MutexLock lock(&mutex_);
-    if (!is_reducing()) ForgetSlices();  // All buckets were skipped.
-    MoveTo(awaits_step() ? Phase::kUpdated : Phase::kReduced);
+    if (phase_ == Phase::kBegun) ForgetSlices();  // All buckets were skipped.
+    if (is_open()) MoveTo(awaits_step() ? Phase::kUpdated : Phase::kReduced);
   }
   NoteGradients();
 }
@@ -260,7 +278,7 @@ absl::Status SlicesOptimizer::OnReduced(int bucket, StreamRef stream) {
   Work flags;
   {
     absl::MutexLock lock(&mutex_);
-    EK_RETURN_IF_ERROR(CheckGroups());
+    EK_RETURN_IF_ERROR(CheckReduction());
     reduced_[bucket] = true;
     if (!updates_in_backward()) return absl::OkStatus();
     if (updater_.is_on_device()) return UpdateInBackwardThere(bucket, stream);

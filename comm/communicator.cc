@@ -683,24 +683,32 @@ namespace {
 
 constexpr char kFinalization[] = "the finalization of the group";
 
-// Compares the ranks when they finalize: the states of their extensions, and their positions on the
-// channels. `extension`: this rank's, or null.
-absl::Status CompareEnds(const ControlChannel::Parts& parts,
-                         const internal::GroupExtension* extension) {
+// The ranks when they finalize: their positions on the channels, and the states of their
+// extensions; "" where there is none.
+struct Ends {
   std::vector<std::string> positions, states;
+};
+
+absl::StatusOr<Ends> ParseEnds(const ControlChannel::Parts& parts) {
+  Ends ends;
   for (const std::string& part : parts) {
     internal::ByteReader reader(part);
-    positions.emplace_back(reader.Bytes());
-    states.emplace_back(reader.Bytes());
+    ends.positions.emplace_back(reader.Bytes());
+    ends.states.emplace_back(reader.Bytes());
     EK_RETURN_IF_ERROR(reader.Finish(kFinalization));
   }
-  if (extension != nullptr) {
-    EK_RETURN_IF_ERROR(Annotate(extension->CompareFinalStates(states), kFinalization));
-  } else if (std::ranges::any_of(states, [](const std::string& one) { return !one.empty(); })) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        kFinalization, ": other ranks have finished training steps, and this rank has not"));
+  return ends;
+}
+
+// Returns the error of the lowest rank that has one. `parts` has a status of each.
+absl::Status LowestError(const ControlChannel::Parts& parts) {
+  for (const std::string& part : parts) {
+    internal::ByteReader reader(part);
+    const absl::Status status = reader.Status();
+    EK_RETURN_IF_ERROR(reader.Finish(kFinalization));
+    EK_RETURN_IF_ERROR(status);
   }
-  return internal::ComparePositions(kFinalization, positions);
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -719,7 +727,21 @@ absl::Status Communicator::Finalize(absl::Duration timeout) {
   absl::StatusOr<ControlChannel::Parts> parts =
       AgreeAndWait("finalize", std::move(end), timeout, kFinalization);
   if (!parts.ok()) return status();
-  if (absl::Status same = CompareEnds(*parts, extension); !same.ok()) {
+  const absl::StatusOr<Ends> ends = ParseEnds(*parts);
+  absl::Status same = ends.status();
+  if (same.ok() && extension != nullptr)
+    same = Annotate(extension->CompareFinalStates(ends->states), kFinalization);
+  const auto is_empty = [](const std::string& state) { return state.empty(); };
+  if (ends.ok() && std::ranges::any_of(ends->states, is_empty) &&
+      !std::ranges::all_of(ends->states, is_empty)) {
+    // A rank without an extension cannot compare states: it gets the error of the others.
+    if (!AgreeAndWait("final states", internal::ByteWriter().Status(same).Take(), timeout,
+                      kFinalization, LowestError)
+             .ok())
+      return status();
+  }
+  if (same.ok()) same = internal::ComparePositions(kFinalization, ends->positions);
+  if (!same.ok()) {
     FailWithAll(same);
     return status();
   }

@@ -55,7 +55,8 @@ class GroupExtension {
   // For Finalize(): returns a state of this rank; "" if there is none to compare.
   virtual std::string FinalState() const { return ""; }
   // For Finalize(): returns an error, the same on all ranks, if their FinalState() contradict each
-  // other. `states` has those of all ranks.
+  // other. `states` has those of all ranks, "" for a rank without an extension, which gets the
+  // error of the lowest of the others.
   virtual absl::Status CompareFinalStates(absl::Span<const std::string> /*states*/) const {
     return absl::OkStatus();
   }

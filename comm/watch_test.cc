@@ -493,16 +493,31 @@ TEST(FinalizeTest, EqualStatesOfExtensionsAreNoDisagreement) {
   EXPECT_TRUE(end.ok()) << end;
 }
 
-TEST(FinalizeTest, ARankWithoutAnExtensionLearnsOfTheOthersStates) {
-  std::atomic<bool> is_silent = false;
-  Failures failures;
-  const auto group = GroupWithHub(&is_silent, &is_silent, &failures);
-  Extend(*group[0], "1 step");
+std::vector<absl::Status> FinalizeAll(const std::vector<std::unique_ptr<Communicator>>& group) {
   std::vector<absl::Status> ends(2);
   std::thread other([&] { ends[1] = group[1]->Finalize(absl::Seconds(30)); });
   ends[0] = group[0]->Finalize(absl::Seconds(30));
   other.join();
-  for (const absl::Status& end : ends) EXPECT_TRUE(absl::IsFailedPrecondition(end)) << end;
+  return ends;
+}
+
+TEST(FinalizeTest, ARankWithoutAnExtensionLearnsOfTheOthersStates) {
+  for (const int extended : {0, 1}) {
+    std::atomic<bool> is_silent = false;
+    const auto group = GroupWithHub(&is_silent, &is_silent);
+    Extend(*group[extended], "1 step");
+    for (const absl::Status& end : FinalizeAll(group)) {
+      EXPECT_TRUE(absl::IsFailedPrecondition(end)) << end;
+      EXPECT_EQ(end.message(), "the finalization of the group: they differ");
+    }
+  }
+}
+
+TEST(FinalizeTest, ARankWithoutAnExtensionIsEqualToOneWithoutAState) {
+  std::atomic<bool> is_silent = false;
+  const auto group = GroupWithHub(&is_silent, &is_silent);
+  Extend(*group[0], "");
+  for (const absl::Status& end : FinalizeAll(group)) EXPECT_TRUE(end.ok()) << end;
 }
 
 // Each rank finds the disagreement by itself. The first rank to end its process would count as
@@ -512,7 +527,7 @@ TEST(FinalizeTest, EachRankReportsADisagreementBeforeItIsGone) {
   Failures failures;
   const auto group = GroupWithHub(&is_silent, &is_silent, &failures);
   Extend(*group[0], "1 step");
-  Extend(*group[1], "");
+  Extend(*group[1], "2 steps");
   std::vector<absl::Status> ends(2);
   std::thread other([&] { ends[1] = group[1]->Finalize(absl::Seconds(30)); });
   ends[0] = group[0]->Finalize(absl::Seconds(30));

@@ -137,6 +137,16 @@ TEST(StepLedgerTest, LeavesPlansOut) {
           .ok());
 }
 
+TEST(StepLedgerTest, HasNoLineForAPlanAlone) {
+  StepLedger ledger;
+  ledger.Plan("optimizer#0", "learning_rate=0.1");
+  const std::string text = ledger.Serialize(StepLedger::Plans::kWithout);
+  EXPECT_EQ(text, "");
+  EXPECT_TRUE(StepLedger::Compare({text, ""}).ok());
+  ledger.Finish("optimizer#0", 1, "learning_rate=0.1");
+  EXPECT_FALSE(StepLedger::Compare({ledger.Serialize(StepLedger::Plans::kWithout), text}).ok());
+}
+
 // A group of parameters may have any name.
 TEST(StepLedgerTest, KeepsToItsLines) {
   StepLedger ledger;

@@ -44,6 +44,7 @@ void StepLedger::Plan(absl::string_view part, absl::string_view settings) {
 std::string StepLedger::Serialize(Plans plans) const {
   std::string text;
   for (const auto& [part, line] : lines_) {
+    if (line.count == 0 && plans == Plans::kWithout) continue;
     absl::StrAppend(&text, part, "\t", line.count, "\t", line.number);
     if (line.is_planned && plans == Plans::kWithout) {
       text += "\t=\t\n";

@@ -41,6 +41,7 @@ class StepLedger {
   void Finish(absl::string_view part, int64_t number, absl::string_view settings);
   void Plan(absl::string_view part, absl::string_view settings);
 
+  // Without plans a part that has finished no step is left out: "" is a rank without steps.
   enum class Plans { kWith, kWithout };
   std::string Serialize(Plans plans) const;
 

@@ -502,10 +502,36 @@ void DataParallelBase::Replica::ReadSparseGradient(int param) {
                                             : GradState::kLocal);
 }
 
+// Queued with a graph task, which destroys it without a call if backward throws.
+class DataParallelBase::Replica::BackwardEnd {
+ public:
+  BackwardEnd(std::weak_ptr<Replica> replica, int graph_task)
+      : replica_(std::move(replica)), graph_task_(graph_task) {}
+  BackwardEnd(const BackwardEnd&) = delete;
+  BackwardEnd& operator=(const BackwardEnd&) = delete;
+  ~BackwardEnd() { Call(/*has_thrown=*/true); }
+  void Call(bool has_thrown) {
+    const auto replica = std::exchange(replica_, {}).lock();
+    if (replica != nullptr) replica->EndBackward(graph_task_, has_thrown);
+  }
+
+ private:
+  std::weak_ptr<Replica> replica_;
+  const int graph_task_;
+};
+
 void DataParallelBase::Replica::BeforeGradient(int param) {
+  const int graph_task = torch::autograd::get_current_graph_task_id();
+  bool has_begun = false;
   {
     const std::lock_guard lock(mutex_);
-    BeforeBackward(torch::autograd::get_current_graph_task_id());
+    has_begun = BeforeBackward(graph_task);
+  }
+  if (has_begun) {  // Without the lock, which a BackwardEnd takes.
+    torch::autograd::Engine::get_default_engine().queue_callback(
+        [end = std::make_shared<BackwardEnd>(weak_from_this(), graph_task)] {
+          end->Call(/*has_thrown=*/false);
+        });
   }
   if (params[param].arrival == Arrival::kUnreached)
     Refuse(
@@ -536,30 +562,13 @@ void DataParallelBase::Replica::OnGradient(int param) {
   Check(core->GradientReady(param));
 }
 
-// Queued with a graph task, which destroys it without a call if backward throws.
-class DataParallelBase::Replica::BackwardEnd {
- public:
-  BackwardEnd(std::weak_ptr<Replica> replica, int graph_task)
-      : replica_(std::move(replica)), graph_task_(graph_task) {}
-  BackwardEnd(const BackwardEnd&) = delete;
-  BackwardEnd& operator=(const BackwardEnd&) = delete;
-  ~BackwardEnd() { Call(/*has_thrown=*/true); }
-  void Call(bool has_thrown) {
-    const auto replica = std::exchange(replica_, {}).lock();
-    if (replica != nullptr) replica->EndBackward(graph_task_, has_thrown);
-  }
-
- private:
-  std::weak_ptr<Replica> replica_;
-  const int graph_task_;
-};
-
 // A backward inside a backward, such as that of a part computed again to save memory, belongs to
 // the step, which ends with the outermost one. The engine shows that at its end: no node is being
 // evaluated then. It is seen only if it reaches a parameter itself; if none does so, the step ends
 // with the backward inside that completes the gradients.
-void DataParallelBase::Replica::BeforeBackward(int graph_task) {
-  if (is_open() && std::count(graph_tasks_.begin(), graph_tasks_.end(), graph_task) != 0) return;
+bool DataParallelBase::Replica::BeforeBackward(int graph_task) {
+  if (is_open() && std::count(graph_tasks_.begin(), graph_tasks_.end(), graph_task) != 0)
+    return false;
   if (!is_open()) {
     if (no_sync == 0 && step_ != Step::kEvaluated)
       Refuse(absl::StrCat(
@@ -580,18 +589,20 @@ void DataParallelBase::Replica::BeforeBackward(int graph_task) {
     MarkUnreached();
   }
   graph_tasks_.push_back(graph_task);
-  torch::autograd::Engine::get_default_engine().queue_callback(
-      [end = std::make_shared<BackwardEnd>(weak_from_this(), graph_task)] {
-        end->Call(/*has_thrown=*/false);
-      });
+  return true;
 }
 
 void DataParallelBase::Replica::EndBackward(int graph_task, bool has_thrown) {
-  if (!is_open() || std::erase(graph_tasks_, graph_task) == 0) return;
-  if (has_thrown) MoveTo(Step::kThrown);
-  if (step_ == Step::kThrown) return;
+  bool is_last = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!is_open() || std::erase(graph_tasks_, graph_task) == 0) return;
+    if (has_thrown) MoveTo(Step::kThrown);
+    if (step_ == Step::kThrown) return;
+    is_last = graph_tasks_.empty();
+  }
   const bool is_outermost = torch::autograd::get_current_node() == nullptr;
-  if (is_outermost || (graph_tasks_.empty() && IsComplete())) Finish();
+  if (is_outermost || (is_last && IsComplete())) Finish();
 }
 
 bool DataParallelBase::Replica::IsComplete() const {

@@ -215,7 +215,8 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
  private:
   enum class Step { kClosed, kEvaluated, kForward, kBackward, kThrown };
 
-  void MoveTo(Step next);  // The only writer of `step_`.
+  // The only writer of `step_`. Its callers have checked that the move is legal.
+  void MoveTo(Step next);
   void CheckLayouts() const;
   void AddParameters();
   void AddBuffers();
@@ -234,7 +235,8 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   void PrepareGradients();
   void CheckReduced(int param) const;
   void ReadSparseGradient(int param);
-  void BeforeBackward(int graph_task);
+  // Returns whether that backward has begun with this gradient.
+  bool BeforeBackward(int graph_task);
   void EndBackward(int graph_task, bool has_thrown);
   bool IsComplete() const;  // No gradient of the open step is missing.
   // The open step's backward has ended, but some of its gradients are missing.
@@ -244,7 +246,9 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
 
   friend class DataParallelBase;
   class BackwardEnd;
-  std::mutex mutex_;  // Guards the next three in backward.
+  // Guards the next three while a backward runs, as gradients may come on several threads. The
+  // thread that calls Finish() is alone: no gradient of the step is missing then.
+  std::mutex mutex_;
   Step step_ = Step::kClosed;
   std::vector<int> graph_tasks_;  // The backward of the open step, and those inside of it.
   // The graphs of the step's outputs begin here; weak, so that a skipped loss frees its graph.

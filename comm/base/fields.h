@@ -13,8 +13,8 @@
 //   EK_ASSIGN_OR_RETURN(const Reply reply, FromBytes<Reply>(bytes, "reply"));
 //
 // Fields: bool, 32-bit and 64-bit integers, double, std::string, absl::Status, structs (no list of
-//         fields if there are none), lists (vectors and InlinedVectors), optional values, variants
-//         of up to 256 structs; and those that FieldVisitor makes.
+//         fields if there are none), lists (vectors and InlinedVectors, of items with fields),
+//         optional values, variants of up to 256 structs; and those that FieldVisitor makes.
 // Errors: FromBytes() returns InvalidArgument for anything that ToBytes() does not return, whatever
 //         the bytes. It takes no memory for items that were announced and have not arrived.
 
@@ -55,6 +55,10 @@ template <typename T>
 concept FieldList = requires(T& list) {
   list.emplace_back();
 };
+
+// An item without bytes would cost a sender nothing, and a reader memory.
+template <FieldList List>
+constexpr bool kHasBytes = !std::is_empty_v<typename List::value_type>;
 
 // A number from 0 to `most` in as few bytes as it needs (ByteWriter::Varint()).
 template <typename Integer>
@@ -130,6 +134,7 @@ class FieldWriter : public FieldVisitor {
   }
   template <FieldList List>
   void Write(const List& list) {
+    static_assert(kHasBytes<List>);
     bytes_.U32(static_cast<uint32_t>(list.size()));
     for (const auto& item : list) Write(item);
   }
@@ -197,6 +202,7 @@ class FieldReader : public FieldVisitor {
   }
   template <FieldList List>
   void Read(List& list) {
+    static_assert(kHasBytes<List>);
     const uint32_t size = bytes_.U32();
     for (uint32_t i = 0; i < size && bytes_.ok(); ++i) Read(list.emplace_back());
   }

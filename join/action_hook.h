@@ -52,10 +52,10 @@ class ActionHook final : public JoinHook {
     return on_exhausted_ == nullptr ? absl::OkStatus() : on_exhausted_();
   }
   absl::Status OnAction(const StepAnswer& step, absl::string_view payload) override {
-    const absl::StatusOr<Action> action = internal::FromBytes<Action>(payload, "its bytes");
+    const absl::StatusOr<Action> action = internal::FromBytes<Action>(payload, "the action");
     if (action.ok()) return repeat_(step, *action);
     return absl::InvalidArgumentError(
-        absl::StrCat("rank ", step.lowest_active, " sent an unknown action (",
+        absl::StrCat("rank ", step.lowest_active, " sent an action that cannot be read (",
                      action.status().message(), "): do the ranks run the same program?"));
   }
   absl::Status PostHook(bool is_last_joiner) override {

@@ -663,7 +663,8 @@ TEST(ActionHookTest, PassesActionsOnAndRefusesOtherBytes) {
   EXPECT_TRUE(hook.OnAction(step, internal::ToBytes(TestAction(StopAction()))).ok());
   EXPECT_THAT(done, ElementsAre("here", "stop"));
   EXPECT_EQ(hook.OnAction(step, "").message(),
-            "rank 2 sent an unknown action (its bytes: bytes are missing): do the ranks run the "
+            "rank 2 sent an action that cannot be read (the action: bytes are missing): do the "
+            "ranks run the "
             "same program?");
   for (const absl::string_view bytes : {"\2", "\1x", "x"})
     EXPECT_TRUE(absl::IsInvalidArgument(hook.OnAction(step, bytes))) << bytes;

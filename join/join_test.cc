@@ -664,8 +664,7 @@ TEST(ActionHookTest, PassesActionsOnAndRefusesOtherBytes) {
   EXPECT_THAT(done, ElementsAre("here", "stop"));
   EXPECT_EQ(hook.OnAction(step, "").message(),
             "rank 2 sent an action that cannot be read (the action: bytes are missing): do the "
-            "ranks run the "
-            "same program?");
+            "ranks run the same program?");
   for (const absl::string_view bytes : {"\2", "\1x", "x"})
     EXPECT_TRUE(absl::IsInvalidArgument(hook.OnAction(step, bytes))) << bytes;
   EXPECT_EQ(done.size(), 2u);

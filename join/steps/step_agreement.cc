@@ -191,7 +191,10 @@ absl::Status Agree(int64_t step, absl::Span<const std::string> records,
 }
 
 std::string StepRecord::Serialize() const {
-  return std::string(1, static_cast<char>(kVersion)) + internal::ToBytes(*this);
+  const uint8_t version = kVersion;
+  internal::FieldWriter writer;
+  writer(writer.UpTo(version, kVersion), *this);
+  return writer.Take();
 }
 
 absl::StatusOr<StepRecord> StepRecord::Parse(absl::string_view bytes) {

@@ -96,7 +96,7 @@ struct StepRecord {
     if (self.times.has_value()) visit(self.times->ready);
     visit(self.participants);
   }
-  std::string Serialize() const;  // After the version.
+  std::string Serialize() const;  // The version, then the fields.
   static absl::StatusOr<StepRecord> Parse(absl::string_view bytes);
 };
 

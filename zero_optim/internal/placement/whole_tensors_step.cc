@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -220,9 +221,11 @@ absl::Status WholeTensorsOptimizer::Run(const StepOptions& options) {
   for (size_t i = 0; i < was_updated_.size() && !decided.skip; ++i) {
     if (gradients_->sources[i] != GradientSource::kNone) was_updated_[i] = 1;
   }
-  const StepMessage step = StepWith(options);
-  gradients_.reset();
-  return EndUpdate(step);
+  Gradients used = *std::exchange(gradients_, std::nullopt);
+  return EndUpdate({.rules = groups().rules(),
+                    .options = options,
+                    .sources = std::move(used.sources),
+                    .hashes = std::move(used.hashes)});
 }
 
 // On a rank without inputs those that have arrived are all, too.

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -22,6 +23,18 @@ namespace evenkeel::internal {
 namespace {
 
 const FuzzOptions kShort = {.rounds = 5000};
+
+void ExpectValid(const StepMessage& step, int params) {
+  for (const UpdateRule& rule : step.rules) EXPECT_TRUE(Validate(rule).ok());
+  EXPECT_TRUE(CheckOptions(step.options).ok());
+  EXPECT_EQ(step.sources.size(), static_cast<size_t>(params));
+}
+
+// Returns the step of an action, if it has one.
+const StepMessage* StepOf(const OptimizerAction& action) {
+  const auto* const check = std::get_if<CheckAction>(&action);
+  return check != nullptr ? &check->step : std::get_if<StepMessage>(&action);
+}
 
 TEST(ZeroOptimFuzzTest, StepMessage) {
   for (const int params : {0, 1, 4, 7, 1000}) {
@@ -43,6 +56,7 @@ TEST(ZeroOptimFuzzTest, StepMessage) {
         [&](absl::string_view bytes) -> absl::StatusOr<std::string> {
           const absl::StatusOr<StepMessage> step = StepMessage::Parse(bytes, params);
           if (!step.ok()) return step.status();
+          ExpectValid(*step, params);
           return step->Serialize();
         },
         kShort);
@@ -62,6 +76,9 @@ TEST(ZeroOptimFuzzTest, OptimizerAction) {
         const absl::StatusOr<OptimizerAction> action =
             FromBytes<OptimizerAction>(bytes, "an action");
         if (!action.ok()) return action.status();
+        // As an exhausted rank does before it repeats the action.
+        const StepMessage* const sent = StepOf(*action);
+        if (sent != nullptr && sent->CheckFor(/*param_count=*/1).ok()) ExpectValid(*sent, 1);
         return ToBytes(*action);
       },
       kShort);

@@ -162,7 +162,9 @@ absl::Status JoinScope::Follow(absl::string_view bytes) {
   constexpr absl::string_view kCall = "a call of the join scope";
   EK_ASSIGN_OR_RETURN(const Call call, internal::FromBytes<Call>(bytes, kCall));
   const Collective& what = call.what;
-  if (what.count < 0)
+  // So that a count of all ranks' elements is one of bytes, too.
+  const int64_t most = std::numeric_limits<int64_t>::max() / (comm_->world_size() * int64_t{8});
+  if (what.count < 0 || what.count > most)
     return absl::InvalidArgumentError(absl::StrCat(kCall, ": value out of range"));
   EK_RETURN_IF_ERROR(CheckRoot(call));
   EK_ASSIGN_OR_RETURN(internal::DeviceCalls* const device, OnDevice());

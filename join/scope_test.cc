@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,6 +14,8 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "evenkeel/comm/base/fields.h"
+#include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/testing/tested_group.h"
@@ -444,6 +447,38 @@ TEST(ScopeCallsTest, ADryRanksPatienceBeginsAnewWithEachCall) {
       2, [&](Communicator& comm) { return RunLoop(comm, loop); },
       CommunicatorOptions{.timeout = absl::Seconds(3)});
   EXPECT_TRUE(status.ok()) << status;
+}
+
+// A call as a rank of another program could send it.
+struct SentCall {
+  int64_t count = 0;
+
+  static void VisitFields(auto& self, auto& visit) {
+    auto kind = CollectiveKind::kAllGather;
+    auto dtype = DType::kFloat64;
+    auto op = ReduceOp::kSum;
+    auto joined = Contribution::kIdentity;
+    int32_t root = -1;
+    std::string tensor;
+    visit(visit.UpTo(kind, kind), visit.UpTo(dtype, dtype), self.count, visit.UpTo(op, op), root,
+          visit.UpTo(joined, joined), tensor);
+  }
+};
+
+TEST(ScopeCallsTest, ACallOfTooManyElementsIsRefused) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  for (const int64_t count : {kMost, kMost / 16 + 1, int64_t{-1}}) {
+    const absl::Status status = RunTestRanks(2, [&](Communicator& comm) {
+      return RunLoop(comm, [&](Communicator&, JoinScope&, Ticker& ticker) -> absl::Status {
+        if (comm.rank() == 0) return absl::OkStatus();
+        StepControl::Of(comm).AnnounceCall(internal::ToBytes(SentCall{count}));
+        return ticker.Tick();
+      });
+    });
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("a call of the join scope: value out of range"))
+        << count;
+  }
 }
 
 }  // namespace

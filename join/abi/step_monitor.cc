@@ -5,6 +5,7 @@
 #include <chrono>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -204,7 +205,10 @@ class MonitorOverCommunicator final : public StepMonitor {
     if (topic == kText) messages_.push_back({.from = from, .text = std::string(notice)});
     if (topic != kTimes) return;
     const absl::StatusOr<Steps> steps = internal::FromBytes<Steps>(notice, "step times");
-    for (size_t i = 0; steps.ok() && i < steps->times.size(); ++i) {
+    // The numbers of the steps behind the first one must not overflow.
+    constexpr int64_t kMostFirst = std::numeric_limits<int64_t>::max() / 2;
+    if (!steps.ok() || steps->first < 0 || steps->first > kMostFirst) return;
+    for (size_t i = 0; i < steps->times.size(); ++i) {
       const auto number = steps->first + static_cast<int64_t>(i);
       Add(from, {.number = number, .times = steps->times[i]});
     }

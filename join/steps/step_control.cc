@@ -221,7 +221,7 @@ std::vector<StepParticipant*> StepControl::participants() const {
 
 absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Enter(absl::string_view name, int phase) {
   if (WillBegin(name, phase)) {
-    EK_ASSIGN_OR_RETURN(current_, Begin(/*joined=*/false));
+    EK_ASSIGN_OR_RETURN(current_, Begin(As::kActive));
     entered_.clear();
     ended_ = false;
   }
@@ -237,34 +237,36 @@ void StepControl::AddSamples(int64_t samples) {
 
 void StepControl::Request(uint32_t bits) { requests_ |= bits; }
 
-absl::StatusOr<StepRecord> StepControl::MakeRecord(bool joined,
-                                                   std::shared_ptr<const ParticipantNames>& names) {
-  StepRecord record{.joined = joined, .scope_hash = loop_hash_.value_or(0)};
+absl::StatusOr<StepControl::NewRecord> StepControl::MakeRecord(As as) {
+  NewRecord made;
+  StepRecord& record = made.record;
+  record.joined = as == As::kExhausted;
+  record.scope_hash = loop_hash_.value_or(0);
   absl::InlinedVector<StepParticipant*, 8> participants;  // Without the lock, which they may need.
   {
     absl::MutexLock lock(&mutex_);
     participants.assign(participants_.begin(), participants_.end());
-    names = names_;
+    made.names = names_;
     record.names_hash = names_hash_;
   }
   for (StepParticipant* participant : participants) {
     ParticipantState& state = record.participants.emplace_back();
-    if (joined) {
+    if (record.joined) {
       state = participant->CurrentState();
     } else {
       EK_ASSIGN_OR_RETURN(state, participant->PrepareStep());
     }
   }
   record.samples = TakeSamples();
-  if (!joined) record.requests = std::exchange(requests_, 0);
-  return record;
+  if (!record.joined) record.requests = std::exchange(requests_, 0);
+  return made;
 }
 
-absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Begin(bool joined) {
+absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Begin(As as) {
   EndStep();
-  is_exhausted_ = joined;
-  std::shared_ptr<const ParticipantNames> names;
-  EK_ASSIGN_OR_RETURN(StepRecord record, MakeRecord(joined, names));
+  is_exhausted_ = as == As::kExhausted;
+  EK_ASSIGN_OR_RETURN(NewRecord made, MakeRecord(as));
+  StepRecord& record = made.record;
   EK_RETURN_IF_ERROR(comm_->status());
   last_samples_ = record.samples;
   ++steps_begun_;
@@ -290,8 +292,8 @@ absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Begin(bool joined) {
       ledger_.Serialize(record.joined ? StepLedger::Plans::kWithout : StepLedger::Plans::kWith);
   EK_RETURN_IF_ERROR(CheckAgainstLeft(records_sent_));
   const int64_t step = ++records_sent_;
-  auto ticket = std::shared_ptr<StepTicket>(
-      new StepTicket(step, record.joined, this, std::exchange(why_ended_, ""), std::move(names)));
+  auto ticket = std::shared_ptr<StepTicket>(new StepTicket(
+      step, record.joined, this, std::exchange(why_ended_, ""), std::move(made.names)));
   unanswered_.push_back(ticket);
   std::string mine = record.Serialize();
   // A message wakes a thread, which may take this one's core: not this rank's delay.

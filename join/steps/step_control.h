@@ -121,7 +121,7 @@ class StepControl final : public internal::GroupExtension {
   // ranks receive the name of each object that takes part, in the order of these calls.
   absl::StatusOr<std::shared_ptr<StepTicket>> Enter(absl::string_view name, int phase);
   // Begins the next step of an exhausted rank.
-  absl::StatusOr<std::shared_ptr<StepTicket>> EnterJoined() { return Begin(/*joined=*/true); }
+  absl::StatusOr<std::shared_ptr<StepTicket>> EnterJoined() { return Begin(As::kExhausted); }
   // Returns whether Enter() would begin a new step.
   bool WillBegin(absl::string_view name, int phase) const {
     return ended_ || entered_.contains(name) || phase < entered_phase_;
@@ -212,11 +212,14 @@ class StepControl final : public internal::GroupExtension {
  private:
   friend class StepTicket;  // Waits as a part of the group.
   std::vector<StepParticipant*> participants() const;
-  // Returns this rank's record of the next step, but for what Begin() adds, and sets the names of
-  // its participants.
-  absl::StatusOr<StepRecord> MakeRecord(bool joined,
-                                        std::shared_ptr<const ParticipantNames>& names);
-  absl::StatusOr<std::shared_ptr<StepTicket>> Begin(bool joined);
+  enum class As { kActive, kExhausted };  // How this rank begins a step.
+  struct NewRecord {
+    StepRecord record;
+    std::shared_ptr<const ParticipantNames> names;  // Of its participants.
+  };
+  // Returns this rank's record of the next step, but for what Begin() adds.
+  absl::StatusOr<NewRecord> MakeRecord(As as);
+  absl::StatusOr<std::shared_ptr<StepTicket>> Begin(As as);
   void OnRecords(int64_t step, const std::shared_ptr<StepTicket>& ticket,
                  const absl::StatusOr<std::vector<std::string>>& parts);
   // Ends the group with the lists of all ranks, which all exchange them.

@@ -44,9 +44,11 @@ struct BoundedEnum {
   const Enum last;
 };
 
-// A list of such enumerators.
+// A list of such enumerators: four in a byte, the first in its lowest bits, if `last` is below 4.
 template <typename List, typename Enum>
 struct BoundedEnums {
+  int bits() const { return static_cast<uint8_t>(last) < 4 ? 2 : 8; }  // Of one.
+
   List& values;
   const Enum last;
 };
@@ -117,7 +119,17 @@ class FieldWriter : public FieldVisitor {
   template <typename List, typename Enum>
   void Write(const BoundedEnums<List, Enum>& field) {
     bytes_.U32(static_cast<uint32_t>(field.values.size()));
-    for (const Enum value : field.values) Write(UpTo(value, field.last));
+    uint32_t byte = 0;
+    int used = 0;  // Of its bits.
+    for (const Enum value : field.values) {
+      byte |= uint32_t{static_cast<uint8_t>(value)} << used;
+      used += field.bits();
+      if (used < 8) continue;
+      bytes_.U8(static_cast<uint8_t>(byte));
+      byte = 0;
+      used = 0;
+    }
+    if (used > 0) bytes_.U8(static_cast<uint8_t>(byte));
   }
   template <typename Integer>
   void Write(const SmallNumber<Integer>& field) {
@@ -179,10 +191,20 @@ class FieldReader : public FieldVisitor {
   template <typename List, typename Enum>
   void Read(BoundedEnums<List, Enum>& field) {
     const uint32_t size = bytes_.U32();
+    uint32_t byte = 0;
+    int left = 0;  // Of its bits.
     for (uint32_t i = 0; i < size && bytes_.ok(); ++i) {
-      BoundedEnum<Enum> value = UpTo(field.values.emplace_back(), field.last);
-      Read(value);
+      if (left == 0) {
+        byte = bytes_.U8();
+        left = 8;
+      }
+      const uint32_t value = byte & ((1u << field.bits()) - 1);
+      byte >>= field.bits();
+      left -= field.bits();
+      if (value > static_cast<uint8_t>(field.last)) bytes_.Refuse();
+      field.values.push_back(static_cast<Enum>(value));
     }
+    if (byte != 0) bytes_.Refuse();  // A writer leaves the bits behind the last one empty.
   }
   template <typename Integer>
   void Read(SmallNumber<Integer>& field) {

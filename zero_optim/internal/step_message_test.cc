@@ -37,6 +37,11 @@ TEST(StepMessageTest, ArrivesAsItWasSent) {
   }
 }
 
+TEST(StepMessageTest, HasFourSourcesInAByte) {
+  EXPECT_EQ(MessageOf(AdamW{}, 1000).Serialize().size(),
+            MessageOf(AdamW{}, 0).Serialize().size() + 250);
+}
+
 TEST(StepMessageTest, RefusesWhatIsCutOffTooLongOrForOtherParameters) {
   const std::string bytes = MessageOf(AdamW{}, 9).Serialize();
   for (size_t size = 0; size < bytes.size(); ++size) {
@@ -44,6 +49,9 @@ TEST(StepMessageTest, RefusesWhatIsCutOffTooLongOrForOtherParameters) {
         << size;
   }
   EXPECT_TRUE(absl::IsInvalidArgument(StepMessage::Parse(bytes + "x", 9).status()));
+  std::string padded = bytes;  // The last byte has the ninth source alone.
+  padded.back() = static_cast<char>(padded.back() | 0x80);
+  EXPECT_TRUE(absl::IsInvalidArgument(StepMessage::Parse(padded, 9).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(StepMessage::Parse(bytes, 4).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(
       StepMessage::Parse(MessageOf(AdamW{.beta1 = 2}, 9).Serialize(), 9).status()));

@@ -169,7 +169,8 @@ class BucketReduction {
   virtual int64_t CollectivesVersion() const { return 0; }
   // Called with the buckets of another plan, in force from the next step on: on all ranks before
   // the same step, but not at the same time, so it must not communicate. Move data between ranks in
-  // the next step's first BeginRound().
+  // the next step's first BeginRound(). If it fails, or the plan does for another reason, the plan
+  // before it stays in force, and OnPlan() is called with its buckets again: keep none of others.
   virtual absl::Status OnPlan(absl::Span<const BucketInfo> /*buckets*/) { return absl::OkStatus(); }
   // Called before this rank sends the record of a step: settings must not change after it.
   virtual void PrepareStep() {}

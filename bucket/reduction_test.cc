@@ -1,6 +1,7 @@
 #include "evenkeel/bucket/reduction.h"
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -76,6 +77,30 @@ class ScatterAndGather : public BucketReduction {
   const int world_size_;
   std::vector<std::vector<float>> parts_;
   int messages_ = 0;
+};
+
+// Refuses plans, and expects each round in the buckets of the last plan that it has seen.
+class RefusesPlans : public AllReduceBuckets {
+ public:
+  absl::Status OnPlan(absl::Span<const BucketInfo> buckets) override {
+    ++plans;
+    seen_.clear();
+    for (const BucketInfo& bucket : buckets) seen_[bucket.index] = bucket.data.data;
+    if (refusals == 0) return absl::OkStatus();
+    --refusals;
+    return absl::ResourceExhaustedError("no memory for this plan");
+  }
+  absl::StatusOr<RoundBuffers> BeginRound(const BucketInfo& bucket, int round,
+                                          const ReductionStep& step) override {
+    EXPECT_EQ(seen_[bucket.index], bucket.data.data) << "bucket " << bucket.index;
+    return AllReduceBuckets::BeginRound(bucket, round, step);
+  }
+
+  int refusals = 0;  // The number of plans that it refuses from now on.
+  int plans = 0;     // The number of plans that it has seen.
+
+ private:
+  std::map<int, const void*> seen_;  // By bucket: its memory.
 };
 
 absl::Status TrainStep(DataParallel& ddp, ToyModel& model, int rank, int batch) {
@@ -186,6 +211,46 @@ TEST_P(ReductionTest, AGradientThatNoRankHasStaysNone) {
                           model.GradientAt(3, j, 0, step) / comm.world_size());
         }
       }
+      return absl::OkStatus();
+    });
+  }
+}
+
+// With two refusals the reduction also refuses the return to the plan before, which it sees again
+// when the next step begins.
+TEST_P(ReductionTest, ARefusedPlanLeavesTheOneBeforeItInForce) {
+  for (const int refusals : {1, 2}) {
+    Run([&](Communicator& comm) -> absl::Status {
+      ToyModel model(kSizes), reference(kSizes);
+      auto owned = std::make_unique<RefusesPlans>();
+      RefusesPlans& reduction = *owned;
+      EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {},
+                                                         Options(views()), std::move(owned)));
+      EK_ASSIGN_OR_RETURN(auto plain,
+                          DataParallel::Create(&comm, &reference.params(), {}, Options(views())));
+      const auto train = [&](int step) -> absl::Status {
+        EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), step));
+        EK_RETURN_IF_ERROR(TrainStep(*plain, reference, comm.rank(), step));
+        for (size_t p = 0; p < kSizes.size(); ++p) {
+          EXPECT_EQ(model.params().grad_state(p), reference.params().grad_state(p));
+          if (model.params().grad_state(p) != GradState::kReduced) continue;
+          EXPECT_THAT(model.Gradient(p), SameSums(reference.Gradient(p))) << "p" << p;
+        }
+        return absl::OkStatus();
+      };
+      for (int step = 0; step < 2; ++step) EK_RETURN_IF_ERROR(train(step));  // With the rebuild.
+      const int plans = reduction.plans;
+      reduction.refusals = refusals;
+      model.params().SetTrainable(3, false);
+      const absl::Status refused = ddp->RefreshTrainable();
+      EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+      EXPECT_EQ(reduction.plans, plans + 2);
+      model.params().SetTrainable(3, true);
+      EK_RETURN_IF_ERROR(train(2));
+      EXPECT_EQ(reduction.plans, plans + 1 + refusals);
+      model.params().SetTrainable(3, false);
+      reference.params().SetTrainable(3, false);
+      for (int step = 3; step < 5; ++step) EK_RETURN_IF_ERROR(train(step));
       return absl::OkStatus();
     });
   }

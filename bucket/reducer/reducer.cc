@@ -64,9 +64,14 @@ struct Reducer::Impl {
   absl::Status CheckNoneAdded() const;
   absl::Status CheckFusion(bool has_own_reduction) const;
   // Puts the plan for `state` in force, and moves gradients over. If it cannot be made, that in
-  // force stays.
+  // force stays, and the reduction has its buckets again.
   absl::Status Install(PlanState state);
-  // Puts the same plan with other collectives in force, if the reduction has come to need others.
+  // Shows the reduction the buckets, if it has not seen them, and makes the plan on them.
+  absl::StatusOr<std::shared_ptr<const PlanInForce>> MakePlan(PlanState state,
+                                                              std::vector<int> sparse,
+                                                              BucketStorage& buckets);
+  // Puts the same plan with other collectives in force, if the reduction has come to need others;
+  // the same plan again, if the reduction could not return to it.
   absl::Status Refresh();
   absl::Status PrepareDevice();
   void DropRecordedOrder();
@@ -223,17 +228,17 @@ absl::Status Reducer::Impl::Install(PlanState state) {
     EK_ASSIGN_OR_RETURN(
         made, BucketStorage::Create(std::move(buckets), *core.params, layout, *core.comm));
   }
-  BucketStorage& next_storage = made != nullptr ? *made : *storage;
-  if (made != nullptr || !reduction_has_plan) {
-    if (core.device != nullptr) EK_RETURN_IF_ERROR(core.device->Drain());
-    reduction_has_plan = false;
-    EK_RETURN_IF_ERROR(core.reduction->OnPlan(next_storage.buckets()));
-  }
   const bool is_other_mask = core.plan == nullptr || !(state.mask == core.plan->state.mask);
-  EK_ASSIGN_OR_RETURN(
-      std::shared_ptr<const PlanInForce> next,
-      MakePlanInForce(core, std::move(state), std::move(sparse), next_storage, launcher.unused()));
-  core.plan = std::move(next);
+  const bool had_plan = reduction_has_plan;
+  absl::StatusOr<std::shared_ptr<const PlanInForce>> next =
+      MakePlan(std::move(state), std::move(sparse), made != nullptr ? *made : *storage);
+  if (!next.ok()) {
+    // It may have kept pointers into the buckets that are freed now.
+    if (had_plan && !reduction_has_plan)
+      reduction_has_plan = core.reduction->OnPlan(storage->buckets()).ok();
+    return next.status();
+  }
+  core.plan = *std::move(next);
   reduction_has_plan = true;
   announcer.OnPlan(is_other_mask);
   completer.OnPlan();
@@ -249,7 +254,19 @@ absl::Status Reducer::Impl::Install(PlanState state) {
   return PrepareDevice();
 }
 
+absl::StatusOr<std::shared_ptr<const PlanInForce>> Reducer::Impl::MakePlan(PlanState state,
+                                                                           std::vector<int> sparse,
+                                                                           BucketStorage& buckets) {
+  if (&buckets != storage.get() || !reduction_has_plan) {
+    if (core.device != nullptr) EK_RETURN_IF_ERROR(core.device->Drain());
+    reduction_has_plan = false;
+    EK_RETURN_IF_ERROR(core.reduction->OnPlan(buckets.buckets()));
+  }
+  return MakePlanInForce(core, std::move(state), std::move(sparse), buckets, launcher.unused());
+}
+
 absl::Status Reducer::Impl::Refresh() {
+  if (!reduction_has_plan) return Install(core.plan->state);
   if (core.reduction->CollectivesVersion() == core.plan->collectives_version)
     return absl::OkStatus();
   EK_ASSIGN_OR_RETURN(core.plan, MakePlanInForce(core, core.plan->state, core.plan->sparse,

@@ -170,9 +170,9 @@ void DataParallel::PublishPlan() {
   trainability_.Adopt(plan.mask);
   note_ = FrozenNote(*params_, plan.mask);
   mask_hash_ = plan.mask.Hash();
-  if (options_.on_plan) options_.on_plan();
+  if (options_.on_plan) options_.on_plan();  // It may put another plan in force: `plan` is gone.
   absl::MutexLock lock(&mutex_);
-  exported_ = plan.Serialize();
+  exported_ = reducer_->plan_state().Serialize();
 }
 
 std::string DataParallel::OtherFlagsText() const {

@@ -518,12 +518,11 @@ absl::Status Reducer::Impl::End(double scale, const StepAnswer& answer,
                                 const Announcer* announcer) {
   EK_RETURN_IF_ERROR(launcher.WaitForUnused());
   EK_RETURN_IF_ERROR(completer.Complete(scale));
-  EK_RETURN_IF_ERROR(Refresh());
   core.params->SetReduced(true);
   RecordFor(answer);
   EK_RETURN_IF_ERROR(completer.Account(announcer));
   ForgetStep();
-  return absl::OkStatus();
+  return Refresh();  // The record of the next step has the hash of its collectives.
 }
 
 // The order of the lowest rank active in the recorded step becomes everybody's: a rank without

@@ -10,8 +10,8 @@
 //   other parameters are trained                                       RefreshTrainable()
 //   another rank's plan is adopted                                     ImportPlan()
 //   the group is another one, for example after the loss of a rank     ReplaceGroup()
-//   the reduction is another one, or needs other collectives           InstallReduction(),
-//   Refresh()
+//   the reduction is another one                                       InstallReduction()
+//   the reduction has come to need other collectives                   Refresh()
 //
 // The first three are a new generation. The buckets stay where they are if they remain the same.
 //

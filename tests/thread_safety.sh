@@ -2,7 +2,8 @@
 # Checks with clang that the libraries obey their annotations of locks
 # (ABSL_GUARDED_BY and others), which GCC does not read:
 #
-#   tests/thread_safety.sh                     all of comm, join, bucket, zero_optim
+#   tests/thread_safety.sh                     all of comm, join, bucket, zero_optim,
+#                                              files and launch
 #   tests/thread_safety.sh comm/work.cc ...    these sources
 #
 # Prints one line for each library, "ok" or "FAILED" first, and clang's messages;
@@ -53,7 +54,7 @@ export -f check
 if [[ $# -gt 0 ]]; then
   sources=("$@")
 else
-  mapfile -t sources < <(git ls-files -- comm join bucket zero_optim |
+  mapfile -t sources < <(git ls-files -- comm join bucket zero_optim files launch |
     grep '\.cc$' | grep -Ev '(_test|_benchmark)\.cc$|/testing/')
 fi
 [[ ${#sources[@]} -gt 0 ]] || { echo "FAILED  each library $sentence: no sources"; exit 1; }

@@ -5,7 +5,7 @@
 #
 # Needs cmake, g++, pkg-config and the packages of docs/install.md. Prints one line per promise, "ok"
 # or "FAILED" first, and exits with 1 if one is broken. Part of tools/release.sh and
-# tests/systems/check.sh; not of .ci/run, since it compiles 255 sources.
+# tests/systems/check.sh; not of .ci/run, since it compiles all of them.
 set -uo pipefail
 [[ $# == 1 ]] || { echo 'usage: tools/cmake/check.sh FOLDER' >&2; exit 1; }
 cd "$1" || exit 1

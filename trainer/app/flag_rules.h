@@ -4,8 +4,7 @@
 //   OPTION(int, epochs, {}, "passes over all the data", AtLeast{1},
 //          ByModel(&TrainOptions::epochs, 4, 8, 6), kFree.As(&TrainOptions::epochs))
 //
-//   VisitRules(flags, [](const auto& flag, const auto& rule) { ... });  // for each rule of each
-//   flag
+//   VisitRules(flags, [](const auto& flag, const auto& rule) { ... });  // each rule of each flag
 //
 // MakeTrainOptions() checks the values and models, and fills in the defaults of models;
 // SettingsOf() (describe_options.h) makes the settings in checkpoints.
@@ -53,8 +52,8 @@ constexpr ModelDefault<Value> ByModel(Value TrainOptions::*option, std::type_ide
 }
 
 // The flag is a setting of the run, of one of the kinds of run_settings.h. Its value is that of the
-// flag, which is a FLAG then, or of an option: kFree.As(&TrainOptions::epochs). A run is resumed
-// without a look at flags that have no such rule, unless SettingsOf() takes their results.
+// flag, which must be a FLAG then, or of an option: kFree.As(&TrainOptions::epochs). A run is
+// resumed without a look at flags that have no such rule, unless SettingsOf() takes their results.
 enum class SettingKind { kFixed, kDealing, kFree };
 template <typename Value>
 struct OptionSetting {
@@ -88,13 +87,18 @@ void VisitRules(const TrainFlags& flags, Visit&& visit) {
   const auto visit_all = [&visit](const auto& flag, const auto&... rules) {
     (visit(flag, rules), ...);
   };
+  const auto visit_option = [&visit_all](const auto& flag, const auto&... rules) {
+    static_assert((!std::is_same_v<std::decay_t<decltype(rules)>, FlagSetting> && ...),
+                  "an OPTION may have no value: its setting is kFree.As(&TrainOptions::NAME)");
+    visit_all(flag, rules...);
+  };
 #define GROUP(title)
 #define FLAG(type, name, initial, help, ...)                                                \
   visit_all(GivenFlag<type>{#name, &flags.name, flags.name != defaults.name} __VA_OPT__(, ) \
                 __VA_ARGS__);
-#define OPTION(type, name, shown, help, ...)                            \
-  visit_all(GivenFlag<type>{#name, flags.name ? &*flags.name : nullptr, \
-                            flags.name.has_value()} __VA_OPT__(, ) __VA_ARGS__);
+#define OPTION(type, name, shown, help, ...)                               \
+  visit_option(GivenFlag<type>{#name, flags.name ? &*flags.name : nullptr, \
+                               flags.name.has_value()} __VA_OPT__(, ) __VA_ARGS__);
 #include "evenkeel/trainer/app/train_flags.inc"
 }
 

@@ -179,15 +179,24 @@ TEST(PrepareRankTest, StartsFromTheGivenWeights) {
 }
 
 // The names and texts are those in existing checkpoints: another one would be reported as a
-// difference, or refused.
+// difference, or refused. No value is a default, so that each is seen to come from its flag.
 TEST(SettingsOfTest, HasTheFlagsWithASettingInTheirEntries) {
   const TrainOptions options = Options({.hidden = "9",
+                                        .test_data = "val_*.bin",
+                                        .shuffle = false,
                                         .seed = 7,
                                         .accumulate = 2,
+                                        .epochs = 3,
+                                        .max_steps = 50,
                                         .rank_steps = "2,1",
+                                        .eval_every = 10,
+                                        .eval_batches = 6,
                                         .lr_decay = "cosine",
                                         .warmup = 4,
+                                        .clip = 0.5,
                                         .divide_by = "effective",
+                                        .stop_early = true,
+                                        .comm_hook = "bf16",
                                         .freeze = "fc1@3:5"});
   const RankSetup setup = *PrepareRank(options, Data(), 0, 2);
   RunSettings settings = SettingsOf(options, *setup.model, *setup.data, 2);
@@ -198,7 +207,7 @@ TEST(SettingsOfTest, HasTheFlagsWithASettingInTheirEntries) {
                                  {"the number of training samples", "40"},
                                  {"predictions per sample", "1"},
                                  {"seed", "7"},
-                                 {"shuffle", "true"},
+                                 {"shuffle", "false"},
                                  {"optimizer", "adamw with {exp_avg, exp_avg_sq}"}}));
   EXPECT_EQ(settings.dealing, (RunSettings::Values{{"the number of ranks", "2"},
                                                    {"batch_size", "5"},
@@ -207,20 +216,38 @@ TEST(SettingsOfTest, HasTheFlagsWithASettingInTheirEntries) {
   EXPECT_EQ(settings.free,
             (RunSettings::Values{{"augmentation", "shift 0, mirrors false"},
                                  {"data", kFashionMnistFolder},
-                                 {"test_data", ""},
-                                 {"eval_batches", "0"},
-                                 {"epochs", "4"},
-                                 {"max_steps", "0"},
+                                 {"test_data", "val_*.bin"},
+                                 {"eval_batches", "6"},
+                                 {"epochs", "3"},
+                                 {"max_steps", "50"},
                                  {"the optimizer's settings", ToString(options.rule)},
                                  {"lr_decay", "2"},
                                  {"warmup", "4"},
-                                 {"clip", "0"},
+                                 {"clip", "0.5"},
                                  {"join", "true"},
                                  {"divide_by", "1"},
-                                 {"stop_early", "false"},
+                                 {"stop_early", "true"},
                                  {"freeze", "fc1@3:5"},
-                                 {"comm_hook", "none"},
+                                 {"comm_hook", "bf16"},
                                  {"bucket sizes", "1048576,26214400"}}));
+}
+
+// With --nojoin, which excludes flags of the test above.
+TEST(SettingsOfTest, HasTheHeadsAndTheDropoutOfAGpt) {
+  const TrainOptions options = *MakeTrainOptions(
+      {.model = "gpt", .preset = "tiny", .heads = 4, .dropout = 0.25, .join = false});
+  const auto data = std::make_shared<const TrainingData>(
+      TrainingData{.train = Black(40), .test = Black(10), .vocabulary = 40});
+  const RankSetup setup = *PrepareRank(options, data, 0, 2);
+  RunSettings settings = SettingsOf(options, *setup.model, *setup.data, 2);
+  EXPECT_EQ(settings.fixed["model"], "gpt");
+  EXPECT_EQ(settings.fixed["heads"], "4");
+  EXPECT_EQ(settings.dealing["batch_size"], "8");
+  EXPECT_EQ(settings.free["dropout"], "0.25");
+  EXPECT_EQ(settings.free["compute"], "float32");
+  EXPECT_EQ(settings.free["clip"], "1");
+  EXPECT_EQ(settings.free["join"], "false");
+  EXPECT_EQ(settings.free["divide_by"], "0");
 }
 
 }  // namespace

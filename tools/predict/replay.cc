@@ -24,6 +24,7 @@
 #include "evenkeel/trainer/report/gather_records.h"
 #include "evenkeel/trainer/report/run_record.h"
 #include "evenkeel/trainer/report/step_trace.h"
+#include "evenkeel/trainer/report/trace_settings.h"
 #include "evenkeel/zero_optim/optimizer.h"
 #include "evenkeel/zero_optim/update_rule.h"
 

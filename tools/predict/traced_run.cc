@@ -11,7 +11,7 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/files/strict_json.h"
 #include "evenkeel/tools/measure/paired_ratio.h"
-#include "evenkeel/trainer/report/chrome_trace.h"
+#include "evenkeel/trainer/report/trace_settings.h"
 #include "nlohmann/json.hpp"
 
 namespace evenkeel {

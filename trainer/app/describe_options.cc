@@ -19,7 +19,7 @@
 #include "evenkeel/trainer/data/batch.h"
 #include "evenkeel/trainer/data/dataset.h"
 #include "evenkeel/trainer/gpt/gpt_options.h"
-#include "evenkeel/trainer/report/chrome_trace.h"
+#include "evenkeel/trainer/report/trace_settings.h"
 #include "evenkeel/zero_optim/update_rule.h"
 
 namespace evenkeel {

@@ -15,6 +15,7 @@
 #include "evenkeel/trainer/report/chrome_trace.h"
 #include "evenkeel/trainer/report/gather_records.h"
 #include "evenkeel/trainer/report/html_report.h"
+#include "evenkeel/trainer/report/trace_settings.h"
 #include "evenkeel/zero_optim/update_rule.h"
 
 namespace evenkeel {

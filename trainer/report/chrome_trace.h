@@ -5,7 +5,7 @@
 // The trace has a process per rank, with a thread for its computation and one for its buckets;
 // arrows lead from the completion of a bucket to the start of its reduction. One more process has
 // loss, throughput, and the cost of each slow rank as counters over the whole run. "otherData" has
-// the run's settings, which tools/predict reads.
+// the run's settings, of which tools/predict reads some (trace_settings.h).
 //
 // Units:   microseconds since the run began, by the clock of the first rank's host. All ranks leave
 //          a reduction together, so the clocks of other hosts are aligned by the moments at which
@@ -24,17 +24,6 @@
 namespace evenkeel {
 
 std::string RenderTrace(const RunRecord& record);
-
-// The settings that tools/predict reads: names, and values of the optimizer's state.
-struct TraceSettings {
-  static constexpr char kRanks[] = "ranks";
-  static constexpr char kBackend[] = "backend";
-  static constexpr char kState[] = "optimizer's state";
-  static constexpr char kReplicated[] = "state on every rank";
-  static constexpr char kSliced[] = "state sharded in equal slices";
-  static constexpr char kSentAs[] = "gradients are sent as";
-  static constexpr char kBufferBytes[] = "bytes of buffers";
-};
 
 }  // namespace evenkeel
 

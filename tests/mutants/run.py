@@ -407,4 +407,5 @@ def main():
     return 0 if killed >= least * len(mutants) else 1
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

@@ -156,8 +156,13 @@ class WorkerPipeline final : public BucketPipeline {
   // On the worker.
   void TakeTurns() ABSL_LOCKS_EXCLUDED(mutex_);
   std::optional<Turn> NextTurn() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Unlock while they run the turn. The round before it has ended: its Wait() returns at once.
   void TakeLaunch(Turn& turn) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TakeReduced(const Turn& turn) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::optional<Work> RoundBefore(const Turn& turn) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (turn.round == 0) return std::nullopt;
+    return launched(turn.round - 1)[turn.bucket];
+  }
 
   bool IsFinished() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return static_cast<int>(progress(rounds())) == size() && !NeedsUsedFlags();
@@ -191,12 +196,7 @@ void WorkerPipeline::TakeTurns() {
   is_woken_ = false;
   is_in_turns_ = true;
   for (std::optional<Turn> turn = NextTurn(); turn.has_value(); turn = NextTurn()) {
-    const bool is_first = turn->round == 0;
-    const absl::Status before =  // It has ended.
-        is_first ? absl::OkStatus() : launched(turn->round - 1)[turn->bucket].Wait();
-    if (!before.ok()) {
-      Fail(before);
-    } else if (turn->round < rounds()) {
+    if (turn->round < rounds()) {
       TakeLaunch(*turn);
     } else {
       TakeReduced(*turn);
@@ -219,8 +219,10 @@ std::optional<BucketPipeline::Turn> WorkerPipeline::NextTurn() const {
 
 void WorkerPipeline::TakeLaunch(Turn& turn) {
   NoteLaunch(turn);
+  const std::optional<Work> before = RoundBefore(turn);
   mutex_.Unlock();
-  const absl::StatusOr<Work> work = Launch(turn);
+  const absl::Status ended = before.has_value() ? before->Wait() : absl::OkStatus();
+  const absl::StatusOr<Work> work = ended.ok() ? Launch(turn) : ended;
   mutex_.Lock();
   if (!work.ok()) return Fail(work.status());
   NoteLaunched(turn, *work);
@@ -235,8 +237,10 @@ void WorkerPipeline::TakeLaunch(Turn& turn) {
 }
 
 void WorkerPipeline::TakeReduced(const Turn& turn) {
+  const std::optional<Work> before = RoundBefore(turn);
   mutex_.Unlock();
-  absl::StatusOr<Reduced> reduced = Reduce(turn);
+  const absl::Status ended = before->Wait();
+  absl::StatusOr<Reduced> reduced = ended.ok() ? Reduce(turn) : ended;
   mutex_.Lock();
   if (!reduced.ok()) return Fail(reduced.status());
   NoteEnd(turn.bucket, SteadyNow());

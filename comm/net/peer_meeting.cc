@@ -90,8 +90,8 @@ absl::StatusOr<std::vector<UniqueFd>> PeerMeeting::Meet(const std::vector<std::s
       if (!call.IsDone()) EK_RETURN_IF_ERROR(call.Turn(now));
     }
     EK_RETURN_IF_ERROR(reception_->Turn(now));
-    EK_RETURN_IF_ERROR(CheckDescriptors(now));
     if (IsComplete()) break;
+    EK_RETURN_IF_ERROR(CheckDescriptors(now));
     if (now >= deadline) return MissingRanks(now - start);
     if (now >= warn_at) {
       Warn(options_.warn, std::string(MissingRanks(now - start).message()));

@@ -1,6 +1,7 @@
 // Within a host, ranks find each other, and no other process is admitted, whatever it sends to
 // their listeners.
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -26,6 +27,7 @@
 #include "evenkeel/comm/net/peer_address.h"
 #include "evenkeel/comm/net/peer_greeting.h"
 #include "evenkeel/comm/net/peer_meeting.h"
+#include "evenkeel/comm/net/peer_reception.h"
 #include "evenkeel/comm/net/socket.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -43,6 +45,25 @@ int64_t OpenFiles() {
     ++count;
   return count;
 }
+
+// While it lives, the process can open no file. All files that it has open stay usable; poll()
+// needs a limit that is not below the number of its entries.
+class NoDescriptors {
+ public:
+  NoDescriptors() {
+    EXPECT_EQ(getrlimit(RLIMIT_NOFILE, &before_), 0);
+    const UniqueFd lowest_free(open("/dev/null", O_RDONLY | O_CLOEXEC));
+    const rlimit none = {.rlim_cur = static_cast<rlim_t>(lowest_free.get()),
+                         .rlim_max = before_.rlim_max};
+    EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  }
+  ~NoDescriptors() { EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &before_), 0); }
+  NoDescriptors(const NoDescriptors&) = delete;
+  NoDescriptors& operator=(const NoDescriptors&) = delete;
+
+ private:
+  rlimit before_ = {};
+};
 
 PeerGroup GroupOf(int world_size) {
   return {.name = "world", .world_size = world_size, .key = "the key"};
@@ -233,6 +254,31 @@ TEST(ShmMeetingTest, ALastingLackOfDescriptorsIsAnError) {
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
   EXPECT_TRUE(absl::IsResourceExhausted(meetings.result(1))) << meetings.result(1);
   EXPECT_THAT(std::string(meetings.result(1).message()), HasSubstr("socket"));
+}
+
+// The lack lasts when the last rank is admitted, and the meeting may still wait for lower ranks.
+TEST(ShmMeetingTest, ALackOfDescriptorsEndsWithTheLastAdmission) {
+  PeerListener listener = ListenOnThisHost().value();
+  const PeerAddress address = listener.address;
+  PeerReception reception(0, HereOnly(GroupOf(2)), std::move(listener), absl::InfiniteDuration());
+  const absl::Time start = absl::Now();
+  Caller rank1(address);
+  EXPECT_TRUE(reception.Turn(start).ok());
+  const Caller stranger(address);
+  {
+    const NoDescriptors none;
+    EXPECT_TRUE(reception.Turn(start).ok());
+  }
+  EXPECT_TRUE(absl::IsResourceExhausted(reception.lack())) << reception.lack();
+  rank1.Say(HelloOf(GroupOf(2), 1, 0, address.nonce).Serialize());
+  EXPECT_TRUE(reception.Turn(start).ok());  // Accepts no caller yet.
+  EXPECT_TRUE(reception.IsComplete());
+  EXPECT_TRUE(reception.lack().ok()) << reception.lack();
+  std::vector<pollfd> entries;
+  absl::Time wake_at = absl::InfiniteFuture();
+  reception.AddTo(entries, wake_at);
+  EXPECT_EQ(wake_at, absl::InfiniteFuture());
+  for (const pollfd& entry : entries) EXPECT_EQ(entry.fd, -1);
 }
 
 // The strangers come first, and stay: silent ones, nonsense, and one that knows all but the nonce.

@@ -37,6 +37,9 @@ void PeerReception::CloseIfComplete() {
   if (!IsComplete()) return;
   listener_.fd = UniqueFd();
   callers_.clear();
+  // Accept() clears neither without a listener.
+  accept_again_ = absl::InfinitePast();
+  lack_ = absl::OkStatus();
 }
 
 std::vector<int> PeerReception::Missing() const {

@@ -205,7 +205,7 @@ absl::StatusOr<Greeted> Greet(const FindServer& find, const Hello& hello, const 
           Warn(nullptr, absl::StrCat(refusal.message(), "; ", attempt.greeted.server.ToString(),
                                      " has not proved that it is the job's store: retrying"));
         refused_since = std::min(refused_since, begin);
-      } else if (absl::IsResourceExhausted(status)) {  // Of descriptors, here.
+      } else if (absl::IsResourceExhausted(status)) {  // This process can open no socket.
         lacks_since = std::min(lacks_since, begin);
         if (SteadyNow() - lacks_since > kDescriptorPatience) return status;
       } else {

@@ -72,9 +72,14 @@ UniqueFd NewSocket(int family) {
   return fd;
 }
 
+// Returns whether it is an error of socket() that ends when descriptors or memory become free.
+bool IsLack(int error) {
+  return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+}
+
 absl::Status NoSocket() {
-  return errno == EMFILE ? absl::ResourceExhaustedError(ErrnoText("socket"))
-                         : absl::UnavailableError(ErrnoText("socket"));
+  return IsLack(errno) ? absl::ResourceExhaustedError(ErrnoText("socket"))
+                       : absl::UnavailableError(ErrnoText("socket"));
 }
 
 // accept() also reports errors of a connection that was waiting.
@@ -274,7 +279,7 @@ absl::StatusOr<std::string> AddressOfRouteTo(const std::string& host) {
   for (const addrinfo* info = list.get(); info != nullptr; info = info->ai_next) {
     // connect() on a datagram socket chooses the route alone.
     const UniqueFd fd(socket(info->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-    if (!fd && errno == EMFILE) return NoSocket();
+    if (!fd && IsLack(errno)) return NoSocket();
     if (!fd || connect(fd.get(), info->ai_addr, info->ai_addrlen) != 0) continue;
     EK_ASSIGN_OR_RETURN(const HostPort local, LocalAddress(fd));
     return local.host;

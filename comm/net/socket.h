@@ -7,7 +7,8 @@
 // send small messages at once.
 //
 // Errors: Unavailable if no process listens at the address, DeadlineExceeded, InvalidArgument for a
-//         malformed address.
+//         malformed address; ResourceExhausted if no file descriptor is free, or no memory for a
+//         socket.
 
 #ifndef EVENKEEL_COMM_NET_SOCKET_H_
 #define EVENKEEL_COMM_NET_SOCKET_H_
@@ -43,8 +44,8 @@ class WakeUp {
   UniqueFd fd_;
 };
 
-// A process without free file descriptors retries for this long before that is an error: other
-// threads may close some.
+// A process without free file descriptors, or on a host without memory for sockets, retries for
+// this long before that is an error: other threads may close some.
 inline constexpr absl::Duration kDescriptorPatience = absl::Seconds(3);
 
 // Waits for events of many sockets; the cost of a wait depends on the ready ones alone.

@@ -1,12 +1,12 @@
-// Over TCP, ranks find each other, and no other process is admitted, whatever it sends to their
-// listeners.
+// Ranks find each other. Over TCP, no other process is admitted, whatever it sends to their
+// listeners; within a host: peer_meeting_on_host_test.cc.
 
 #include "evenkeel/comm/net/peer_meeting.h"
 
 #include <poll.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
 
+#include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -27,7 +27,7 @@
 #include "evenkeel/comm/net/peer_greeting.h"
 #include "evenkeel/comm/net/peer_line.h"
 #include "evenkeel/comm/net/socket.h"
-#include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/peer_meetings.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -36,111 +36,18 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr absl::Duration kSoon = absl::Seconds(30);
-
-PeerGroup GroupOf(int world_size) {
-  return {.name = "world", .world_size = world_size, .key = "the key"};
+int64_t OpenFiles() {
+  int64_t count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd"))
+    ++count;
+  return count;
 }
 
-// The meetings of all ranks of a group, each run on a thread of its own.
-class Meetings {
- public:
-  explicit Meetings(int world_size, const std::function<PeerGroup(int)>& group_of,
-                    PeerMeetingOptions options = {}) {
-    for (int rank = 0; rank < world_size; ++rank) {
-      meetings_.push_back(PeerMeeting::OverTcp(rank, group_of(rank), "127.0.0.1", options).value());
-      addresses_.push_back(meetings_.back()->address());
-    }
-    results_.assign(world_size, absl::UnknownError("not run"));
-    connections_.resize(world_size);
-  }
-  explicit Meetings(int world_size, PeerMeetingOptions options = {})
-      : Meetings(
-            world_size, [&](int) { return GroupOf(world_size); }, options) {}
-  ~Meetings() { Join(); }
-
-  void Start(int rank, absl::Duration timeout = kSoon) {
-    threads_.emplace_back([this, rank, timeout] {
-      auto connections = meetings_[rank]->Run(addresses_, absl::Now() + timeout);
-      results_[rank] = connections.status();
-      if (connections.ok()) connections_[rank] = *std::move(connections);
-    });
-  }
-  void StartAll() {
-    for (size_t rank = 0; rank < meetings_.size(); ++rank) Start(static_cast<int>(rank));
-  }
-  void Join() {
-    for (std::thread& thread : threads_) thread.join();
-    threads_.clear();
-  }
-
-  PeerMeeting& operator[](int rank) { return *meetings_[rank]; }
-  HostPort address(int rank) { return HostPort::Parse(addresses_[rank]).value(); }
-  void set_address(int rank, std::string address) { addresses_[rank] = std::move(address); }
-  const absl::Status& result(int rank) const { return results_[rank]; }
-
-  // Whether each rank talks with each other one.
-  void ExpectConnected() {
-    Join();
-    const int world_size = static_cast<int>(meetings_.size());
-    for (int a = 0; a < world_size; ++a) {
-      ASSERT_TRUE(results_[a].ok()) << results_[a];
-      EXPECT_FALSE(connections_[a][a]);
-      for (int b = 0; b < world_size; ++b) {
-        if (a == b) continue;
-        ASSERT_TRUE(SendAll(connections_[a][b], absl::StrCat(a, ">", b), absl::Now() + kSoon).ok());
-      }
-    }
-    for (int a = 0; a < world_size; ++a) {
-      for (int b = 0; b < world_size; ++b) {
-        if (a == b) continue;
-        ASSERT_TRUE(WaitFor(connections_[b][a], POLLIN, absl::Now() + kSoon).ok());
-        std::string got;
-        ReceiveSome(connections_[b][a], got);
-        EXPECT_EQ(got, absl::StrCat(a, ">", b));
-      }
-    }
-  }
-
- private:
-  std::vector<std::unique_ptr<PeerMeeting>> meetings_;
-  std::vector<std::string> addresses_;
-  std::vector<std::thread> threads_;
-  std::vector<absl::Status> results_;
-  std::vector<std::vector<UniqueFd>> connections_;
-};
-
-// Somebody who calls a listener and says what the test wants.
-class Caller {
- public:
-  explicit Caller(const HostPort& address) { line_.fd = *ConnectTo(address, absl::Now() + kSoon); }
-
-  absl::StatusOr<std::string> Hear() {
-    while (true) {
-      EK_ASSIGN_OR_RETURN(std::optional<std::string> frame, line_.Hear());
-      if (frame) return *std::move(frame);
-      EK_RETURN_IF_ERROR(WaitFor(line_.fd, POLLIN, absl::Now() + kSoon));
-    }
-  }
-  void Say(absl::string_view payload) { SayRaw(Frame(payload)); }
-  void SayRaw(absl::string_view bytes) {
-    SendAll(line_.fd, bytes, absl::Now() + kSoon).IgnoreError();
-  }
-  PeerChallenge Challenge() { return PeerChallenge::Parse(Hear().value()).value(); }
-  absl::Status Verdict() {
-    EK_ASSIGN_OR_RETURN(const std::string frame, Hear());
-    EK_ASSIGN_OR_RETURN(const PeerVerdict verdict, PeerVerdict::Parse(frame));
-    return verdict.status;
-  }
-  // Until the other side hangs up.
-  void AwaitEnd() {
-    while (Hear().ok()) {
-    }
-  }
-
- private:
-  PeerLine line_;
-};
+PeerMeetings::Make OverTcpWith(const PeerMeetingOptions& options) {
+  return [options](int rank, PeerGroup group) {
+    return PeerMeeting::OverTcp(rank, std::move(group), "127.0.0.1", options);
+  };
+}
 
 PeerHello HelloOf(const PeerGroup& group, int rank, int lower, const PeerChallenge& challenge) {
   PeerHello hello{.rank = rank, .nonce = RandomBytes(kPeerNonceSize).value()};
@@ -148,41 +55,80 @@ PeerHello HelloOf(const PeerGroup& group, int rank, int lower, const PeerChallen
   return hello;
 }
 
-TEST(TcpMeetingTest, ConnectsEachRankWithEachOther) {
-  for (const int world_size : {1, 2, 3, 8}) {
+// The kinds of meetings, and texts that are no addresses of that kind.
+struct Kind {
+  const char* name;
+  PeerMeetings::Make make;
+  std::vector<std::string> no_addresses;
+};
+
+class PeerMeetingTest : public testing::TestWithParam<Kind> {
+ protected:
+  const PeerMeetings::Make& make() const { return GetParam().make; }
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    Kinds, PeerMeetingTest,
+    testing::Values(
+        Kind{"Tcp", PeerMeetings::OverTcp, {"10.0.0.7", "no number:5", "somewhere:5", ""}},
+        Kind{"OnHost", PeerMeetings::OnThisHost, {"10.0.0.7:5", "", std::string(200, 'a')}}),
+    [](const testing::TestParamInfo<Kind>& kind) { return kind.param.name; });
+
+TEST_P(PeerMeetingTest, ConnectsEachRankWithEachOther) {
+  const int64_t before = OpenFiles();
+  for (const int world_size : {1, 2, 3, 5, 8}) {
     SCOPED_TRACE(world_size);
-    Meetings meetings(world_size);
+    PeerMeetings meetings(make(), world_size);
     meetings.StartAll();
     meetings.ExpectConnected();
   }
+  EXPECT_EQ(OpenFiles(), before);
 }
 
-TEST(TcpMeetingTest, NobodyListensForNobody) {
-  Meetings meetings(2);
-  EXPECT_TRUE(ConnectTo(meetings.address(0), absl::Now() + kSoon).ok());
-  EXPECT_TRUE(absl::IsUnavailable(ConnectTo(meetings.address(1), absl::Now() + kSoon).status()))
-      << "the last rank";
+TEST_P(PeerMeetingTest, NobodyListensForNobody) {
+  PeerMeetings meetings(make(), 2);
+  EXPECT_TRUE(TestCaller(meetings.address(0)).is_connected());
+  EXPECT_FALSE(TestCaller(meetings.address(1)).is_connected()) << "the last rank";
   meetings.StartAll();
   meetings.ExpectConnected();
-  EXPECT_TRUE(absl::IsUnavailable(ConnectTo(meetings.address(0), absl::Now() + kSoon).status()));
+  EXPECT_FALSE(TestCaller(meetings.address(0)).is_connected());
 }
 
-TEST(TcpMeetingTest, NamesTheRanksThatDoNotCome) {
-  Meetings meetings(4);
-  meetings.Start(1, absl::Milliseconds(200));
-  meetings.Start(3, absl::Milliseconds(200));
-  meetings.Join();
-  EXPECT_TRUE(absl::IsDeadlineExceeded(meetings.result(1))) << meetings.result(1);
-  EXPECT_THAT(std::string(meetings.result(1).message()), HasSubstr("ranks 0,2 to connect"));
-  EXPECT_THAT(std::string(meetings.result(3).message()), HasSubstr("ranks 0,2 to connect"));
+TEST_P(PeerMeetingTest, NamesTheRanksThatDoNotCome) {
+  const int64_t before = OpenFiles();
+  {
+    PeerMeetings meetings(make(), 4);
+    meetings.Start(1, absl::Milliseconds(200));
+    meetings.Start(3, absl::Milliseconds(200));
+    meetings.Join();
+    for (const int rank : {1, 3}) {
+      EXPECT_TRUE(absl::IsDeadlineExceeded(meetings.result(rank))) << meetings.result(rank);
+      EXPECT_THAT(std::string(meetings.result(rank).message()), HasSubstr("ranks 0,2 to connect"));
+    }
+  }
+  EXPECT_EQ(OpenFiles(), before);
 }
 
-TEST(TcpMeetingTest, CancelEndsIt) {
-  Meetings meetings(2);
+TEST_P(PeerMeetingTest, CancelEndsIt) {
+  PeerMeetings meetings(make(), 2);
   meetings.Start(0);
   meetings[0].Cancel(absl::CancelledError("enough"));
+  meetings[0].Cancel(absl::CancelledError("too late"));
   meetings.Join();
   EXPECT_EQ(meetings.result(0), absl::CancelledError("enough"));
+}
+
+TEST_P(PeerMeetingTest, RefusesWhatIsNoAddress) {
+  for (const std::string& address : GetParam().no_addresses) {
+    PeerMeetings meetings(make(), 2);
+    meetings.set_address(0, address);
+    meetings.Start(1);
+    meetings.Join();
+    EXPECT_TRUE(absl::IsInvalidArgument(meetings.result(1))) << meetings.result(1);
+    EXPECT_THAT(std::string(meetings.result(1).message()), HasSubstr("rank 0"));
+  }
+  const absl::Status few = make()(0, GroupOf(2)).value()->Run({}, absl::Now() + kSoon).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(few)) << few;
 }
 
 TEST(TcpMeetingTest, RefusesAnAddressThatIsNotHere) {
@@ -190,43 +136,53 @@ TEST(TcpMeetingTest, RefusesAnAddressThatIsNotHere) {
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
 }
 
-TEST(TcpMeetingTest, RefusesWhatIsNoAddress) {
-  for (const std::string& address : {std::string("10.0.0.7"), std::string("no number:5"),
-                                     std::string("somewhere:5"), std::string()}) {
-    Meetings meetings(2);
-    meetings.set_address(0, address);
-    meetings.Start(1);
-    meetings.Join();
-    EXPECT_TRUE(absl::IsInvalidArgument(meetings.result(1))) << meetings.result(1);
-    EXPECT_THAT(std::string(meetings.result(1).message()), HasSubstr("rank 0"));
+TEST(TcpMeetingTest, ALackOfDescriptorsIsAnObstacle) {
+  struct Case {
+    int rank;
+    std::string obstacle;
+  };
+  for (const Case& each : {Case{0, "rank 1 to connect"}, Case{1, "rank 0: socket"}}) {
+    SCOPED_TRACE(each.rank);
+    PeerMeetings meetings(PeerMeetings::OverTcp, 2);
+    const TestCaller waits_for_rank_0(meetings.address(0));
+    {
+      const NoDescriptors none;
+      meetings.Start(each.rank, absl::Milliseconds(200));
+      meetings.Join();
+    }
+    EXPECT_TRUE(absl::IsDeadlineExceeded(meetings.result(each.rank))) << meetings.result(each.rank);
+    EXPECT_THAT(std::string(meetings.result(each.rank).message()), HasSubstr(each.obstacle));
   }
-  const absl::Status few = PeerMeeting::OverTcp(0, GroupOf(2), "127.0.0.1")
-                               .value()
-                               ->Run({}, absl::Now() + kSoon)
-                               .status();
-  EXPECT_TRUE(absl::IsInvalidArgument(few)) << few;
 }
 
-TEST(TcpMeetingTest, ALackOfDescriptorsIsAnObstacle) {
-  Meetings meetings(2);
-  rlimit limit = {};
-  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
-  const rlimit none = {.rlim_cur = 0, .rlim_max = limit.rlim_max};
-  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
-  meetings.Start(1, absl::Milliseconds(200));
-  meetings.Join();
-  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
-  EXPECT_TRUE(absl::IsDeadlineExceeded(meetings.result(1))) << meetings.result(1);
-  EXPECT_THAT(std::string(meetings.result(1).message()), HasSubstr("rank 0: socket"));
+// One rank at a time: the first one to give up frees descriptors.
+TEST(TcpMeetingTest, ALackOfDescriptorsIsAnErrorWhenPatienceEnds) {
+  struct Case {
+    int rank;
+    std::string call;
+  };
+  for (const Case& each : {Case{0, "accept"}, Case{1, "socket"}}) {
+    SCOPED_TRACE(each.rank);
+    PeerMeetings meetings(OverTcpWith({.descriptor_patience = absl::Milliseconds(50)}), 2);
+    const TestCaller waits_for_rank_0(meetings.address(0));
+    {
+      const NoDescriptors none;
+      meetings.Start(each.rank);
+      meetings.Join();
+    }
+    EXPECT_TRUE(absl::IsResourceExhausted(meetings.result(each.rank)))
+        << meetings.result(each.rank);
+    EXPECT_THAT(std::string(meetings.result(each.rank).message()), HasSubstr(each.call));
+  }
 }
 
 // The strangers come first, and stay.
 TEST(TcpMeetingTest, StrangersWithRandomBytesAndHalfOpenConnectionsDisturbNobody) {
   std::mt19937_64 random(20);
-  Meetings meetings(3);
-  std::vector<std::unique_ptr<Caller>> strangers;
+  PeerMeetings meetings(PeerMeetings::OverTcp, 3);
+  std::vector<std::unique_ptr<TestCaller>> strangers;
   for (int i = 0; i < 300; ++i) {
-    strangers.push_back(std::make_unique<Caller>(meetings.address(i % 2)));
+    strangers.push_back(std::make_unique<TestCaller>(meetings.address(i % 2)));
     std::string bytes(random() % 4000, '\0');
     for (char& byte : bytes) byte = static_cast<char>(random());
     if (i % 4 == 1) bytes = Frame(bytes.substr(0, 1500));
@@ -237,7 +193,8 @@ TEST(TcpMeetingTest, StrangersWithRandomBytesAndHalfOpenConnectionsDisturbNobody
   meetings.StartAll();
   std::thread more([&] {
     for (int i = 0; i < 50; ++i) {
-      absl::StatusOr<UniqueFd> fd = ConnectTo(meetings.address(i % 2), absl::Now() + kSoon);
+      absl::StatusOr<UniqueFd> fd =
+          ConnectTo(HostPort::Parse(meetings[i % 2].address()).value(), absl::Now() + kSoon);
       if (!fd.ok()) return;  // All have met.
       SendAll(*fd, std::string(i, 'x'), absl::Now() + kSoon).IgnoreError();
     }
@@ -247,16 +204,18 @@ TEST(TcpMeetingTest, StrangersWithRandomBytesAndHalfOpenConnectionsDisturbNobody
 }
 
 TEST(TcpMeetingTest, ACallerThatSaysNothingIsLetGoAtItsDeadline) {
-  Meetings meetings(2, {.greeting_timeout = absl::Milliseconds(50)});
+  PeerMeetings meetings(OverTcpWith({.greeting_timeout = absl::Milliseconds(50)}), 2);
   meetings.Start(0);
-  Caller silent(meetings.address(0));
+  TestCaller silent(meetings.address(0));
   silent.AwaitEnd();
   meetings.Start(1);
   meetings.ExpectConnected();
 }
 
 TEST(TcpMeetingTest, AWrongKeyIsASentenceAtOnce) {
-  Meetings meetings(2, [](int rank) { return PeerGroup{"world", 2, absl::StrCat("key ", rank)}; });
+  PeerMeetings meetings(PeerMeetings::OverTcp, 2, [](int rank) {
+    return PeerGroup{"world", 2, absl::StrCat("key ", rank)};
+  });
   const absl::Time start = absl::Now();
   meetings.Start(1);
   meetings.Start(0, absl::Milliseconds(500));
@@ -271,10 +230,10 @@ TEST(TcpMeetingTest, AWrongKeyIsASentenceAtOnce) {
 }
 
 TEST(TcpMeetingTest, OnlyTheGroupsHigherRanksComeInAndEachOnce) {
-  Meetings meetings(4);
+  PeerMeetings meetings(PeerMeetings::OverTcp, 4);
   meetings.Start(1);
   const auto call = [&](const PeerGroup& group, int rank, int lower = 1) {
-    Caller caller(meetings.address(1));
+    TestCaller caller(meetings.address(1));
     caller.Say(HelloOf(group, rank, lower, caller.Challenge()).Serialize());
     return caller.Verdict();
   };
@@ -287,12 +246,12 @@ TEST(TcpMeetingTest, OnlyTheGroupsHigherRanksComeInAndEachOnce) {
   for (const int rank : {-1, 0, 1, 4})
     EXPECT_TRUE(absl::IsInvalidArgument(call(GroupOf(4), rank))) << rank;
 
-  Caller good(meetings.address(1));
+  TestCaller good(meetings.address(1));
   const PeerHello hello = HelloOf(GroupOf(4), 3, 1, good.Challenge());
   good.Say(hello.Serialize());
   EXPECT_TRUE(good.Verdict().ok());
   EXPECT_TRUE(absl::IsAlreadyExists(call(GroupOf(4), 3)));
-  Caller replay(meetings.address(1));
+  TestCaller replay(meetings.address(1));
   replay.Challenge();
   replay.Say(hello.Serialize());
   EXPECT_TRUE(absl::IsPermissionDenied(replay.Verdict()));
@@ -303,16 +262,16 @@ TEST(TcpMeetingTest, OnlyTheGroupsHigherRanksComeInAndEachOnce) {
 TEST(TcpMeetingTest, AReplayedHelloIsRefusedAndTheRealRankStillComes) {
   std::string overheard;
   {
-    Meetings meetings(2);
+    PeerMeetings meetings(PeerMeetings::OverTcp, 2);
     meetings.Start(0);
-    Caller rank1(meetings.address(0));
+    TestCaller rank1(meetings.address(0));
     overheard = HelloOf(GroupOf(2), 1, 0, rank1.Challenge()).Serialize();
     rank1.Say(overheard);
     EXPECT_TRUE(rank1.Verdict().ok());
   }
-  Meetings meetings(2);
+  PeerMeetings meetings(PeerMeetings::OverTcp, 2);
   meetings.Start(0);
-  Caller replay(meetings.address(0));
+  TestCaller replay(meetings.address(0));
   replay.Challenge();
   replay.Say(overheard);
   EXPECT_TRUE(absl::IsPermissionDenied(replay.Verdict()));
@@ -324,7 +283,7 @@ TEST(TcpMeetingTest, AReplayedHelloIsRefusedAndTheRealRankStillComes) {
 // by sending back what it is sent.
 TEST(TcpMeetingTest, AListenerWithoutTheKeyIsFoundOut) {
   for (const bool mirrors : {false, true}) {
-    Meetings meetings(2);
+    PeerMeetings meetings(PeerMeetings::OverTcp, 2);
     const UniqueFd listener = ListenOn({"127.0.0.1", 0}).value();
     meetings.set_address(0, LocalAddress(listener).value().ToString());
     meetings.Start(1);
@@ -350,7 +309,7 @@ TEST(TcpMeetingTest, AListenerWithoutTheKeyIsFoundOut) {
 
 // A caller whose connection is cut before it is answered comes again.
 TEST(TcpMeetingTest, ACallIsTriedAgain) {
-  Meetings meetings(2);
+  PeerMeetings meetings(PeerMeetings::OverTcp, 2);
   const UniqueFd listener = ListenOn({"127.0.0.1", 0}).value();
   meetings.set_address(0, LocalAddress(listener).value().ToString());
   meetings.Start(1);

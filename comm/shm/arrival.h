@@ -34,6 +34,8 @@ namespace evenkeel::internal {
 class ShmArrival {
  public:
   explicit ShmArrival(const ShmTask& task) : task_(task), lane_(task.lane) {}
+  ShmArrival(const ShmArrival&) = delete;
+  ShmArrival& operator=(const ShmArrival&) = delete;
 
   bool MayDescribe() const;
   // An input in registered memory is not copied if that is worth it: the others get the memory.

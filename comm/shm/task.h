@@ -3,7 +3,8 @@
 //
 //   ShmTask task(lane, operation);
 //   bytes += task.CopyIn(begin, slot, length);              // this rank's input, for the others
-//   task.Reduce({nullptr, slot1, slot2}, begin, begin, length, nullptr);
+//   const std::byte* const inputs[] = {nullptr, slot1, slot2};  // by seat
+//   task.Reduce(inputs, begin, begin, length, nullptr);
 //
 // Units:     elements.
 // Order:     each element is reduced in the order of seats.
@@ -37,6 +38,8 @@ struct ShmRange {
 
 struct ShmTask {
   ShmTask(ShmLane& lane, const Operation& operation);
+  ShmTask(const ShmTask&) = delete;
+  ShmTask& operator=(const ShmTask&) = delete;
 
   ShmLane& lane;
   const Operation& operation;

@@ -3,7 +3,7 @@
 //
 //   ShmTransfer transfer(lane, operation);
 //   // again and again, while others fill in their seats
-//   switch (transfer.Advance(budget, stop)) { ... }
+//   EK_ASSIGN_OR_RETURN(const ShmProgress progress, transfer.Advance(budget, stop));
 //
 // Ways of moving the data:
 //   one shot  small reductions: each rank publishes its input, and reduces the inputs of all ranks;
@@ -69,6 +69,8 @@ class ShmTransfer {
  public:
   // Both must outlive it.
   ShmTransfer(ShmLane& lane, const Operation& operation);
+  ShmTransfer(const ShmTransfer&) = delete;
+  ShmTransfer& operator=(const ShmTransfer&) = delete;
 
   // Moves about `budget` bytes at most. Not OK: the ranks disagree, or there is no memory; then no
   // further call.

@@ -43,8 +43,12 @@ absl::StatusOr<PeerAddress> PeerAddress::ParseTcp(absl::string_view text) {
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
   addrinfo* info = nullptr;
-  if (getaddrinfo(parsed.host.c_str(), absl::StrCat(parsed.port).c_str(), &hints, &info) != 0)
-    return absl::InvalidArgumentError(absl::StrCat(text, " is not an address"));
+  const int error =
+      getaddrinfo(parsed.host.c_str(), absl::StrCat(parsed.port).c_str(), &hints, &info);
+  if (error == EAI_SYSTEM) return absl::UnavailableError(ErrnoText(text));
+  if (error == EAI_MEMORY)
+    return absl::UnavailableError(absl::StrCat(text, ": ", gai_strerror(error)));
+  if (error != 0) return absl::InvalidArgumentError(absl::StrCat(text, " is not an address"));
   PeerAddress address{.text = std::string(text), .size = info->ai_addrlen};
   std::memcpy(&address.socket, info->ai_addr, info->ai_addrlen);
   freeaddrinfo(info);

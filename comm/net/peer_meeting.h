@@ -14,8 +14,9 @@
 // Threads: create it, then call Run() once; Cancel() from any thread, at any time.
 // Errors:  DeadlineExceeded names the ranks that have not connected, the obstacles, and the number
 //          of refused callers; PermissionDenied if a rank that this one connects to has another
-//          key, within a host also if a caller has; InvalidArgument for an address that cannot be
-//          parsed; the error that Cancel() was given.
+//          key, within a host also if a caller has; ResourceExhausted within a host if no file
+//          descriptor was free for kDescriptorPatience; InvalidArgument for an address that cannot
+//          be parsed; the error that Cancel() was given.
 
 #ifndef EVENKEEL_COMM_NET_PEER_MEETING_H_
 #define EVENKEEL_COMM_NET_PEER_MEETING_H_

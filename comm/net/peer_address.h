@@ -9,7 +9,8 @@
 // A Unix socket's name is chosen by the kernel, in the abstract name space, so no file is left. Its
 // address has a nonce, which only the processes that were given the address know.
 //
-// Errors: InvalidArgument for a text that is not an address of that kind; Unavailable if it cannot be
+// Errors: InvalidArgument for a text that is not an address of that kind; Unavailable if it cannot
+// be
 //         parsed for lack of memory.
 
 #ifndef EVENKEEL_COMM_NET_PEER_ADDRESS_H_

@@ -214,10 +214,13 @@ absl::StatusOr<UniqueFd> ListenAt(const sockaddr& address, socklen_t size) {
 
 absl::StatusOr<UniqueFd> AcceptFrom(const UniqueFd& listener) {
   while (true) {
-    UniqueFd fd(accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    sockaddr_storage peer = {};
+    socklen_t size = sizeof(peer);
+    UniqueFd fd(accept4(listener.get(), reinterpret_cast<sockaddr*>(&peer), &size,
+                        SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (fd) {
       fd.MakePrivate();
-      PrepareConnection(fd.get());
+      if (peer.ss_family != AF_UNIX) PrepareConnection(fd.get());
       return fd;
     }
     if (errno == EAGAIN || errno == EWOULDBLOCK) return UniqueFd();

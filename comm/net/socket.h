@@ -1,10 +1,10 @@
-// TCP sockets of the control plane: addresses, connections, and waits with a deadline.
+// TCP sockets, and Unix sockets within a host: addresses, connections, and waits with a deadline.
 //
 //   EK_ASSIGN_OR_RETURN(HostPort address, HostPort::Parse("10.0.0.7:29400"));
 //   EK_ASSIGN_OR_RETURN(UniqueFd fd, ConnectTo(address, SteadyNow() + absl::Seconds(5)));
 //
-// All sockets made with it are non-blocking, closed on exec and in children that fork() makes, and
-// send small messages at once.
+// All sockets made with it are non-blocking, and closed on exec and in children that fork() makes.
+// Connections over TCP send small messages at once.
 //
 // Errors: Unavailable if no process listens at the address, DeadlineExceeded, InvalidArgument for a
 //         malformed address; ResourceExhausted if no file descriptor is free, or no memory for a

@@ -1,6 +1,6 @@
 // Counts the traffic of a link, and the processor time of its thread.
 //
-//   meter.Sent(bytes);  meter.Received(bytes);
+//   meter.Sent(message, bytes);  meter.Received(message, bytes);
 //   meter.OnLinksThread();  // on the link's thread, at any frequency
 //   ControlCounters counters = meter.Read();
 //
@@ -18,14 +18,24 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/control/link.h"
+#include "evenkeel/comm/control/messages.h"
 
 namespace evenkeel::internal {
 
 class LinkMeter {
  public:
-  // One message that is not a heartbeat.
+  // Count one message that is not a heartbeat.
   void Sent(size_t bytes);
   void Received(size_t bytes);
+  // The same for a ToHub or a ToRank; heartbeats do not count.
+  template <typename Message>
+  void Sent(const Message& message, size_t bytes) {
+    if (!IsBeat(message)) Sent(bytes);
+  }
+  template <typename Message>
+  void Received(const Message& message, size_t bytes) {
+    if (!IsBeat(message)) Received(bytes);
+  }
   // Registers the calling thread as the link's.
   void OnLinksThread();
   ControlCounters Read() const;

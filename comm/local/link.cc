@@ -100,11 +100,7 @@ class Reader {
       meter_.OnLinksThread();
       Letter letter;
       while (inbox_.Pop(letter)) {
-        std::visit(
-            [this](auto& it) {
-              if (!IsBeat(it)) meter_.Received(SizeInMemory(it));
-            },
-            letter.message);
+        std::visit([this](auto& it) { meter_.Received(it, SizeInMemory(it)); }, letter.message);
         receive(std::move(letter));
       }
     };
@@ -219,7 +215,7 @@ class LocalEdges : public TreeEdges {
 
  private:
   void SendTo(int neighbour, const auto& message) {
-    reader_.meter().Sent(SizeInMemory(message));
+    reader_.meter().Sent(message, SizeInMemory(message));
     star_->edges(neighbour).Push({rank_, message});
   }
 
@@ -248,7 +244,7 @@ class LocalLink : public ControlLink {
     lost(started);
   }
   void Send(ToHub message) override {
-    if (!IsBeat(message)) reader_.meter().Sent(SizeInMemory(message));
+    reader_.meter().Sent(message, SizeInMemory(message));
     star_->Send(rank_, std::move(message));
   }
   ControlCounters Counters() const override { return reader_.meter().Read(); }

@@ -242,14 +242,14 @@ class DirectLink : public ControlLink {
       meter_.OnLinksThread();
       absl::StatusOr<ToRank> message = internal::ParseControlMessage<ToRank>(frame);
       if (!message.ok()) return;  // The server sends no other frames.
-      if (!IsBeat(*message)) meter_.Received(frame.size() + internal::kFrameHeader);
+      meter_.Received(*message, frame.size() + internal::kFrameHeader);
       receive(*std::move(message));
     };
     link_->Start(std::move(on_frame), std::move(lost));
   }
   void Send(ToHub message) override {
     const std::string payload = internal::Serialize(message);
-    if (!IsBeat(message)) meter_.Sent(payload.size() + internal::kFrameHeader);
+    meter_.Sent(message, payload.size() + internal::kFrameHeader);
     if (IsBeat(message)) link_->ExpectAnswer();
     link_->Send(payload);
   }

@@ -5,7 +5,9 @@
 //   std::visit([&](auto& it) { Handle(rank, std::move(it)); }, message);
 //
 // A new message is a struct and its place in the variant; it compiles when the receiver (hub.h,
-// control.h) has a Handle() for it. The list of its fields is also its form in bytes (wire.h).
+// control.h) has a Handle() for it, and a reply has its place in ControlChannel::requests_. The
+// list of its fields is also its form in bytes (wire.h). No compiler finds two more decisions, both
+// in hub.cc: IsForTheChannel() for a message to a rank, OutlivesTheGroup() for one to the hub.
 //
 // A request has a number, unique on the rank that asks, and a type of reply, which repeats the
 // number. A tree link (tree_link.h) sets the fields that name it, and passes to_hub::Exchange,
@@ -113,9 +115,7 @@ struct Failed {
 };
 
 // The reply to a heartbeat: the hub lives.
-struct Beat {
-  static void VisitFields(auto&, auto&) {}
-};
+struct Beat {};
 
 }  // namespace to_rank
 
@@ -188,9 +188,7 @@ struct Failed {
 };
 
 // The sender leaves cleanly: its disconnection is not a failure.
-struct Leave {
-  static void VisitFields(auto&, auto&) {}
-};
+struct Leave {};
 
 // The sender lives.
 struct Beat {

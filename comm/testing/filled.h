@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -46,7 +47,7 @@ class FieldFiller : public FieldVisitor {
   }
   template <typename T>
   void Fill(T& value) {
-    T::VisitFields(value, *this);
+    if constexpr (!std::is_empty_v<T>) T::VisitFields(value, *this);
   }
 
   int number_ = 0;

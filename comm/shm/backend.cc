@@ -130,9 +130,9 @@ class ShmBackend::Core : public std::enable_shared_from_this<ShmBackend::Core> {
   // rank is in no lane there.
   struct Lane {
     TryLock drive;
-    ShmPlace place;  // By lanes_mutex_.
-    ShmLane
-        shared;  // Like the next two by who has `drive`, between BeginTouching() and EndTouching().
+    // Like the next two by who has `drive`, between BeginTouching() and EndTouching(). Join() and
+    // LeaveIfIdle() use it under lanes_mutex_ while `drive` is closed.
+    ShmLane shared;
     std::shared_ptr<Call> driven;
     std::optional<ShmTransfer> transfer;     // The transfer of `driven`.
     std::atomic<bool> is_under_way = false;  // All ranks have come to `driven`.
@@ -308,9 +308,8 @@ absl::StatusOr<ShmBackend::Core::Lane*> ShmBackend::Core::Join(uint64_t key, std
     lane_list_.push_back(lane.get());
   }
   // This rank may join again before the last rank has left: then the lane continues.
-  if (lane->place.use == place.use) return lane.get();
+  if (lane->shared.place.use == place.use) return lane.get();
   EK_ASSIGN_OR_RETURN(ShmSeat* const seats, board_->Seats(place, ranks.size()));
-  lane->place = place;
   lane->shared = {.board = board_.get(),
                   .mesh = mesh_.get(),
                   .place = place,
@@ -340,7 +339,7 @@ bool ShmBackend::Core::LeaveIfIdle(Lane& lane) {
     return aborts_ ? absl::CancelledError("the group ends") : absl::OkStatus();
   };
   const std::span<ShmSeat> seats(lane.shared.seats, lane.shared.ranks.size());
-  if (board_->Leave(lane.place, seats, may_wait).ok()) return true;
+  if (board_->Leave(lane.shared.place, seats, may_wait).ok()) return true;
   lane.drive.Open();
   return false;
 }

@@ -33,8 +33,9 @@ class Pair {
     ++lanes_[1].operations;
     return tag;
   }
-  // The calls that have woken a thread that waits on the other side.
-  uint32_t notices() const { return seats_[0].bell + seats_[1].bell; }
+  // Returns the number of calls of Next() that have woken a thread that waits on the other side,
+  // however often each of them notified it.
+  uint32_t wakes() const { return seats_[0].bell + seats_[1].bell; }
 
  private:
   std::optional<int64_t> Next(int me) {
@@ -55,7 +56,7 @@ TEST(ShmTagsTest, ASendBeginsWhenItsReceiveIsPosted) {
   EXPECT_EQ(pair.NextToSend(), std::nullopt);
   pair.Receive(2);
   EXPECT_EQ(pair.NextToReceive(), std::nullopt);
-  EXPECT_EQ(pair.notices(), 1u);
+  EXPECT_EQ(pair.wakes(), 1u);
   EXPECT_EQ(pair.NextToSend(), 2);
   EXPECT_EQ(pair.NextToSend(), std::nullopt);
   pair.Receive(1);

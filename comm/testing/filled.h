@@ -3,6 +3,8 @@
 //
 //   for (const ToHub& message : OneOfEach<ToHub>()) ...  // of each type of the variant
 //
+// A struct that does not list one of its fields fails the test: such a field would not be sent.
+//
 // Threads: pure functions.
 
 #ifndef EVENKEEL_COMM_TESTING_FILLED_H_
@@ -12,6 +14,7 @@
 #include <cstdint>
 #include <string>
 #include <type_traits>
+#include <typeinfo>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -19,8 +22,32 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/base/fields.h"
+#include "gtest/gtest.h"
 
 namespace evenkeel::internal {
+
+// Converts to the type of any field; only for expressions that are not evaluated.
+struct AnyField {
+  template <typename T>
+  operator T() const;
+};
+
+// Returns the number of fields of an aggregate without base classes: that of the values with which
+// it can be initialized.
+template <typename T, typename... Fields>
+constexpr size_t FieldCount() {
+  if constexpr (requires { T{Fields{}..., AnyField{}}; }) {
+    return FieldCount<T, Fields..., AnyField>();
+  } else {
+    return sizeof...(Fields);
+  }
+}
+
+struct ListedFieldCounter : FieldVisitor {
+  size_t count = 0;
+
+  void operator()(const auto&... fields) { count += sizeof...(fields); }
+};
 
 class FieldFiller : public FieldVisitor {
  public:
@@ -47,7 +74,12 @@ class FieldFiller : public FieldVisitor {
   }
   template <typename T>
   void Fill(T& value) {
-    if constexpr (!std::is_empty_v<T>) T::VisitFields(value, *this);
+    if constexpr (!std::is_empty_v<T>) {
+      ListedFieldCounter listed;
+      T::VisitFields(value, listed);
+      EXPECT_EQ(listed.count, FieldCount<T>()) << typeid(T).name();
+      T::VisitFields(value, *this);
+    }
   }
 
   int number_ = 0;

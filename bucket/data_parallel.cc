@@ -607,15 +607,16 @@ absl::Status DataParallel::FindStaleRoot() {
   return absl::OkStatus();
 }
 
-absl::Status DataParallel::CheckWhole() const {
+HeldState DataParallel::CheckState() const {
   if (const absl::Status finished = reducer_->CheckFinished(); !finished.ok()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        join_name(),
-        ": a step that FinishStep() had ended failed later on the device: ", finished.message()));
+    return {StateKind::kTorn,
+            absl::StrCat(join_name(),
+                         ": a step that FinishStep() had ended failed later on the device: ",
+                         finished.message())};
   }
-  if (!has_stale_state_) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat(join_name(), ": the optimizer's state is out of date since an uneven loop"));
+  if (!has_stale_state_) return {};
+  return {StateKind::kTorn,
+          absl::StrCat(join_name(), ": the optimizer's state is out of date since an uneven loop")};
 }
 
 absl::Status DataParallel::TakeOver(StateTransfer& transfer) {

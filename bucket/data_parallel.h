@@ -88,6 +88,7 @@
 #include "evenkeel/comm/agree.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/device/runtime.h"
+#include "evenkeel/join/held_state.h"
 #include "evenkeel/join/joinable.h"
 #include "evenkeel/join/steps/phase_clock.h"
 
@@ -246,7 +247,7 @@ class DataParallel : public Joinable, public GradientReducer, private StepPartic
   void LeaveGroup(Communicator* old, const GroupChange& change) override;
   absl::Status EnterGroup(const GroupChange& change) override;
   absl::Status TakeOver(StateTransfer& transfer) override;
-  absl::Status CheckWhole() const override;
+  HeldState CheckState() const override;
   absl::Status TakeOverBuffers(int source);
   absl::Status FindStaleRoot();
   // Keeps, before a step of this rank, the state with which a repetition of it must begin.

@@ -53,6 +53,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/join/held_state.h"
 #include "evenkeel/join/step_divisor.h"
 #include "evenkeel/join/steps/step_control.h"
 
@@ -182,9 +183,8 @@ class Joinable {
   virtual absl::Status EnterGroup(const GroupChange& /*change*/) { return absl::OkStatus(); }
   // For Recover(), after ReplaceGroup(): receives the source's state. A collective.
   virtual absl::Status TakeOver(StateTransfer& /*transfer*/) { return absl::OkStatus(); }
-  // Returns an error if this rank's state is not that of steps_finished() because it was in the
-  // middle of a step. Aborted: the state is usable if no rank has a better one.
-  virtual absl::Status CheckWhole() const { return absl::OkStatus(); }
+  // For Recover(): returns whether this rank's state is that of steps_finished().
+  virtual HeldState CheckState() const { return {}; }
 
   // Returns its group; null if the group has been destroyed.
   Communicator* living_group() const { return group_.expired() ? nullptr : comm_; }

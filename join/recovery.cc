@@ -12,6 +12,7 @@
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/fields.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/join/held_state.h"
 #include "evenkeel/join/internal/join_list.h"
 #include "evenkeel/join/internal/recovery_plan.h"
 
@@ -57,11 +58,10 @@ class RecoveryRun {
     for (const Joinable* joinable : joinables_) {
       names.push_back(joinable->join_name());
       if (joinable->is_taking_over_)
-        facts.torn =
-            absl::StrCat(joinable->join_name(), " has not received the state of another rank yet");
-      const absl::Status whole = joinable->CheckWhole();
-      if (whole.ok()) continue;
-      (absl::IsAborted(whole) ? facts.patched : facts.torn) = std::string(whole.message());
+        facts.state.Worsen(
+            {StateKind::kTorn, absl::StrCat(joinable->join_name(),
+                                            " has not received the state of another rank yet")});
+      facts.state.Worsen(joinable->CheckState());
     }
     facts.names = absl::StrJoin(names, ", ");
     for (const Joinable* optimizer : optimizers_) {
@@ -80,8 +80,9 @@ class RecoveryRun {
     const auto [least, most] = std::minmax_element(facts.counts.begin(), facts.counts.end());
     facts.steps = *least;
     if (*least != *most)
-      facts.torn = absl::StrCat("its optimizers have finished different numbers of steps: ",
-                                absl::StrJoin(counts, ", "));
+      facts.state.Worsen({StateKind::kTorn,
+                          absl::StrCat("its optimizers have finished different numbers of steps: ",
+                                       absl::StrJoin(counts, ", "))});
     return facts;
   }
 

@@ -12,8 +12,9 @@ namespace {
 std::string Describe(const std::vector<RecoveryFacts>& by_rank) {
   std::vector<std::string> ranks;
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    const std::string& why = by_rank[rank].state.why;
     ranks.push_back(absl::StrCat("rank ", rank, " has finished ", by_rank[rank].steps, " steps",
-                                 by_rank[rank].torn.empty() ? "" : ", ", by_rank[rank].torn));
+                                 why.empty() ? "" : ", ", why));
   }
   return absl::StrJoin(ranks, "; ");
 }
@@ -21,7 +22,7 @@ std::string Describe(const std::vector<RecoveryFacts>& by_rank) {
 }  // namespace
 
 absl::StatusOr<RecoveryPlan> PlanRecovery(const std::vector<RecoveryFacts>& by_rank) {
-  const RecoveryFacts *source = nullptr, *second_best = nullptr;
+  const RecoveryFacts *source = nullptr, *patched = nullptr;
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
     const RecoveryFacts& facts = by_rank[rank];
     EK_RETURN_IF_ERROR(Annotate(facts.error, absl::StrCat("rank ", rank)));
@@ -29,15 +30,15 @@ absl::StatusOr<RecoveryPlan> PlanRecovery(const std::vector<RecoveryFacts>& by_r
       return absl::InvalidArgumentError(
           absl::StrCat("rank 0 passes ", by_rank[0].names, ", rank ", rank, " ", facts.names));
     }
-    if (!facts.torn.empty()) continue;
-    const RecoveryFacts*& best = facts.patched.empty() ? source : second_best;
+    if (facts.state.kind == StateKind::kTorn) continue;
+    const RecoveryFacts*& best = facts.state.kind == StateKind::kWhole ? source : patched;
     // One of two ranks at the same step may be in the middle of the next, where only some of its
     // optimizers have stepped.
     if (best == nullptr ||
         std::pair(facts.steps, facts.counts) < std::pair(best->steps, best->counts))
       best = &facts;
   }
-  if (source == nullptr) source = second_best;
+  if (source == nullptr) source = patched;
   if (source == nullptr) {
     return absl::FailedPreconditionError(
         absl::StrCat("no rank has a complete state to continue from: ", Describe(by_rank)));
@@ -46,7 +47,7 @@ absl::StatusOr<RecoveryPlan> PlanRecovery(const std::vector<RecoveryFacts>& by_r
                     .steps = source->steps,
                     .counts = source->counts};
   for (const RecoveryFacts& facts : by_rank) {
-    const bool is_whole = facts.torn.empty() && facts.patched.empty();
+    const bool is_whole = facts.state.kind == StateKind::kWhole;
     const bool is_there =
         &facts == source || (facts.steps == plan.steps && facts.counts == plan.counts);
     const bool is_ahead = facts.steps > plan.steps;

@@ -1,11 +1,11 @@
-// Where survivors go on, and from whose state: decided from what each of them says, so that all
-// come to one answer.
+// Chooses the step and the rank's state from which survivors continue. Every survivor decides from
+// the same facts of all, and so with the same result.
 //
-//   RecoveryFacts mine{...};  // every rank's, over the control plane
+//   RecoveryFacts mine{...};  // exchanged over the control plane
 //   EK_ASSIGN_OR_RETURN(RecoveryPlan plan, PlanRecovery(by_rank));
 //
 // Threads: pure functions of values.
-// Errors:  FailedPrecondition if nobody has a whole state, InvalidArgument if the ranks bring
+// Errors:  FailedPrecondition if no rank has a usable state, InvalidArgument if the ranks pass
 //          different Joinables, or a rank's own error.
 
 #ifndef EVENKEEL_JOIN_INTERNAL_RECOVERY_PLAN_H_
@@ -17,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "evenkeel/join/held_state.h"
 
 namespace evenkeel::internal {
 
@@ -25,11 +26,10 @@ struct RecoveryFacts {
   std::string names;            // The Joinables' names, sorted.
   int64_t steps = 0;            // Optimizer steps that it has finished.
   std::vector<int64_t> counts;  // By optimizer, in the order of their names.
-  std::string torn;             // Why its state is not whole; empty if it is.
-  std::string patched;          // The same, where the state will do if nobody's is whole.
+  HeldState state;              // The worst of its Joinables' states.
 
   static void VisitFields(auto& self, auto& visit) {
-    visit(self.error, self.names, self.steps, self.counts, self.torn, self.patched);
+    visit(self.error, self.names, self.steps, self.counts, self.state);
   }
 };
 

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "evenkeel/comm/base/fields.h"
+#include "evenkeel/join/held_state.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -36,7 +37,7 @@ TEST(PlanRecoveryTest, TakesTheLowestRankOfThoseAtTheEarliestStep) {
 
 TEST(PlanRecoveryTest, PassesOverRanksThatAreInTheMiddleOfSomething) {
   RecoveryFacts torn = At({7});
-  torn.torn = "optimizer#0 was in the middle of an update";
+  torn.state = {StateKind::kTorn, "optimizer#0 was in the middle of an update"};
   const RecoveryPlan plan = Plan({torn, At({8}), At({8})});
   EXPECT_EQ(plan.source, 1);
   EXPECT_EQ(plan.steps, 8);
@@ -45,7 +46,7 @@ TEST(PlanRecoveryTest, PassesOverRanksThatAreInTheMiddleOfSomething) {
 
 TEST(PlanRecoveryTest, TakesAPatchedStateOnlyWhereNobodyHasAWholeOne) {
   RecoveryFacts patched = At({7});
-  patched.patched = "in the middle of an update, and does not mind";
+  patched.state = {StateKind::kPatched, "in the middle of an update, and does not mind"};
   EXPECT_EQ(Plan({patched, At({8})}).source, 1);
   EXPECT_EQ(Plan({patched, patched}).source, 0);
 }
@@ -62,8 +63,8 @@ TEST(PlanRecoveryTest, OfEqualStepsTheOneWithFewerUpdatesCounts) {
 
 TEST(PlanRecoveryTest, SaysWhyThereIsNothingToGoOnFrom) {
   RecoveryFacts first = At({7}), second = At({8}), third = At({7});
-  first.torn = "one of two";
-  second.torn = "two of three";
+  first.state = {StateKind::kTorn, "one of two"};
+  second.state = {StateKind::kTorn, "two of three"};
   const std::string text(PlanRecovery({first, second}).status().message());
   EXPECT_THAT(text,
               HasSubstr("no rank has a complete state to continue from: rank 0 has finished 7 "
@@ -77,17 +78,30 @@ TEST(PlanRecoveryTest, SaysWhyThereIsNothingToGoOnFrom) {
               HasSubstr("rank 0 passes ddp#0, optimizer#0, rank 1 optimizer#0"));
 }
 
+TEST(HeldStateTest, TheWorstRemainsAndOfTwoEqualsTheLater) {
+  HeldState state;
+  state.Worsen({StateKind::kPatched, "the first"});
+  state.Worsen({StateKind::kPatched, "the second"});
+  state.Worsen({});
+  EXPECT_EQ(state.kind, StateKind::kPatched);
+  EXPECT_EQ(state.why, "the second");
+  state.Worsen({StateKind::kTorn, "the third"});
+  state.Worsen({StateKind::kPatched, "the fourth"});
+  EXPECT_EQ(state.kind, StateKind::kTorn);
+  EXPECT_EQ(state.why, "the third");
+}
+
 TEST(RecoveryFactsTest, SurvivesTheWireAndRefusesEverythingElse) {
   RecoveryFacts facts = At({7, 8, 9});
   facts.error = absl::InvalidArgumentError("a text,\nof two lines");
-  facts.torn = "torn";
-  facts.patched = "patched";
+  facts.state = {StateKind::kTorn, "torn"};
   const std::string bytes = ToBytes(facts);
   absl::StatusOr<RecoveryFacts> parsed = FromBytes<RecoveryFacts>(bytes, "facts");
   ASSERT_TRUE(parsed.ok()) << parsed.status();
   EXPECT_EQ(ToBytes(*parsed), bytes);
   EXPECT_EQ(parsed->error, facts.error);
   EXPECT_EQ(parsed->counts, facts.counts);
+  EXPECT_EQ(parsed->state.kind, StateKind::kTorn);
   for (const std::string& other : {std::string(), std::string("0"), "x" + bytes})
     EXPECT_FALSE(FromBytes<RecoveryFacts>(other, "facts").ok()) << other;
 }

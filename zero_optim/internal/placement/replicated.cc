@@ -177,12 +177,12 @@ absl::Status ReplicatedOptimizer::EnterGroup(const GroupChange& /*change*/) {
   return CheckSame(absl::OkStatus(), OtherSettings());
 }
 
-absl::Status ReplicatedOptimizer::CheckWhole() const {
-  if (!is_torn_) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat(join_name(),
-                   " had updated some parameters in backward when the step failed, and would "
-                   "update them twice: load a checkpoint"));
+HeldState ReplicatedOptimizer::CheckState() const {
+  if (!is_torn_) return {};
+  return {StateKind::kTorn,
+          absl::StrCat(join_name(),
+                       " had updated some parameters in backward when the step failed, and would "
+                       "update them twice: load a checkpoint")};
 }
 
 absl::Status ReplicatedOptimizer::TakeOverState(const StateSync& sync, int source) {

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/bucket/reduction.h"
+#include "evenkeel/join/held_state.h"
 #include "evenkeel/zero_optim/internal/placement/owner_link.h"
 #include "evenkeel/zero_optim/internal/placement/placed_optimizer.h"
 #include "evenkeel/zero_optim/internal/step_message.h"
@@ -57,7 +58,7 @@ class ReplicatedOptimizer : public PlacedOptimizer {
 
   // Joinable.
   absl::Status EnterGroup(const GroupChange& change) override;
-  absl::Status CheckWhole() const override;
+  HeldState CheckState() const override;
   absl::Status TakeOverState(const StateSync& sync, int source) override;
 
   const std::shared_ptr<OwnerLink<ReplicatedOptimizer>> link_ =

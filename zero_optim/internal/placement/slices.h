@@ -21,6 +21,7 @@
 #include "evenkeel/bucket/reduction.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/work.h"
+#include "evenkeel/join/held_state.h"
 #include "evenkeel/join/steps/step_control.h"
 #include "evenkeel/zero_optim/gradient_check.h"
 #include "evenkeel/zero_optim/internal/open_works.h"
@@ -190,7 +191,7 @@ class SlicesOptimizer : public PlacedOptimizer {
   void LeaveGroup(Communicator* old, const GroupChange& change) override;
   absl::Status EnterGroup(const GroupChange& change) override;
   absl::Status TakeOverState(const StateSync& sync, int source) override;
-  absl::Status CheckWhole() const override;
+  HeldState CheckState() const override;
   SliceFacts Facts() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Slices how_;

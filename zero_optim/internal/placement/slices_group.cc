@@ -91,15 +91,15 @@ absl::Status SlicesOptimizer::EnterGroup(const GroupChange& /*change*/) {
   return absl::OkStatus();
 }
 
-absl::Status SlicesOptimizer::CheckWhole() const {
+HeldState SlicesOptimizer::CheckState() const {
   OpenWorks settling;
   {
     absl::MutexLock lock(&mutex_);
-    if (!is_torn_) return absl::OkStatus();
+    if (!is_torn_) return {};
     if (gathers_.empty() && !awaits_step()) settling = settling_;
   }
-  if (!settling.empty() && settling.Wait().ok()) return absl::OkStatus();
-  return absl::AbortedError(absl::StrCat(join_name(), " was in the middle of an update"));
+  if (!settling.empty() && settling.Wait().ok()) return {};
+  return {StateKind::kPatched, absl::StrCat(join_name(), " was in the middle of an update")};
 }
 
 absl::Status SlicesOptimizer::TakeOverState(const StateSync& sync, int source) {

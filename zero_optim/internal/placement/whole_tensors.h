@@ -20,6 +20,7 @@
 #include "evenkeel/bucket/plan/planner.h"
 #include "evenkeel/bucket/plan/trainable_mask.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/join/held_state.h"
 #include "evenkeel/join/steps/step_control.h"
 #include "evenkeel/zero_optim/gradient_check.h"
 #include "evenkeel/zero_optim/internal/gradient_reduction.h"
@@ -116,7 +117,7 @@ class WholeTensorsOptimizer : public PlacedOptimizer {
   void LeaveGroup(Communicator* old, const GroupChange& change) override;
   absl::Status EnterGroup(const GroupChange& change) override;
   absl::Status TakeOverState(const StateSync& sync, int source) override;
-  absl::Status CheckWhole() const override;
+  HeldState CheckState() const override;
   absl::Status TakeChannel();
   OwnerTable NobodyOwns() const;
   ShardFacts Facts() const;

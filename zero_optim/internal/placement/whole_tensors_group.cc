@@ -160,9 +160,9 @@ absl::Status WholeTensorsOptimizer::MoveState(const ShardMove& move) {
   return SetPlan(std::move(owners), move.mask, move.generation);
 }
 
-absl::Status WholeTensorsOptimizer::CheckWhole() const {
-  if (!is_torn_ && open_.Wait().ok()) return absl::OkStatus();
-  return absl::AbortedError(absl::StrCat(join_name(), " was in the middle of an update"));
+HeldState WholeTensorsOptimizer::CheckState() const {
+  if (!is_torn_ && open_.Wait().ok()) return {};
+  return {StateKind::kPatched, absl::StrCat(join_name(), " was in the middle of an update")};
 }
 
 absl::Status WholeTensorsOptimizer::TakeOverState(const StateSync& sync, int source) {
@@ -172,7 +172,8 @@ absl::Status WholeTensorsOptimizer::TakeOverState(const StateSync& sync, int sou
 // The state of all ranks --------------------------------------------------------------------------
 
 absl::StatusOr<StatePieces> WholeTensorsOptimizer::Pieces() {
-  EK_RETURN_IF_ERROR(CheckWhole());
+  if (const HeldState held = CheckState(); held.kind != StateKind::kWhole)
+    return absl::AbortedError(held.why);
   return updater_.Pieces();
 }
 

@@ -2,12 +2,12 @@
 // steps of a group in one.
 //
 //   class StepControl final : public internal::GroupExtension { ... };
-//   auto& steps = static_cast<StepControl&>(comm.Extension(Make));   // made by the first call
+//   StepControl& steps = comm.Extension<StepControl>();   // StepControl(&comm), by the first call
 //
-// A communicator has at most one. It includes the extension's position and state in its messages
-// and in Finalize(), and passes on the notices of other ranks in the order of their arrival. It
-// keeps notices that arrive before the first call of Extension(), because a peer may be a step
-// ahead.
+// A communicator has at most one, and all calls of Extension() name its type. It includes the
+// extension's position and state in its messages and in Finalize(), and passes on the notices of
+// other ranks in the order of their arrival. It keeps notices that arrive before the first call of
+// Extension(), because a peer may be a step ahead.
 //
 // Threads:   OnNotice() runs on the control thread, or in the first call of Extension(); position()
 //            and is_exhausted() are called from any thread.

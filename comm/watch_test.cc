@@ -477,9 +477,7 @@ class FinalStates final : public internal::GroupExtension {
   const std::string state_;
 };
 
-void Extend(Communicator& comm, const std::string& state) {
-  comm.Extension([&](Communicator* group) { return std::make_unique<FinalStates>(group, state); });
-}
+void Extend(Communicator& comm, const std::string& state) { comm.Extension<FinalStates>(state); }
 
 TEST(FinalizeTest, EqualStatesOfExtensionsAreNoDisagreement) {
   std::atomic<bool> is_silent = false;

@@ -77,14 +77,9 @@ class MonitorOverCommunicator final : public StepMonitor {
         detector_(world_size_),
         steps_of_(world_size_),
         comm_(std::move(comm)) {
-    comm_->Extension([this](Communicator* group) {
-      return std::make_unique<Inbox>(
-          group,
-          [this](int from, absl::string_view topic, absl::string_view notice) {
-            OnNotice(from, topic, notice);
-          },
-          [this] { return StatusJson(); });
-    });
+    comm_->Extension<Inbox>([this](int from, absl::string_view topic,
+                                   absl::string_view notice) { OnNotice(from, topic, notice); },
+                            [this] { return StatusJson(); });
   }
 
   int rank() const override { return rank_; }

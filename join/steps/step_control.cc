@@ -141,10 +141,7 @@ void StepTicket::Resolve(absl::StatusOr<StepAnswer> answer) {
 
 // StepControl -------------------------------------------------------------------------------------
 
-StepControl& StepControl::Of(Communicator& comm) {
-  return static_cast<StepControl&>(
-      comm.Extension([](Communicator* group) { return std::make_unique<StepControl>(group); }));
-}
+StepControl& StepControl::Of(Communicator& comm) { return comm.Extension<StepControl>(); }
 
 StepControl::StepControl(Communicator* comm)
     : GroupExtension(comm),

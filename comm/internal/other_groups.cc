@@ -1,8 +1,6 @@
-// Makes other groups of this group's ranks: subsets beside it (Split), or the survivors after it
-// has failed (Shrink).
+#include "evenkeel/comm/internal/other_groups.h"
 
 #include <algorithm>
-#include <memory>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -13,11 +11,11 @@
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/fields.h"
-#include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/internal/communicator_core.h"
 #include "evenkeel/comm/ranks/parties.h"
 #include "evenkeel/comm/status.h"
 
-namespace evenkeel {
+namespace evenkeel::internal {
 namespace {
 
 constexpr absl::Duration kLeastAttempt =
@@ -44,19 +42,18 @@ std::vector<int> RanksOf(int color, const std::vector<Choice>& choices) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Split(int color, int key,
-                                                                  absl::Duration timeout) {
-  const std::string where = absl::StrCat("Split, rank ", rank_, " of the group ", group_);
+absl::StatusOr<std::unique_ptr<Communicator>> OtherGroups::Split(int color, int key,
+                                                                 absl::Duration timeout) {
+  const std::string where = absl::StrCat("Split, rank ", rank(), " of the group ", group_);
   if (make_group_ == nullptr)
     return absl::UnimplementedError(
-        absl::StrCat(where, ": backend ", backend_name(), " cannot make other groups"));
+        absl::StrCat(where, ": backend ", backend_name_, " cannot make other groups"));
   const absl::Time deadline = SteadyNow() + timeout;
-  EK_ASSIGN_OR_RETURN(
-      const ControlChannel::Parts parts,
-      AgreeAndWait("split", internal::ToBytes(Choice{color, key}), timeout, "Split()"));
+  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
+                      agreements_.Agree("split", ToBytes(Choice{color, key}), timeout, "Split()"));
   std::vector<Choice> choices;
   for (const std::string& part : parts) {
-    EK_ASSIGN_OR_RETURN(const Choice choice, internal::FromBytes<Choice>(part, "Split"));
+    EK_ASSIGN_OR_RETURN(const Choice choice, FromBytes<Choice>(part, "Split"));
     choices.push_back(choice);
   }
   const int number = splits_++;
@@ -71,73 +68,75 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Split(int color, int
     const std::string name = absl::StrCat(group_, "-", number, ".", color);
     const std::vector<int> ranks = RanksOf(color, choices);
     absl::StatusOr<std::unique_ptr<Communicator>> group =
-        MakeGroup(name, ranks, deadline, "Split()", [this] { return status(); });
+        MakeGroup(name, ranks, deadline, "Split()", [this] { return end_.status(); });
     if (group.ok()) {
       mine = *std::move(group);
-    } else if (!status().ok()) {
-      return Annotate(status(), where);  // This group has failed; the error has its ranks.
+    } else if (!end_.status().ok()) {
+      return Annotate(end_.status(), where);  // This group has failed; the error has its ranks.
     } else {
-      std::vector<int> all(world_size_);
+      std::vector<int> all(world_size());
       std::iota(all.begin(), all.end(), 0);
-      const absl::Status why = internal::Renumber(group.status(), ranks, all);
+      const absl::Status why = Renumber(group.status(), ranks, all);
       // The other ranks wait for this one.
-      Abort(why, absl::StrCat("could not make the group ", name, " (Split)"));
+      end_.Abort(why, absl::StrCat("could not make the group ", name, " (Split)"));
       return Annotate(why, where);
     }
   }
-  EK_RETURN_IF_ERROR(AgreeAndWait("split made", "", std::max(deadline - SteadyNow(), kLeastAttempt),
-                                  "Split(), until all ranks have their new groups")
+  EK_RETURN_IF_ERROR(agreements_
+                         .Agree("split made", "", std::max(deadline - SteadyNow(), kLeastAttempt),
+                                "Split(), until all ranks have their new groups")
                          .status());
   return mine;
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> Communicator::MakeGroup(const std::string& name,
-                                                                      const std::vector<int>& ranks,
-                                                                      absl::Time deadline,
-                                                                      absl::string_view who,
-                                                                      OriginStatus status) {
-  const int rank = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin());
+absl::StatusOr<std::unique_ptr<Communicator>> OtherGroups::MakeGroup(const std::string& name,
+                                                                     const std::vector<int>& ranks,
+                                                                     absl::Time deadline,
+                                                                     absl::string_view who,
+                                                                     OriginStatus status) {
+  const int rank =
+      static_cast<int>(std::find(ranks.begin(), ranks.end(), control_.rank()) - ranks.begin());
   const int world_size = static_cast<int>(ranks.size());
   ControlLink::Origin origin;
-  const auto hub = std::ranges::find(ranks, control_->link().HubRank());
+  const auto hub = std::ranges::find(ranks, control_.link().HubRank());
   if (hub != ranks.end()) origin.hub_rank = static_cast<int>(hub - ranks.begin());
   for (const int member : ranks) origin.members.push_back(members_[member]);
   // In the numbers of the new group, whose ranks may get this error from each other.
-  std::vector<int> all(world_size_);
+  std::vector<int> all(members_.size());
   std::iota(all.begin(), all.end(), 0);
   origin.status = [status = std::move(status), all, ranks] {
-    return internal::Renumber(status(), all, ranks);
+    return Renumber(status(), all, ranks);
   };
-  EK_ASSIGN_OR_RETURN(
-      std::unique_ptr<ControlLink> link,
-      control_->link().Open(name, rank, world_size, deadline - SteadyNow(), origin));
+  EK_ASSIGN_OR_RETURN(std::unique_ptr<ControlLink> link,
+                      control_.link().Open(name, rank, world_size, deadline - SteadyNow(), origin));
   link->SetOrigin(std::move(origin.status));
   EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> next,
                       make_group_(name, rank, world_size, std::move(link), deadline - SteadyNow()));
   // All ranks or none: otherwise a rank that continues would wait for others that begin again. From
   // now on the new group's hub has every rank, and detects if one is lost.
-  EK_RETURN_IF_ERROR(next->AgreeAndWait("made", "", deadline - SteadyNow(),
-                                        absl::StrCat(who, ", in the new group ", name))
-                         .status());
-  next->control_->link().SetOrigin(nullptr);
-  next->members_ = std::move(origin.members);
+  EK_RETURN_IF_ERROR(
+      next->core_->agreements
+          .Agree("made", "", deadline - SteadyNow(), absl::StrCat(who, ", in the new group ", name))
+          .status());
+  next->core_->control->link().SetOrigin(nullptr);
+  next->core_->members = std::move(origin.members);
   return next;
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Shrink(absl::Duration timeout) {
-  const std::string where = absl::StrCat("Shrink, rank ", rank_, " of the group ", group_);
-  if (status().ok())
+absl::StatusOr<std::unique_ptr<Communicator>> OtherGroups::Shrink(absl::Duration timeout) {
+  const std::string where = absl::StrCat("Shrink, rank ", rank(), " of the group ", group_);
+  if (end_.status().ok())
     return absl::FailedPreconditionError(absl::StrCat(where, ": the group has not failed"));
   if (make_group_ == nullptr)
     return absl::UnimplementedError(
-        absl::StrCat(where, ": backend ", backend_name(), " cannot make other groups"));
+        absl::StrCat(where, ": backend ", backend_name_, " cannot make other groups"));
   const absl::Time deadline = SteadyNow() + timeout;
-  ReportProvisional(absl::InfiniteFuture());
+  end_.ReportProvisional(absl::InfiniteFuture());
   while (true) {
     const absl::StatusOr<ControlChannel::Survivors> survivors =
-        control_->Regroup(deadline - SteadyNow());
+        control_.Regroup(deadline - SteadyNow());
     if (!survivors.ok()) return Annotate(survivors.status(), where);
-    if (std::find(survivors->ranks.begin(), survivors->ranks.end(), rank_) ==
+    if (std::find(survivors->ranks.begin(), survivors->ranks.end(), rank()) ==
         survivors->ranks.end()) {
       return absl::AbortedError(
           absl::StrCat(where, ": the other ranks have declared it lost and continue without it"));
@@ -147,7 +146,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Shrink(absl::Duratio
     absl::StatusOr<std::unique_ptr<Communicator>> next =
         MakeGroup(absl::StrCat(group_, "+", survivors->round), survivors->ranks,
                   SteadyNow() + std::min(left, std::max(left / 3, kLeastAttempt)), "Shrink()",
-                  [this] { return control_->SurvivorsStatus(); });
+                  [this] { return control_.SurvivorsStatus(); });
     if (next.ok()) return next;
     // A rank was lost between the hub's reply and the new group, or has not come.
     const bool is_passing =
@@ -156,4 +155,4 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Shrink(absl::Duratio
   }
 }
 
-}  // namespace evenkeel
+}  // namespace evenkeel::internal

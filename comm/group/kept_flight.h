@@ -1,0 +1,63 @@
+// The flight record of this rank as others read it: the present one, or that of the moment in which
+// the group failed.
+//
+// Threads: thread-safe.
+
+#ifndef EVENKEEL_COMM_GROUP_KEPT_FLIGHT_H_
+#define EVENKEEL_COMM_GROUP_KEPT_FLIGHT_H_
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "evenkeel/comm/control/waits.h"
+#include "evenkeel/comm/flight_dump.h"
+#include "evenkeel/comm/flight_recorder.h"
+#include "evenkeel/comm/group/channel_record.h"
+
+namespace evenkeel::internal {
+
+class KeptFlight {
+ public:
+  // `rank`: the header's fields that do not change. `folder`: FlightOptions::folder.
+  KeptFlight(const FlightRecorder& flight, const Waits& waits, const ChannelRecords& channels,
+             FlightHeader rank, const std::string& folder)
+      : flight_(flight),
+        waits_(waits),
+        channels_(channels),
+        rank_(std::move(rank)),
+        folder_(folder) {}
+
+  // Keeps the present record; only the first call counts.
+  void Keep();
+  // Writes the kept record, if there is one, to the folder, once. `status`: the group's; its reason
+  // may have come since.
+  void Write(const absl::Status& status);
+  std::string Json(const absl::Status& status) const;
+  std::string Path(absl::string_view folder) const;
+
+ private:
+  struct Moment {
+    FlightHeader header;
+    std::vector<FlightEntry> entries;
+  };
+  Moment Now() const;
+
+  const FlightRecorder& flight_;
+  const Waits& waits_;
+  const ChannelRecords& channels_;
+  const FlightHeader rank_;
+  const std::string folder_;
+  mutable absl::Mutex mutex_;
+  std::shared_ptr<const Moment> kept_ ABSL_GUARDED_BY(mutex_);
+  bool is_written_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace evenkeel::internal
+
+#endif  // EVENKEEL_COMM_GROUP_KEPT_FLIGHT_H_

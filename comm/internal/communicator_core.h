@@ -1,0 +1,70 @@
+// The parts of a communicator, each after those that it touches.
+
+#ifndef EVENKEEL_COMM_INTERNAL_COMMUNICATOR_CORE_H_
+#define EVENKEEL_COMM_INTERNAL_COMMUNICATOR_CORE_H_
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "evenkeel/comm/backend.h"
+#include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/communicator_options.h"
+#include "evenkeel/comm/control/control.h"
+#include "evenkeel/comm/control/watchdog.h"
+#include "evenkeel/comm/flight_recorder.h"
+#include "evenkeel/comm/group/agreements.h"
+#include "evenkeel/comm/group/any_source.h"
+#include "evenkeel/comm/group/channel_record.h"
+#include "evenkeel/comm/group/extension_slot.h"
+#include "evenkeel/comm/group/group_end.h"
+#include "evenkeel/comm/group/kept_flight.h"
+#include "evenkeel/comm/group/watch.h"
+#include "evenkeel/comm/internal/other_groups.h"
+
+namespace evenkeel::internal {
+
+struct GroupCore {
+  GroupCore(std::unique_ptr<Backend> own_backend, std::unique_ptr<ControlChannel> own_control,
+            CommunicatorOptions group_options, absl::string_view name, GroupMaker make_group);
+
+  void OnNotice(int from, absl::string_view topic, absl::string_view notice);
+  absl::Status Supports(const Collective& what) const;
+
+  const std::unique_ptr<ControlChannel> control;
+  const CommunicatorOptions options;
+  const int rank;
+  const int world_size;
+  const std::string group;
+  std::vector<int> members;  // Constant once it has been handed out.
+
+  FlightRecorder flight;
+  ExtensionSlot extension;
+  ChannelRecords channels;
+  Watchdog watchdog;
+  ReceivesFromAny receives_from_any;
+  KeptFlight kept_flight;
+  GroupEnd end;
+  Agreements agreements;
+  Watch watch;
+  OtherGroups other_groups;
+
+  absl::Mutex mutex;
+  std::map<std::string, std::unique_ptr<Channel>, std::less<>> handles ABSL_GUARDED_BY(mutex);
+  absl::flat_hash_map<std::string, int> name_counts ABSL_GUARDED_BY(mutex);
+  Channel* user = nullptr;
+
+  std::unique_ptr<Backend> backend;  // Last: its threads call back, and must end first.
+};
+
+}  // namespace evenkeel::internal
+
+#endif  // EVENKEEL_COMM_INTERNAL_COMMUNICATOR_CORE_H_

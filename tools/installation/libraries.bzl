@@ -91,9 +91,10 @@ def _headers(deps):
     return {_include(header): header for header in headers.to_list() if _include(header)}
 
 def _public(deps):
-    """The include paths of the targets' own headers."""
+    """The include paths of the targets' own headers, but for those in a folder named internal."""
     own = [header for dep in deps for header in dep[CcInfo].compilation_context.direct_public_headers]
-    return {_include(header): True for header in own if _include(header)}
+    paths = [_include(header) for header in own if _include(header)]
+    return {path: True for path in paths if "/internal/" not in path}
 
 def _installed_libraries_impl(ctx):
     objects, abseil, flags, foreign = _link_inputs(ctx.attr.deps, ctx.attr.parts)

@@ -195,6 +195,7 @@ absl::StatusOr<RoundBuffers> SlicesOptimizer::BeginReduction(const BucketInfo& b
   if (last_move != nullptr) EK_RETURN_IF_ERROR(last_move->Wait());  // Nobody called Step() since.
   if (is_first && updates_in_backward()) EK_RETURN_IF_ERROR(CheckValuesUnchanged());
   absl::MutexLock lock(&mutex_);
+  EK_RETURN_IF_ERROR(CheckReduction());  // It may have left its group meanwhile.
   if (next_plan_ != nullptr) EK_RETURN_IF_ERROR(AdoptPlan());
   SendFlags(bucket, step.contributes);
   return RoundBuffers{
@@ -288,6 +289,7 @@ absl::Status SlicesOptimizer::OnReduced(int bucket, StreamRef stream) {
   if (move != nullptr) EK_RETURN_IF_ERROR(move->Wait());
   EK_RETURN_IF_ERROR(flags.Wait());
   absl::MutexLock lock(&mutex_);
+  EK_RETURN_IF_ERROR(CheckReduction());  // It may have left its group meanwhile.
   MoveTo(Phase::kUpdating);
   UpdateBucket(bucket, /*grad_scale=*/1.0);
   return absl::OkStatus();

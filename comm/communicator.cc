@@ -521,7 +521,8 @@ Communicator::~Communicator() {
   core_->watchdog.Stop();  // It, and the control channel's handlers, use the other members.
   core_->control->Stop();
   core_->kept_flight.Write(status());
-  core_->backend.reset();  // Its threads may still call this object.
+  // The backend is destroyed first, as the last member of `core_`; its threads may still call this
+  // object.
 }
 
 int Communicator::rank() const { return core_->rank; }
@@ -590,7 +591,9 @@ absl::Status Communicator::SetVerifyLevel(VerifyLevel level) {
 
 Work Communicator::CompareIssued(Channel& channel) { return channel.CompareIssued(); }
 
-std::string Communicator::FlightJson() const { return core_->kept_flight.Json(status()); }
+std::string Communicator::FlightJson() const {
+  return core_->kept_flight.Json([this] { return status(); });
+}
 
 absl::Status Communicator::DumpFlight(const std::string& path) const {
   return WriteFlight(path, FlightJson());
@@ -612,6 +615,7 @@ void Communicator::AbortProvisionally(const absl::Status& why, absl::string_view
 
 absl::Status Communicator::Finalize(absl::Duration timeout) {
   EK_RETURN_IF_ERROR(status());
+  const absl::Time deadline = SteadyNow() + timeout;
   const internal::GroupExtension* const extension = core_->extension.in_use();
   const std::string positions = core_->watch.Positions();
   core_->watch.AnnounceEnd(positions);
@@ -630,9 +634,10 @@ absl::Status Communicator::Finalize(absl::Duration timeout) {
   if (ends.ok() && std::ranges::any_of(ends->states, is_empty) &&
       !std::ranges::all_of(ends->states, is_empty)) {
     // A rank without an extension cannot compare states: it gets the error of the others.
+    const absl::Duration rest = std::max(deadline - SteadyNow(), absl::Seconds(1));
     if (!core_->agreements
-             .Agree("final states", internal::ByteWriter().Status(same).Take(), timeout,
-                    kFinalization, LowestError)
+             .Agree("final states", internal::ByteWriter().Status(same).Take(), rest, kFinalization,
+                    LowestError)
              .ok())
       return status();
   }

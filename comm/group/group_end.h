@@ -4,8 +4,8 @@
 //   works
 //   failed     OnBackendFailure(), Abort(), Fail()   status() is the first cause; operations fail
 //   ended      Fail(), after the failure             nothing is in flight on this rank
-//   left       EndCleanly(): Finalize(), Leave()     the same, and this rank's silence is no
-//   failure
+//   left       EndCleanly(): Finalize(), Leave()     this rank's silence is no failure; what is in
+//                                                    flight ends next
 //
 // A failed group has a provisional reason from AbortProvisionally() until the Abort() that follows,
 // or until it is due: then the other ranks receive it.

@@ -66,12 +66,13 @@ void KeptFlight::Write(const absl::Status& status) {
   }
   std::error_code ignored;  // A failed write reports the reason.
   std::filesystem::create_directories(folder_, ignored);
-  if (absl::Status written = WriteFlight(Path(folder_), Json(status)); !written.ok()) {
+  if (absl::Status written = WriteFlight(Path(folder_), Json([&] { return status; }));
+      !written.ok()) {
     Warn(nullptr, absl::StrCat("rank ", rank_.rank, ": ", written.message()));
   }
 }
 
-std::string KeptFlight::Json(const absl::Status& status) const {
+std::string KeptFlight::Json(absl::FunctionRef<absl::Status()> status) const {
   std::shared_ptr<const Moment> moment;
   {
     absl::MutexLock lock(&mutex_);
@@ -79,7 +80,7 @@ std::string KeptFlight::Json(const absl::Status& status) const {
   }
   if (moment == nullptr) moment = std::make_shared<const Moment>(Now());
   FlightHeader header = moment->header;
-  header.status = status;
+  header.status = status();
   return FlightJson(header, moment->entries);
 }
 

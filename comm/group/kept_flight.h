@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
@@ -38,7 +39,8 @@ class KeptFlight {
   // Writes the kept record, if there is one, to the folder, once. `status`: the group's; its reason
   // may have come since.
   void Write(const absl::Status& status);
-  std::string Json(const absl::Status& status) const;
+  // `status` is called after the moment is chosen, so a failed one has its reason.
+  std::string Json(absl::FunctionRef<absl::Status()> status) const;
   std::string Path(absl::string_view folder) const;
 
  private:

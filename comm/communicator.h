@@ -11,7 +11,7 @@
 //   }
 //
 // comm/factory.h makes a Communicator over any backend; comm/shm/shm.h, comm/tcp/tcp.h and others
-// make one over their own. The type is the same for all.
+// make one over one backend. The type is the same for all.
 //
 // Order:   Within a channel every rank issues the same collectives in the same order. Channels are
 //          independent: ranks may interleave them differently. A channel is identified by its name;
@@ -87,9 +87,9 @@ struct CallOptions {
   StreamRef after;          // Device work that must end first: all that is on this stream now,
   Event after_event;        // and all before this event.
   absl::Duration timeout = absl::ZeroDuration();  // 0: the communicator's timeout.
-  // A message's tag, 0 or more: a send meets the receive with its tag, in the order of their issue,
-  // and messages with different tags do not wait for each other. There may be thousands of tags;
-  // each used one keeps a counter of about 100 bytes.
+  // A message's tag, 0 or more. Sends and receives with one tag meet in the order of their issue;
+  // messages with different tags do not wait for each other. There may be thousands of tags; each
+  // used one keeps a counter of about 100 bytes.
   int64_t tag = 0;
 };
 
@@ -117,10 +117,10 @@ class Channel {
   Work Broadcast(absl::Span<const TensorView> parts, int root, const CallOptions& options = {});
   Work AllGather(TensorView input /*[n]*/, TensorView output /*[w * n]*/,
                  const CallOptions& options = {});
-  // Uneven: inputs[r] goes to rank r, outputs[r] comes from rank r, and a rank knows the sizes of
-  // its own tensors only, which may be 0. A sender and a receiver with different sizes end the
-  // group with an error. All tensors have one dtype. Exhausted ranks (join/scope.h) do not shadow
-  // these.
+  // Uneven: inputs[r] goes to rank r, outputs[r] comes from rank r, and a rank needs to know the
+  // sizes of its own tensors only, which may be 0. A sender and a receiver with different sizes end
+  // the group with an error. All tensors have one dtype. Exhausted ranks (join/scope.h) do not
+  // shadow these.
   Work AllGather(TensorView input, absl::Span<const TensorView> outputs /*[w]*/,
                  const CallOptions& options = {});
   Work AllToAll(absl::Span<const TensorView> inputs /*[w]*/,
@@ -158,11 +158,11 @@ class Channel {
   Channel(internal::GroupCore* group, internal::ChannelRecord* record)
       : group_(*group), record_(*record) {}
 
-  // `from`: the place for the sender; null if `what` names the ranks.
+  // `from` receives the sender; null if `what` names the ranks.
   Work Issue(const Collective& what, TensorList in, TensorList out, const CallOptions& options,
              int* from);
-  // Makes the work of an operation, and the entry of the flight record with this number. `what`: as
-  // the program has called it; averages of integers travel in another type.
+  // Makes an operation's work and its entry in the flight record; returns the entry's number first.
+  // `what` is what the program issued: an average of integers travels in another type.
   std::pair<int64_t, std::shared_ptr<WorkState>> Record(const Operation& operation,
                                                         const Collective& what, absl::Time issued);
 
@@ -193,7 +193,7 @@ class Communicator {
   const std::string& group() const;
   const std::vector<int>& members() const;
   Device device() const;
-  // Memory, streams, copies and kernels of that device. Null on the CPU.
+  // The memory, streams, copies and kernels of that device. Null on the CPU.
   DeviceRuntime* runtime() const;
   absl::string_view backend_name() const;
   absl::Duration timeout() const;
@@ -227,7 +227,7 @@ class Communicator {
   // all missing ranks, and the group ends, so that late ranks learn of it.
   absl::Status MonitoredBarrier(absl::Duration timeout);
 
-  // The level of checks, see comm/verify.h. Setting it is a collective, with nothing in flight. If
+  // The level of checks (comm/verify.h). Setting it is a collective; nothing may be in flight. If
   // the ranks differ in the level or in their positions, all return FailedPrecondition with the
   // ranks and their levels.
   VerifyLevel verify_level() const;
@@ -243,7 +243,7 @@ class Communicator {
   FlightRecorder& flight();
   std::string FlightJson() const;
   absl::Status DumpFlight(const std::string& path) const;
-  // <folder>/<group>.rank<r>.json
+  // Returns "<folder>/<group>.rank<r>.json".
   std::string FlightPath(absl::string_view folder) const;
 
   // The control plane: small messages on the host, beside the data.
@@ -290,9 +290,9 @@ class Communicator {
   absl::Status Leave();
 
   // Makes one group per color over the same backend, of the ranks that pass this color, ordered by
-  // key, and by rank for equal keys. A rank that passes kNoColor gets null. All groups are
-  // independent, this one included: each can fail alone. All ranks call it, in the same order as
-  // other agreements; it succeeds on all of them or on none.
+  // key, and by rank for equal keys. A rank that passes kNoColor gets null. All groups, this one
+  // included, are independent: each can fail alone. All ranks call it, in the same order as other
+  // agreements; it succeeds on all of them or on none.
   // Errors: InvalidArgument for another negative color; this group remains usable. This group ends
   //         if a rank does not call it in time, or if a new group could not be made, which the
   //         message names.

@@ -33,14 +33,14 @@ struct WatchOptions {
 
 struct FlightOptions {
   size_t capacity = 1024;  // Finished operations that are kept.
-  // When the group fails, or ends without Finalize(), each rank writes
+  // When the group fails, or ends without Finalize(), each rank writes the file
   // <folder>/<group>.rank<r>.json, and replaces an earlier one. The folder is created if needed.
   // Empty: no file.
   std::string folder;
 };
 
 struct CommunicatorOptions {
-  absl::Duration timeout = kDefaultTimeout;  // Deadline of an operation and of a control exchange.
+  absl::Duration timeout = kDefaultTimeout;  // The time for an operation or a control exchange.
   // Equal on all ranks, or the group ends at once. Unset: EVENKEEL_VERIFY if a factory has read the
   // environment, else kPositions.
   std::optional<VerifyLevel> verify;
@@ -48,9 +48,9 @@ struct CommunicatorOptions {
   // (ReducerOptions::check_finite). A factory that reads the environment sets it for
   // EVENKEEL_CHECK_FINITE=1.
   bool check_finite = false;
-  // DataParallel and Optimizer compare their replicas every so many steps; 0: only if their own
-  // options say so (bucket/replica_check.h). Equal on all ranks. A factory that reads the
-  // environment sets it for EVENKEEL_CHECK_REPLICAS.
+  // DataParallel and Optimizer compare their replicas once per this number of steps; 0: only if
+  // their own options request it (bucket/replica_check.h). Equal on all ranks. A factory that reads
+  // the environment sets it for EVENKEEL_CHECK_REPLICAS.
   int64_t check_replicas_every = 0;
   WatchOptions watch;
   FlightOptions flight;

@@ -1,15 +1,15 @@
-// The actions of a Joinable in a step, which exhausted ranks repeat: structs instead of bytes.
+// The actions of a Joinable in a step, which exhausted ranks repeat, as structs instead of bytes.
 //
 //   struct SetRate {
 //     double rate = 0;
 //     static void VisitFields(auto& self, auto& visit) { visit(self.rate); }
 //   };
 //   using RateHook = ActionHook<SetRate>;
-//   EK_RETURN_IF_ERROR(RateHook::Announce(*this, {.rate = 0.1}));  // on an active rank, in a step
+//   EK_RETURN_IF_ERROR(RateHook::Announce(*this, {.rate = 0.1}));  // on active ranks, in a step
 //   return std::make_unique<RateHook>(                              // in MakeJoinHook()
 //       [this](const StepAnswer&, const SetRate& action) { return Set(action.rate); });
 //
-// A Joinable with several kinds of actions has a std::variant of such structs; comm/base/fields.h
+// A Joinable with several kinds of actions uses a std::variant of such structs; comm/base/fields.h
 // lists the types of fields.
 
 #ifndef EVENKEEL_JOIN_ACTION_HOOK_H_
@@ -33,14 +33,15 @@ class ActionHook final : public JoinHook {
  public:
   using Repeat = std::function<absl::Status(const StepAnswer& step, const Action& action)>;
 
-  // Adds an action to the current step, in which the Joinable takes part. Does not wait.
+  // Adds an action to the current step, in which the Joinable must take part (Joinable::Notify()).
+  // Does not wait. FailedPrecondition if no step has begun.
   static absl::Status Announce(const Joinable& joinable, const Action& action) {
     return StepControl::Of(joinable.communicator())
         .Announce(joinable.join_name(), internal::ToBytes(action));
   }
 
-  // `repeat` runs on an exhausted rank. `at_end`, if any, runs when all ranks are exhausted, and
-  // `on_exhausted` when this one is.
+  // `repeat` runs on an exhausted rank for each action, `on_exhausted` when this rank becomes
+  // exhausted, and `at_end` on all ranks when all are exhausted or stop early.
   explicit ActionHook(Repeat repeat,
                       std::function<absl::Status(bool is_last_joiner)> at_end = nullptr,
                       std::function<absl::Status()> on_exhausted = nullptr)
@@ -68,7 +69,7 @@ class ActionHook final : public JoinHook {
   const std::function<absl::Status()> on_exhausted_;
 };
 
-// The error of a call that has no action, and so must wait for the end of the loop.
+// Returns the error of a call that has no action, and so is not allowed inside the loop.
 inline absl::Status InsideJoinError(absl::string_view name, absl::string_view call) {
   return absl::FailedPreconditionError(absl::StrCat(
       name, ": ", call,

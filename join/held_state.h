@@ -6,10 +6,10 @@
 //     return {StateKind::kPatched, absl::StrCat(join_name(), " was in the middle of an update")};
 //   }
 //
-//   kWhole    It is the state of steps_finished().
-//   kPatched  A mix of two steps, with parameters that an interrupted update has written and others
-//             that it has not. Training continues from it only if no rank has a whole state.
-//   kTorn     It belongs to no step, and training never continues from it.
+//   kWhole    The state after steps_finished() steps.
+//   kPatched  A mix of two steps: an interrupted update has written some parameters and not others.
+//             Training continues from it only if no rank has a whole state.
+//   kTorn     The state belongs to no step; training never continues from it.
 //
 //   from    to        by
 //   kWhole  kPatched  an optimizer with split state, when an update writes its first parameter
@@ -36,7 +36,7 @@ struct HeldState {
   StateKind kind = StateKind::kWhole;
   std::string why;  // Why it is not whole.
 
-  // Of two equally bad states the later one remains.
+  // Keeps the worse state; of two equally bad ones, `other`.
   void Worsen(HeldState other) {
     if (other.kind != StateKind::kWhole && other.kind >= kind) *this = std::move(other);
   }

@@ -31,7 +31,7 @@
 
 namespace evenkeel::libtorch {
 
-// The error of evenkeel as an exception; join() takes it apart again.
+// An error of evenkeel as an exception, from which join() takes the status again.
 struct StatusError : Error {
   explicit StatusError(const absl::Status& status);
   const absl::Status status;
@@ -44,16 +44,17 @@ T Value(absl::StatusOr<T> value) {
   Check(value.status());
   return *std::move(value);
 }
-// For invalid calls: the group continues.
+// Throws an error for an invalid call; the group continues.
 [[noreturn]] void Refuse(const std::string& what);
-// Returns the text of an error of torch without its backtrace; one that comes from reading a
-// gradient of Slices says so.
+// Returns the text of an error of torch without its backtrace. The text of an error that comes
+// from reading a gradient of Slices names this cause.
 std::string TextOf(const c10::Error& error);
 
 torch::ScalarType ScalarTypeOf(DType dtype);
-// The elements of a dense tensor in the order of memory. Refuses others; `what` is their name.
+// Returns the elements of a dense tensor in the order of memory. Refuses other tensors, which
+// `what` names.
 TensorView ViewOf(const torch::Tensor& tensor, const std::string& what);
-// The same without a check: null data if there can be no view.
+// Returns the same without an error: null data if the tensor cannot have a view.
 TensorView MemoryOf(const torch::Tensor& tensor);
 
 struct Group::State {
@@ -62,13 +63,14 @@ struct Group::State {
   std::vector<Joinable*> scalers;                  // For join().
   std::vector<DataParallelBase::Replica*> joined;  // The models of the join() that runs.
   bool is_left = false;  // The Group is destroyed; Park() no longer defers.
-  // Parked objects own this state: only this ends the cycle.
+  // Destroys the parked objects. They own this state, and only this call ends the cycle.
   void DropParked() {
     while (!parked.empty()) parked.pop_back();
   }
 };
 
-// Releases `owned`: now, or, if an exception destroys its owner, after the group has its text.
+// Releases `owned`: at once or, if an exception destroys its owner, after the group has the text of
+// the exception.
 template <class T>
 void Park(const std::shared_ptr<Group::State>& group, std::shared_ptr<T> owned,
           int exceptions_at_creation) {
@@ -76,7 +78,7 @@ void Park(const std::shared_ptr<Group::State>& group, std::shared_ptr<T> owned,
     group->parked.push_back(std::move(owned));
 }
 
-// Nodes of autograd have either kind of pointer, depending on the version of torch.
+// Return a weak pointer to a node of autograd, whose kind of pointer depends on torch's version.
 template <class Node>
 c10::weak_intrusive_ptr<Node> WeakOf(const c10::intrusive_ptr<Node>& node) {
   return c10::weak_intrusive_ptr<Node>(node);
@@ -89,8 +91,8 @@ std::weak_ptr<Node> WeakOf(const std::shared_ptr<Node>& node) {
 // A module's tensors under a DataParallel, and its step:
 //
 //   kClosed     No step is open. A backward begins one under no_sync(); else it is refused.
-//   kEvaluated  The same, but a forward in evaluation mode precedes: a backward begins a step.
-//   kForward    A step is open, and no gradient of it was computed.
+//   kEvaluated  The same after a forward in evaluation mode: a backward begins a step.
+//   kForward    A step is open, and none of its gradients was computed.
 //   kBackward   Gradients of the open step are computed, or some of them are missing at the end.
 //   kThrown     A backward of the open step has thrown: a further one, and step(), are refused.
 //
@@ -117,7 +119,7 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   };
   // The access to the gradient of a parameter:
   //
-  //   kFree     grad() is the gradient, or none, or the placeholder of one that a step has used up.
+  //   kFree     grad() is the gradient, none, or the placeholder of one that a step has used up.
   //   kForStep  Only the next step() can read the gradient, or a slice of it: grad() must remain
   //             its placeholder until then.
   //   kSpoiled  The open step, or the end of a loop, has found the placeholder of a gradient that a
@@ -130,7 +132,7 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   //   kSpoiled         kForStep  HideGradients(), of a gradient that the user has stored since
   //   kForStep         kFree     MarkUsedUp()
   //   kSpoiled         kFree     AfterLoop(), ShareGradients(), AfterJoin()
-  //   any              kSpoiled  ShareGradients(), if it is so on the last ranks
+  //   any              kSpoiled  ShareGradients(), if it is kSpoiled on the last ranks
   enum class Access { kFree, kForStep, kSpoiled };
 
   struct Parameter {
@@ -143,13 +145,13 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
     const torch::autograd::FunctionPreHook* pre_hook = nullptr;
     Arrival arrival = Arrival::kAwaited;
     Access access = Access::kFree;
-    bool is_as_reduced = false;  // When the loop of join() ended, its gradient was.
+    bool is_as_reduced = false;  // Whether its gradient was, when the loop of join() ended.
     // The gradient that was reduced before the parameter was frozen, or that it had when the loop
     // of join() ended.
     torch::Tensor kept;
-    // The version of its gradient and SampleOf() it after the reduction, if `has_followers`.
+    // The version and SampleOf() of its gradient after the reduction, if `has_followers`.
     std::optional<std::pair<int64_t, uint64_t>> reduced;
-    torch::Tensor sparse_grad;    // The one last stored in grad(),
+    torch::Tensor sparse_grad;    // The sparse gradient last stored in grad(),
     uint32_t sparse_version = 0;  // and its version at that time.
   };
 
@@ -159,33 +161,34 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   void AttachAll();
   void Detach();
   void Begin();
-  void Finish();           // The end of backward.
-  void FinishUnreached();  // In place of backward: this rank has no gradient.
+  void Finish();           // Ends the step after backward.
+  void FinishUnreached();  // Ends it without a backward: this rank has no gradient.
   void BeforeGradient(int param);
   void OnGradient(int param);
-  // After a reduction, own or shadowed: each grad() is what was reduced, or none. `had_gradient`,
-  // by parameter: before it, on this rank; empty: it had none.
+  // After a reduction, own or shadowed: sets each grad() to the reduced gradient, or none.
+  // `had_gradient`: by parameter, whether this rank had one before it; empty: it had none.
   void AdoptGradients(const std::vector<bool>& had_gradient);
-  // After a new plan, which may have moved buckets.
+  // Sets the gradients to their views again after a new plan, which may have moved buckets.
   void FollowGradients();
   // Before an optimizer's step: throws if the user has changed the gradients of its parameters in a
-  // way that not all ranks follow. `may_clear`: they follow a gradient that was set to none.
+  // way that other ranks do not follow. `may_clear`: they follow a gradient that was set to none.
   void CheckGradients(const std::vector<int>& of_step, bool may_clear) const;
   // Returns which of these have no gradient, for the comparison of the ranks' steps.
   std::string MissingText(const std::vector<int>& of_step) const;
   // Multiplies the reduced gradients of a step. Returns whether they were finite.
   bool ScaleGradients(const std::vector<int>& of_step, double factor);
-  // Before a step that multiplies the gradients: from here on any read of them fails.
+  // Before a step that multiplies the gradients: makes any later read of them fail.
   void HideGradients(const std::vector<int>& of_step);
-  // After a step: gradients that could not be read are used up, or, if this rank has all of them,
-  // shown again, times `scale`.
+  // After a step: marks gradients that could not be read as used up or, if this rank has all of
+  // them, shows them again, times `scale`.
   void MarkUsedUp(const std::vector<int>& of_step, double scale);
-  // Before gradients or their states are read: the user may have cleared, changed or replaced them.
+  // Reads the gradients again before they or their states are used: the user may have cleared,
+  // changed or replaced them.
   void TakeGradients();
-  // Around the end of a loop, after which this rank follows the others.
+  // Called around the end of a loop, after which this rank follows the others.
   void EndLoop();
   void AfterLoop();       // Called after an early stop, too.
-  void ShareGradients();  // On success: all ranks end with those of the last step.
+  void ShareGradients();  // On success: all ranks end with the gradients of the last step.
   void AfterJoin();
 
   const std::shared_ptr<Group::State> group;
@@ -199,7 +202,7 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   // For join(), in the order of their creation.
   struct Enrolled {
     Joinable* joinable = nullptr;
-    std::function<void()> after_loop;  // The rates of torch's optimizer are the last ones.
+    std::function<void()> after_loop;  // Sets the rates of torch's optimizer to the last ones.
     std::function<void()> after_join;
   };
   std::vector<Enrolled> optimizers;
@@ -226,16 +229,16 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   bool HasChanged(int param) const;  // Its gradient, since the reduction.
   void ShowGradient(int param);      // grad() becomes the view of its bucket.
   bool ShowsBucket(int param) const;
-  void MoveToBucket(int param);  // It was computed, or stored by the user, elsewhere.
+  void MoveToBucket(int param);  // A gradient computed, or stored by the user, elsewhere.
   void RefuseSlices() const;
   void DropUsedUp();
-  // Before the open step's first gradient is computed, or in place of it. A gradient that was kept
-  // after its reduction is part of the next one, without the ranks that are exhausted then: it
-  // gets the weight that makes up for them.
+  // Called before the open step's first gradient is computed, or in place of it. A gradient that
+  // was kept after its reduction is part of the next reduction, without the ranks that are
+  // exhausted then: its weight compensates for them.
   void PrepareGradients();
   void CheckReduced(int param) const;
   void ReadSparseGradient(int param);
-  // Returns whether that backward has begun with this gradient.
+  // Returns whether that backward begins with this gradient.
   bool BeforeBackward(int graph_task);
   void EndBackward(int graph_task, bool has_thrown);
   bool IsComplete() const;  // No gradient of the open step is missing.

@@ -1,4 +1,4 @@
-// The state of an Optimizer, in and out: in memory, in chunks, in checkpoints.
+// Reads and replaces the state of an Optimizer: in memory, in chunks, in checkpoints.
 //
 //   EK_ASSIGN_OR_RETURN(OptimizerState all, optimizer->Consolidate());     // on all ranks together
 //   EK_RETURN_IF_ERROR(optimizer->LoadState(all));
@@ -6,10 +6,10 @@
 //   EK_RETURN_IF_ERROR(optimizer->Save("checkpoints/last"));               // each rank its part
 //   EK_RETURN_IF_ERROR(optimizer->Load("checkpoints/last"));
 //
-// A state has the moments, the master copies and the step counts. Parameters are saved elsewhere
-// (checkpoint/parameter_file.h). Every placement loads the state of every other one.
+// A state has the moments, the master copies and the step counts. Parameters are saved by
+// checkpoint/parameter_file.h. Every placement loads the state of every other one.
 //
-// Threads: as the Optimizer (optimizer.h).
+// Threads: see optimizer.h.
 // Errors:  InvalidArgument for a state that does not fit, or that differs between the ranks (then
 //          on all ranks). FailedPrecondition in the middle of an update, and inside RunJoined() for
 //          calls that are not available there.
@@ -50,13 +50,13 @@ class StateAccess {
 
   // Save() writes a checkpoint to a folder that all ranks can see, each rank its own part
   // (checkpoint.h). Load() reads it with any placement, at any world size. Collectives, between
-  // steps, not inside RunJoined(); there Save() works after Step() if the state is split.
+  // steps. Inside RunJoined() Load() is refused; Save() works after Step() if the state is split.
   virtual absl::Status Save(const std::string& folder) = 0;
   virtual absl::Status Load(const std::string& folder) = 0;
   // Like Save(), but returns when this rank's part is copied; the copy is written beside the next
   // steps (checkpoint/pending_save.h). All ranks must make the same one of the two calls. Further
-  // saves wait for it, and so do Recover(), on whose ranks it fails unless it was complete, and the
-  // destructor. Memory: one copy of state_bytes(), kept for the next save
+  // saves, the destructor and Recover() wait for it; after Recover() a save that was not complete
+  // has failed. Memory: one copy of state_bytes(), kept for the next save
   // (checkpoint/checkpoint_writer.h).
   virtual absl::StatusOr<PendingSave> SaveAsync(const std::string& folder) = 0;
   // Returns this rank's part of a checkpoint, for a CheckpointWriter in a hook that exhausted ranks

@@ -1,6 +1,6 @@
-// State that the parts of a reducer share: its constructor's arguments, its group, and the plan in
-// force. The parts read it; the reducer alone changes it, on the thread that runs steps, between
-// steps.
+// The state that the parts of a reducer share: its constructor's arguments, its group, and the plan
+// in force. The parts read it; only the reducer changes it, between steps, on the thread that runs
+// them.
 
 #ifndef EVENKEEL_BUCKET_REDUCER_REDUCER_CORE_H_
 #define EVENKEEL_BUCKET_REDUCER_REDUCER_CORE_H_
@@ -25,7 +25,7 @@ struct ReducerCore {
   Communicator* comm;
   std::weak_ptr<const void> group;  // Expires with the group.
   ParameterSet* const params;
-  std::shared_ptr<const std::string> attached;  // To the parameters.
+  std::shared_ptr<const std::string> attached;  // The reducer's mark on the parameters.
   const std::string name;
   const ReducerOptions options;
   bool has_own_reduction;

@@ -4,14 +4,15 @@
 //   link->Send(to_hub::Put{.key = "key", .value = "value"});
 //   std::visit([&](auto& it) { Handle(rank, std::move(it)); }, message);
 //
-// A new message is a struct and its place in the variant; it compiles when the receiver (hub.h,
-// control.h) has a Handle() for it, and a reply has its place in ControlChannel::requests_. The
-// list of its fields is also its form in bytes (wire.h). No compiler finds two more decisions, both
-// in hub.cc: IsForTheChannel() for a message to a rank, OutlivesTheGroup() for one to the hub.
+// To add a message, add a struct and its place in the variant. It compiles when the receiver
+// (hub.h, control.h) has a Handle() for it and, if it is a reply, ControlChannel::requests_ has a
+// place for it. VisitFields() also defines its form in bytes (wire.h). The compiler does not demand
+// two more decisions, both in hub.cc: IsForTheChannel() for a message to a rank, OutlivesTheGroup()
+// for one to the hub; nor the next kProtocolVersion (comm/net/handshake.h).
 //
-// A request has a number, unique on the rank that asks, and a type of reply, which repeats the
-// number. A tree link (tree_link.h) sets the fields that name it, and passes to_hub::Exchange,
-// to_hub::Leave and to_rank::Exchanged between ranks.
+// A request has a number, unique on the rank that sends it, and a type of reply, which repeats the
+// number. A tree link (tree_link.h) sets the fields whose comments name it, and passes
+// to_hub::Exchange, to_hub::Leave and to_rank::Exchanged between ranks.
 
 #ifndef EVENKEEL_COMM_CONTROL_MESSAGES_H_
 #define EVENKEEL_COMM_CONTROL_MESSAGES_H_
@@ -37,7 +38,7 @@ struct EqualParts {
 
   static void VisitFields(auto& self, auto& visit) { visit(self.count, self.part); }
 };
-// In most exchanges all ranks send the same.
+// In most exchanges all ranks send equal bytes, so one element is enough.
 using ExchangeParts = absl::InlinedVector<EqualParts, 1>;
 
 struct ExchangeId {
@@ -54,7 +55,7 @@ namespace to_rank {
 // The end of an exchange.
 struct Exchanged {
   ExchangeId id;
-  ExchangeParts parts;  // Those of all ranks, in order.
+  ExchangeParts parts;  // The parts of all ranks, in order.
   static void VisitFields(auto& self, auto& visit) { visit(self.id, self.parts); }
 };
 
@@ -66,7 +67,7 @@ struct Value {
 
 struct Missing {
   int64_t request = 0;
-  absl::Status status;  // OK: no rank is missing. Else its message and FailureInfo name them.
+  absl::Status status;  // OK: no rank is missing. Else message and FailureInfo name the ranks.
   static void VisitFields(auto& self, auto& visit) { visit(self.request, self.status); }
 };
 
@@ -79,7 +80,7 @@ struct Regrouped {
   }
 };
 
-// After Regrouped: one of its survivors is lost.
+// Follows Regrouped: one of its survivors is lost.
 struct SurvivorLost {
   absl::Status why;
   static void VisitFields(auto& self, auto& visit) { visit(self.why); }
@@ -104,7 +105,7 @@ struct Poll {
   static void VisitFields(auto& self, auto& visit) { visit(self.number, self.id); }
 };
 
-// The group has ended. The culprit gets it, too.
+// The group has ended. The culprit receives this, too.
 struct Failed {
   absl::Status why;
   int culprit = -1;         // -1: no rank, or the hub itself.
@@ -114,7 +115,7 @@ struct Failed {
   }
 };
 
-// The reply to a heartbeat: the hub lives.
+// The reply to a heartbeat: the hub is alive.
 struct Beat {};
 
 }  // namespace to_rank
@@ -127,8 +128,8 @@ namespace to_hub {
 
 struct Exchange {
   ExchangeId id;
-  ExchangeParts parts;  // One, this rank's. In a tree: those of its subtree, in order.
-  int fanout = 0;       // Of the tree; 0: there is none. A tree link sets it.
+  ExchangeParts parts;  // This rank's part. In a tree: the parts of its subtree, in order.
+  int fanout = 0;       // The tree's; 0: no tree. A tree link sets it.
   static void VisitFields(auto& self, auto& visit) { visit(self.id, self.parts, self.fanout); }
 };
 
@@ -137,7 +138,7 @@ struct Put {
   static void VisitFields(auto& self, auto& visit) { visit(self.key, self.value); }
 };
 
-// The reply comes when the value is published.
+// The hub replies when the value is published.
 struct Get {
   using Reply = to_rank::Value;
   int64_t request = 0;
@@ -145,13 +146,13 @@ struct Get {
   static void VisitFields(auto& self, auto& visit) { visit(self.request, self.key); }
 };
 
-// Asks which ranks a wait is for.
+// Asks which ranks are missing for a wait.
 struct WhoIsMissing {
   using Reply = to_rank::Missing;
   int64_t request = 0;
   internal::Wait wait;
-  bool is_urgent = false;  // The reply must not wait until these ranks have replied to a poll.
-  int fanout = 0;          // As in Exchange.
+  bool is_urgent = false;  // The hub replies without waiting for the ranks' replies to a poll.
+  int fanout = 0;          // See Exchange.
   static void VisitFields(auto& self, auto& visit) {
     visit(self.request, self.wait, self.is_urgent, self.fanout);
   }
@@ -173,7 +174,7 @@ struct Message {
 // For the handler of ControlChannel::SetHandlers().
 struct Notice {
   int to = -1;           // -1: all other ranks.
-  bool is_once = false;  // Unless an equal one of any rank was passed on.
+  bool is_once = false;  // Dropped if an equal notice of any rank was passed on.
   std::string topic, payload;
   static void VisitFields(auto& self, auto& visit) {
     visit(self.to, self.is_once, self.topic, self.payload);
@@ -183,18 +184,18 @@ struct Notice {
 // The sender ends the group.
 struct Failed {
   absl::Status why;
-  int64_t unheard_us = 0;  // If this is the reason: it has received nothing for so long.
+  int64_t unheard_us = 0;  // How long it has received nothing; 0: not the reason.
   static void VisitFields(auto& self, auto& visit) { visit(self.why, self.unheard_us); }
 };
 
 // The sender leaves cleanly: its disconnection is not a failure.
 struct Leave {};
 
-// The sender lives.
+// The sender is alive.
 struct Beat {
   std::string rank_status;          // RankStatus::Serialize(), or empty.
   int64_t silence_us = 0;           // The longest permitted silence; 0: unlimited.
-  std::vector<ExchangeId> unended;  // The exchanges that it has begun. A tree link sets it.
+  std::vector<ExchangeId> unended;  // Exchanges begun and not ended. A tree link sets it.
   static void VisitFields(auto& self, auto& visit) {
     visit(self.rank_status, self.silence_us, self.unended);
   }

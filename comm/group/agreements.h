@@ -1,8 +1,8 @@
 // The agreements of the ranks over the control plane: on values, and on the collectives that they
-// issue (comm/verify.h). Each is an exchange that each rank evaluates by itself, from the same
-// parts: so all ranks reach the same result, without a further message.
+// issue (comm/verify.h). An agreement is an exchange that each rank evaluates by itself, from the
+// same parts, so all ranks reach the same result without a further message.
 //
-// Order:   all ranks begin those of one topic in the same order.
+// Order:   all ranks begin the agreements of one topic in the same order.
 // Threads: thread-safe.
 
 #ifndef EVENKEEL_COMM_GROUP_AGREEMENTS_H_
@@ -47,27 +47,27 @@ class Agreements {
         timeout_(options.timeout),
         level_(options.verify.value_or(VerifyLevel::kPositions)) {}
 
-  // Agrees, and waits for it. `text` describes it in messages. `judge` runs on each rank; if it
-  // returns an error, the group ends with it.
+  // Begins an agreement and waits for its end. `text` describes it in messages. `judge` runs on
+  // each rank; if it returns an error, the group ends with it.
   absl::StatusOr<Parts> Agree(absl::string_view topic, std::string payload, absl::Duration timeout,
                               std::string text, Judge judge = nullptr);
 
   VerifyLevel level() const { return level_; }
-  // Begins the comparison of the level with which the ranks make the group.
+  // Begins to compare the levels with which the ranks make the group.
   void CompareLevels();
-  // Communicator::SetVerifyLevel(). `positions`: this rank's.
+  // Implements Communicator::SetVerifyLevel(). `positions` are this rank's.
   absl::Status SetLevel(VerifyLevel level, const std::string& positions);
   // Begins to compare the operation, issued as `what`, with the other ranks. `whole` ends when the
   // comparison and the operation have ended; returns the work of the operation alone.
   std::shared_ptr<WorkState> CompareBeside(const std::string& channel, const Collective& what,
                                            const Operation& operation,
                                            std::shared_ptr<WorkState> whole);
-  // Communicator::CompareIssued().
+  // Implements Communicator::CompareIssued().
   Work CompareIssued(const ChannelRecord& channel);
 
  private:
   struct Agreement;
-  // Begins an agreement that ends a work.
+  // Begins an agreement; its end finishes a work.
   std::shared_ptr<Agreement> Begin(absl::string_view topic, std::string payload,
                                    absl::Duration timeout, std::string text, Judge judge = nullptr);
 

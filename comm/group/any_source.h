@@ -1,6 +1,6 @@
 // Receives from any rank.
 //
-// Backends do not implement them. The first such receive for a tag asks all ranks for
+// Backends do not implement such receives. The first such receive for a tag asks all ranks for
 // announcements. From then on each send with that tag announces, over the control plane, how many
 // there have been. The receiver compares this number with the number of its own receives from the
 // sender, and so finds the messages that no receive has taken yet
@@ -37,25 +37,25 @@ class ReceivesFromAny {
                   ChannelRecords& channels)
       : control_(control), backend_(backend), flight_(flight), channels_(channels) {}
 
-  // Begins a receive. The group had not ended under this lock: if it ends later, End() follows, and
-  // finds the receive.
+  // Begins a receive. The caller has found, with this lock held, that the group has not ended: a
+  // later End() finds the receive.
   void Receive(ChannelRecord& channel, Operation operation, int64_t number,
                std::shared_ptr<WorkState> work, int* from)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(channel.mutex);
-  // A send, or a receive from a named rank, was counted: `count` with its peer and tag by now. Only
-  // for a channel whose `any` is not null.
+  // Handles a send, or a receive from a named rank, the `count`-th with its peer and tag. Only for
+  // a channel whose `any` is not null.
   void OnPair(const ChannelRecord& channel, const Collective& what, int64_t count)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(channel.mutex);
   static bool IsTopic(absl::string_view topic);
-  // `channel`: the one that the notice names. An error ends the group.
+  // Handles a notice of IsTopic(). The caller ends the group if it returns an error.
   absl::Status OnNotice(int from, absl::string_view topic, absl::string_view notice);
-  // Ends the open receives.
+  // Ends the open receives with `why`.
   void End(const absl::Status& why);
 
  private:
-  // Another rank asks for announcements of the sends to it with the tag.
+  // Handles the request of another rank to announce the sends to it with the tag.
   void OnAsked(ChannelRecord& channel, int from, int64_t tag);
-  // Another rank has issued so many sends with the tag to this one.
+  // Handles an announcement: rank `from` has issued `sends` sends with the tag to this rank.
   void OnAnnouncement(ChannelRecord& channel, int from, int64_t tag, int64_t sends);
 
   ControlChannel& control_;

@@ -35,25 +35,27 @@ struct ChannelRecord {
 
   const std::string name;
   const uint64_t id;
-  // Held while an operation is handed to the backend, so that sequence order is start order.
+  // Held while an operation is passed to the backend, so that operations start in the order of
+  // their sequence numbers.
   mutable absl::Mutex mutex;
   int64_t position ABSL_GUARDED_BY(mutex) = 0;
   uint64_t issued_hash ABSL_GUARDED_BY(mutex) = 0;
   std::optional<Collective> last_issued ABSL_GUARDED_BY(mutex);
-  // For send and recv: by peer (-1: any), direction and tag.
+  // The number of sends and receives by peer (-1: any), direction and tag.
   std::map<std::tuple<int, CollectiveKind, int64_t>, int64_t> pair_positions ABSL_GUARDED_BY(mutex);
-  // Null until a rank receives from any other (any_source.h). Not copied.
+  // Null until a rank receives from any other rank on this channel (any_source.h).
   std::shared_ptr<AnySource> any ABSL_GUARDED_BY(mutex);
 };
 
 class ChannelRecords {
  public:
-  // The first call with a name makes the record. InvalidArgument: it cannot name a channel.
+  // Returns the record of that name; the first call makes it. InvalidArgument for a name that a
+  // channel cannot have.
   absl::StatusOr<ChannelRecord*> Open(absl::string_view name);
   // Returns all records in the order of their names.
   std::vector<ChannelRecord*> all() const;
-  // Returns the positions on all channels for other ranks (comm/control/positions.h); `steps`: that
-  // of the training steps.
+  // Returns the positions on all channels as text for other ranks (comm/control/positions.h).
+  // `steps` is the number of training steps that this rank has begun.
   std::string Positions(int64_t steps) const;
 
  private:

@@ -23,12 +23,13 @@ namespace evenkeel::internal {
 
 class ExtensionSlot {
  public:
-  // Returns the extension; the first call makes it. Ends the process if it has another type.
+  // Returns the extension; the first call makes it. Ends the process if the extension has another
+  // type.
   GroupExtension& Get(const std::type_info& type,
                       absl::FunctionRef<std::unique_ptr<GroupExtension>()> make);
-  // Returns the extension once it has handled the early notices, before that null.
+  // Returns the extension once it has handled the early notices; null before that.
   GroupExtension* in_use() const { return in_use_; }
-  // Returns the training steps that this rank has begun.
+  // Returns the number of training steps that this rank has begun.
   int64_t position() const { return in_use_ == nullptr ? 0 : in_use_.load()->position(); }
   void OnNotice(int from, absl::string_view topic, absl::string_view notice);
 
@@ -40,7 +41,7 @@ class ExtensionSlot {
 
   absl::Mutex mutex_;
   std::deque<EarlyNotice> early_notices_ ABSL_GUARDED_BY(mutex_);
-  // Constant once they are set, before `in_use_`.
+  // Set once, before `in_use_`.
   std::unique_ptr<GroupExtension> extension_;
   const std::type_info* type_ = nullptr;
   std::atomic<GroupExtension*> in_use_ = nullptr;

@@ -1,11 +1,12 @@
 // The end of a group on this rank: its first cause, and the reports of it to the other ranks.
 //
-//   state      by                                    from then on
-//   works
-//   failed     OnBackendFailure(), Abort(), Fail()   status() is the first cause; operations fail
-//   ended      Fail(), after the failure             nothing is in flight on this rank
-//   left       EndCleanly(): Finalize(), Leave()     this rank's silence is no failure; what is in
-//                                                    flight ends next
+//   state    entered by                             from then on
+//   works    the constructor
+//   failed   OnBackendFailure(), Abort(), Fail(),   status() is the first cause; operations fail
+//            AbortProvisionally()
+//   ended    Fail(), after the failure              nothing is in flight on this rank
+//   left     EndCleanly(): Finalize(), Leave()      this rank's silence is not a failure; what is
+//                                                   in flight ends next
 //
 // A failed group has a provisional reason from AbortProvisionally() until the Abort() that follows,
 // or until it is due: then the other ranks receive it.
@@ -49,31 +50,31 @@ class GroupEnd {
 
   // OK while the group works; then the first cause of its end.
   absl::Status status() const;
-  enum class State { kOpen, kEnded, kLeft };  // kOpen: it works, or something is in flight.
+  enum class State { kOpen, kEnded, kLeft };  // kOpen: it works, or has failed and not ended.
   State state() const;
 
   // See Communicator.
   void Abort(const absl::Status& why, absl::string_view did);
   void AbortProvisionally(const absl::Status& why, absl::string_view did);
-  // If there is a provisional reason, and it is due at `now`, reports it to the other ranks.
-  // Returns the time until it is due; infinite if there is none.
+  // Reports the provisional reason to the other ranks if it is due at `now`. Returns the time until
+  // it is due; infinite if there is none, or none any more.
   absl::Duration ReportProvisional(absl::Time now);
-  // Ends the group on this rank only: the peers have been notified.
+  // Ends the group on this rank only: the other ranks have been notified.
   enum class End { kFailure, kClean };
   void Fail(const absl::Status& why, End end = End::kFailure);
-  // Informs the other ranks through the hub. If this rank receives nothing and takes the hub for
-  // lost, the hub judges which of the two is at fault.
+  // Informs the other ranks through the hub. If this rank receives nothing and considers the hub
+  // lost, the hub decides which of the two is at fault.
   void Report(const absl::Status& why);
   // Ends the group with an error that every rank detects by itself. The hub is notified
-  // nevertheless: otherwise a rank that ends its process early would be lost for ranks that have
-  // not detected the error yet.
+  // nevertheless: otherwise ranks that have not detected the error yet would report a rank whose
+  // process ends early as lost.
   void FailWithAll(const absl::Status& why);
-  // An operation failed: ends the group on every rank. May be called with locks held.
+  // Ends the group on every rank because an operation failed. May be called with locks held.
   void OnBackendFailure(const absl::Status& why);
-  // `wait` has missed its deadline after `waited`. The same on a thread that waits and holds no
-  // locks; afterwards nothing is in flight on this rank.
+  // Does the same because `wait` has missed its deadline after `waited`, on a thread that waits and
+  // holds no locks; afterwards nothing is in flight on this rank.
   void OnDeadline(const Wait& wait, absl::Duration waited);
-  // The end of Finalize() and Leave().
+  // Leaves the group, at the end of Finalize() and Leave().
   void EndCleanly();
 
  private:
@@ -83,7 +84,8 @@ class GroupEnd {
   // Returns the error that the other ranks receive when this one aborts with `why`.
   absl::Status AsOthersSee(const absl::Status& why, absl::string_view did) const;
   absl::Status DeadlineStatus(const Wait& wait, absl::Duration waited) const;
-  // Returns `why` with its FailureInfo, or else with `otherwise`, and with the training step.
+  // Returns `why` with its FailureInfo, or with `otherwise` if it has none, and with the training
+  // step.
   absl::Status Informed(const absl::Status& why, const FailureInfo& otherwise) const;
 
   ControlChannel& control_;
@@ -100,7 +102,7 @@ class GroupEnd {
   bool has_left_ ABSL_GUARDED_BY(mutex_) = false;
   // The reason of AbortProvisionally(), until the other ranks are informed.
   struct Provisional {
-    absl::Status why;  // For them.
+    absl::Status why;  // As the other ranks receive it.
     absl::Time report_at;
   };
   std::optional<Provisional> provisional_ ABSL_GUARDED_BY(mutex_);

@@ -1,5 +1,5 @@
-// The flight record of this rank as others read it: the present one, or that of the moment in which
-// the group failed.
+// The flight record of this rank for dumps: the present one, or that of the moment in which the
+// group failed.
 //
 // Threads: thread-safe.
 
@@ -25,7 +25,7 @@ namespace evenkeel::internal {
 
 class KeptFlight {
  public:
-  // `rank`: the header's fields that do not change. `folder`: FlightOptions::folder.
+  // `rank` has the fields of the header that do not change; `folder` is FlightOptions::folder.
   KeptFlight(const FlightRecorder& flight, const Waits& waits, const ChannelRecords& channels,
              FlightHeader rank, const std::string& folder)
       : flight_(flight),
@@ -36,8 +36,8 @@ class KeptFlight {
 
   // Keeps the present record; only the first call counts.
   void Keep();
-  // Writes the kept record, if there is one, to the folder, once. `status`: the group's; its reason
-  // may have come since.
+  // Writes the kept record to the folder, if there is one; only the first call counts. `status` is
+  // the group's, whose reason may be newer than the record.
   void Write(const absl::Status& status);
   // `status` is called after the moment is chosen, so a failed one has its reason.
   std::string Json(absl::FunctionRef<absl::Status()> status) const;

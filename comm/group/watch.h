@@ -1,8 +1,7 @@
-// The watch of a rank over its group: the work of the watchdog's thread, this rank's report,
-// warnings of long waits, and the ranks that have left, with the operations that they will never
-// join.
+// One rank's watch over its group: the work of the watchdog's thread, this rank's report, warnings
+// of long waits, and the ranks that have left, with the operations that they will never join.
 //
-// Threads: Look() on the watchdog's thread, all else from any thread.
+// Threads: Look() runs on the watchdog's thread; all else is thread-safe.
 
 #ifndef EVENKEEL_COMM_GROUP_WATCH_H_
 #define EVENKEEL_COMM_GROUP_WATCH_H_
@@ -45,27 +44,28 @@ class Watch {
         agreements_(agreements),
         options_(options) {}
 
-  // Whether there are heartbeats.
+  // Returns whether there are heartbeats.
   bool is_on() const { return options_.beat < absl::InfiniteDuration(); }
-  // Sends a heartbeat with nothing, or with this rank's report.
+  // Send a heartbeat: empty, or with this rank's report.
   void Beat() { control_.Beat("", LongestSilence()); }
   void Report() { control_.Beat(RankStatusNow().Serialize(), absl::ZeroDuration()); }
   // Sends the heartbeat, ends operations that have missed their deadline, and logs warnings.
   // Returns the time until the next call.
   absl::Duration Look();
-  // Describes the wait for an operation; ends the group at its deadline.
+  // Returns a description of the wait for an operation. OnOperationDeadline() ends the group if the
+  // operation is still open.
   Wait WaitFor(const ChannelRecord& channel, int64_t number) const;
   void OnOperationDeadline(const ChannelRecord& channel, int64_t number);
 
-  // Returns this rank's positions for AnnounceEnd(), which sends them to all others at once, so
-  // that a rank that waits for a collective which this one will never join is informed.
+  // Returns this rank's positions for AnnounceEnd(), which sends them to all other ranks at once: a
+  // rank that waits for a collective which this rank will never join gets an error.
   std::string Positions() const { return channels_.Positions(extension_.position()); }
   void AnnounceEnd(const std::string& positions);
-  // Its notice, of the topic kFinalizes.
+  // The notice of AnnounceEnd() has the topic kFinalizes.
   static constexpr char kFinalizes[] = "finalize";
   void OnAnnouncedEnd(int peer, absl::string_view positions);
   // Returns an error, and ends the group, if a peer has left and will never reach `position` of
-  // `channel`, where this rank issues `next`. Needless before any_left().
+  // `channel`, where this rank issues `next`. Always OK while any_left() is false.
   absl::Status CheckAgainstLeft(absl::string_view channel, int64_t position,
                                 absl::string_view next);
   bool any_left() const { return any_left_; }
@@ -87,7 +87,7 @@ class Watch {
   const ExtensionSlot& extension_;
   const Agreements& agreements_;
   const WatchOptions& options_;
-  std::set<int64_t> warned_;           // Waits; the watchdog's thread only.
+  std::set<int64_t> warned_;           // Waits with a warning; the watchdog's thread only.
   bool has_reported_silence_ = false;  // The watchdog's thread only.
   std::atomic<bool> any_left_ = false;
   absl::Mutex mutex_;

@@ -1,4 +1,5 @@
-// The parts of a communicator, each after those that it touches.
+// The private half of a Communicator: its parts, each after those that it uses, except that the
+// backend comes last, and that the watchdog calls `watch`: ~Communicator() stops the watchdog.
 
 #ifndef EVENKEEL_COMM_INTERNAL_COMMUNICATOR_CORE_H_
 #define EVENKEEL_COMM_INTERNAL_COMMUNICATOR_CORE_H_
@@ -44,7 +45,7 @@ struct GroupCore {
   const int rank;
   const int world_size;
   const std::string group;
-  std::vector<int> members;  // Constant once it has been handed out.
+  std::vector<int> members;  // Constant once the program has the group.
 
   FlightRecorder flight;
   ExtensionSlot extension;
@@ -62,7 +63,7 @@ struct GroupCore {
   absl::flat_hash_map<std::string, int> name_counts ABSL_GUARDED_BY(mutex);
   Channel* user = nullptr;
 
-  std::unique_ptr<Backend> backend;  // Last: its threads call back, and must end first.
+  std::unique_ptr<Backend> backend;  // Last: its threads use the other parts, and must end first.
 };
 
 }  // namespace evenkeel::internal

@@ -26,7 +26,7 @@ namespace evenkeel::internal {
 
 class OtherGroups {
  public:
-  // `make_group`: null if the backend cannot make other groups. The rest are the facts of this one.
+  // `make_group` is null if the backend cannot make other groups. The rest describes this group.
   OtherGroups(ControlChannel& control, Agreements& agreements, GroupEnd& end, GroupMaker make_group,
               const std::string& group, absl::string_view backend_name,
               const std::vector<int>& members)
@@ -45,7 +45,7 @@ class OtherGroups {
   int rank() const { return control_.rank(); }
   int world_size() const { return control_.world_size(); }
   // Makes this rank's half of a group of `ranks`, and waits until it is connected. `who` is the
-  // calling function, for messages. An error of `status` ends the wait.
+  // calling function, for messages. An error that `status` returns ends the wait.
   using OriginStatus = std::function<absl::Status()>;
   absl::StatusOr<std::unique_ptr<Communicator>> MakeGroup(const std::string& name,
                                                           const std::vector<int>& ranks,
@@ -60,7 +60,7 @@ class OtherGroups {
   const std::string& group_;
   const absl::string_view backend_name_;
   const std::vector<int>& members_;
-  std::atomic<int> splits_ = 0;  // Equal on all ranks, which agree on each.
+  std::atomic<int> splits_ = 0;  // Equal on all ranks, which agree on each split.
 };
 
 }  // namespace evenkeel::internal

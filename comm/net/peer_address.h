@@ -9,9 +9,8 @@
 // A Unix socket's name is chosen by the kernel, in the abstract name space, so no file is left. Its
 // address has a nonce, which only the processes that were given the address know.
 //
-// Errors: InvalidArgument for a text that is not an address of that kind; Unavailable if it cannot
-// be
-//         parsed for lack of memory.
+// Errors: InvalidArgument for a text that is not an address of that kind; Unavailable if there is
+//         no memory to parse it.
 
 #ifndef EVENKEEL_COMM_NET_PEER_ADDRESS_H_
 #define EVENKEEL_COMM_NET_PEER_ADDRESS_H_
@@ -34,10 +33,10 @@ struct PeerAddress {
   std::string nonce;  // Empty over TCP.
 
   bool IsUnix() const { return socket.ss_family == AF_UNIX; }
-  absl::StatusOr<UniqueFd> StartToConnect() const;  // As in comm/net/socket.h.
+  absl::StatusOr<UniqueFd> StartToConnect() const;  // See comm/net/socket.h.
   static absl::StatusOr<PeerAddress> ParseTcp(absl::string_view text);
   static absl::StatusOr<PeerAddress> ParseUnix(absl::string_view text);
-  // `name` comes without the zero at its beginning.
+  // `name` is without the zero at its beginning.
   static PeerAddress OfUnix(absl::string_view name, absl::string_view nonce);
 };
 
@@ -50,8 +49,8 @@ absl::StatusOr<PeerListener> ListenOverTcp(const std::string& bind_address);
 // Errors: ResourceExhausted.
 absl::StatusOr<PeerListener> ListenOnThisHost();
 
-// Returns an error unless the process at the other end of a Unix socket, when it connected or
-// began to listen, ran as the user of this one.
+// Returns an error unless the process at the other end of a Unix socket ran as the user of this
+// process when it connected or began to listen.
 absl::Status CheckSameUser(const UniqueFd& fd);
 
 }  // namespace evenkeel::internal

@@ -7,10 +7,11 @@
 //     EK_RETURN_IF_ERROR(call.Turn(SteadyNow()));
 //   }
 //
-// A caller that is disconnected before a reply calls again, after growing pauses.
+// A caller that is disconnected before it has a verdict calls again, after growing pauses.
 //
 // Threads: thread-compatible. Never blocks.
-// Errors:  PermissionDenied, and other refusals by the listener: a retry would not help.
+// Errors:  PermissionDenied if the listener does not prove its rank, and the listener's refusals: a
+//          retry would not help.
 
 #ifndef EVENKEEL_COMM_NET_PEER_CALL_H_
 #define EVENKEEL_COMM_NET_PEER_CALL_H_
@@ -34,22 +35,24 @@ class PeerCall {
 
   // Adds the events to poll for, and lowers `wake_at` to the time of the next attempt.
   void AddTo(std::vector<pollfd>& entries, absl::Time& wake_at) const;
+  // Advances the handshake as far as it goes without waiting.
   absl::Status Turn(absl::Time now);
 
   bool IsDone() const { return state_ == State::kDone; }
   int to() const { return to_; }
   // The error of the last failed attempt.
   const absl::Status& obstacle() const { return obstacle_; }
-  // Returns an error if the last attempt found no free file descriptor.
+  // Returns an error if the last attempt found no free file descriptor, or no memory for a socket.
   absl::Status Lack() const;
   // Valid once IsDone().
   UniqueFd& connection() { return line_.fd; }
 
  private:
-  // Each state leads to the next one, and all but the last one back to the first.
+  // Each state leads to the next one (over a Unix socket, kConnecting to kAwaitsVerdict), and all
+  // but the last one back to the first.
   enum class State { kPausing, kConnecting, kAwaitsChallenge, kAwaitsVerdict, kDone };
 
-  // Returns an error if this attempt has failed. If `refusal_` is set, the next ones would, too.
+  // Returns an error if this attempt has failed. If `refusal_` is set, later ones would fail, too.
   absl::Status Advance();
   absl::Status SayHello(PeerChallenge challenge);
   absl::Status HandleVerdict(const std::string& message);

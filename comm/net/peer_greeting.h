@@ -12,8 +12,8 @@
 //   lower  -> higher   PeerVerdict
 //
 // A proof is an HMAC under the group's key, which never travels, over the direction, the group's
-// name and size, both ranks and both nonces. So nothing can be replayed: not to the other side, not
-// in another group, not between other ranks, not later.
+// name and size, both ranks and both nonces. So no message can be replayed: to the other side, in
+// another group, between other ranks, or later.
 //
 // Errors: Parse functions return InvalidArgument for anything that is not exactly such a message,
 //         whatever the bytes.
@@ -65,7 +65,7 @@ struct PeerVerdict {
   static absl::StatusOr<PeerVerdict> Parse(absl::string_view bytes);
 };
 
-// Known to both ends before the handshake.
+// The facts that both ends know before the handshake.
 struct PeerGroup {
   std::string name;
   int world_size = 1;
@@ -73,8 +73,8 @@ struct PeerGroup {
   RankNames names = {};  // For messages; not part of the proof.
 };
 
-// Returns the correct `hello.proof` and `verdict.proof` if `hello` answers a challenge of rank
-// `lower`.
+// Return the correct `hello.proof` and `verdict.proof` for a `hello` that replies to a challenge of
+// rank `lower`.
 std::string HelloProof(const PeerGroup& group, int lower, const PeerChallenge& challenge,
                        const PeerHello& hello);
 std::string VerdictProof(const PeerGroup& group, int lower, const PeerChallenge& challenge,

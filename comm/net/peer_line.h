@@ -3,7 +3,7 @@
 //   line.Say(challenge.Serialize());
 //   ... whenever poll() reports an event of line.ToPoll():
 //   EK_RETURN_IF_ERROR(line.Flush());
-//   EK_ASSIGN_OR_RETURN(std::optional<std::string> message, line.Hear());  // empty: incomplete
+//   EK_ASSIGN_OR_RETURN(std::optional<std::string> message, line.Hear());  // none: incomplete
 //
 // A message is a frame of a TCP connection, or a packet of a Unix socket. No byte after it is read:
 // the next ones belong to the transport.
@@ -45,7 +45,7 @@ struct PeerLine {
     return sent.is_over ? absl::UnavailableError("the connection was closed") : absl::OkStatus();
   }
 
-  // A packet that is too long is cut, and so cannot be parsed.
+  // Returns the next message. A packet that is too long is cut, so parsing it fails.
   absl::StatusOr<std::optional<std::string>> Hear() {
     char bytes[kFrameHeader + kMaxGreetingFrame];
     while (true) {

@@ -1,10 +1,10 @@
-// Connects each rank of a group with each other: between hosts over TCP, within a host over Unix
-// sockets. A rank connects to the lower ones and is called by the higher ones. It listens only
-// until all are connected.
+// Connects each rank of a group with each other rank: between hosts over TCP, within a host over
+// Unix sockets. A rank connects to the lower ranks, and listens until all higher ranks have
+// connected.
 //
 //   EK_ASSIGN_OR_RETURN(std::unique_ptr<PeerMeeting> meeting,
 //                       PeerMeeting::OverTcp(rank, {"world", world_size, key}, "10.0.0.7"));
-//   ... meeting->address() of every rank to every rank ...
+//   ... send meeting->address() of every rank to every rank ...
 //   // by rank
 //   EK_ASSIGN_OR_RETURN(std::vector<UniqueFd> connections, meeting->Run(addresses, deadline));
 //
@@ -13,10 +13,10 @@
 //
 // Threads: create it, then call Run() once; Cancel() from any thread, at any time.
 // Errors:  DeadlineExceeded names the ranks that have not connected, the obstacles, and the number
-//          of refused callers; PermissionDenied if a rank that this one connects to has another
-//          key, within a host also if a caller has; ResourceExhausted within a host if no file
+//          of refused callers; PermissionDenied if a rank to which this one connects has another
+//          key, within a host also if a caller has one; ResourceExhausted within a host if no file
 //          descriptor was free for kDescriptorPatience; InvalidArgument for an address that cannot
-//          be parsed; the error that Cancel() was given.
+//          be parsed; the error that was passed to Cancel().
 
 #ifndef EVENKEEL_COMM_NET_PEER_MEETING_H_
 #define EVENKEEL_COMM_NET_PEER_MEETING_H_
@@ -64,7 +64,7 @@ class PeerMeeting {
   // Connects to all ranks; `addresses` are by rank.
   absl::StatusOr<std::vector<UniqueFd>> Run(const std::vector<std::string>& addresses,
                                             absl::Time deadline);
-  // Ends Run() with `why`. Only the first one counts.
+  // Ends Run() with `why`. Only the first call counts.
   void Cancel(const absl::Status& why);
 
  private:

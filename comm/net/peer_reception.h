@@ -7,16 +7,16 @@
 //     EK_RETURN_IF_ERROR(reception.Turn(SteadyNow()));
 //   }
 //
-// A caller has the timeout and two kilobytes for its hello; of too many that have not sent one, the
-// oldest is disconnected. A caller that does not prove its rank is sent a refusal and disconnected;
-// so is a second one of a rank that is connected.
+// A caller has the timeout and two kilobytes for its hello; when there are too many callers, the
+// oldest is disconnected. A caller that does not prove its rank receives a refusal and is
+// disconnected; so does a second caller of a rank that is connected.
 //
-// Over a Unix socket, a caller without the address's nonce is a stranger, and is disconnected
-// without a reply; so is the process of another user.
+// Over a Unix socket, a caller without the address's nonce is disconnected without a reply; so is a
+// process of another user.
 //
 // Threads: thread-compatible. Never blocks.
-// Errors:  PermissionDenied if a caller over a Unix socket has the nonce and proves nothing: that
-//          is a rank with another key.
+// Errors:  PermissionDenied if a caller over a Unix socket has the nonce and a wrong proof: it is a
+//          rank with another key.
 
 #ifndef EVENKEEL_COMM_NET_PEER_RECEPTION_H_
 #define EVENKEEL_COMM_NET_PEER_RECEPTION_H_
@@ -43,13 +43,14 @@ class PeerReception {
 
   // Adds the events to poll for, and lowers `wake_at` to the next deadline.
   void AddTo(std::vector<pollfd>& entries, absl::Time& wake_at) const;
+  // Accepts and serves callers as far as that goes without waiting.
   absl::Status Turn(absl::Time now);
 
   bool IsComplete() const { return missing_ == 0; }
   std::vector<int> Missing() const;
-  // Returns the number of callers that could not authenticate.
+  // Returns the number of callers that were not admitted.
   int refused() const { return refused_; }
-  // Is an error if no file descriptor was free for the last caller.
+  // An error if no file descriptor was free for the last caller.
   const absl::Status& lack() const { return lack_; }
   // The connections, by rank.
   std::vector<UniqueFd>& admitted() { return admitted_; }
@@ -59,8 +60,8 @@ class PeerReception {
     PeerLine line;
     PeerChallenge challenge;
     absl::Time deadline;
-    int rank = -1;            // Set once it is proved. Admitted once the verdict is sent.
-    bool is_refused = false;  // Disconnected once the verdict is sent.
+    int rank = -1;            // Set once proved. The caller is admitted once the verdict is sent.
+    bool is_refused = false;  // The caller is disconnected once the verdict is sent.
   };
 
   void Accept(absl::Time now);

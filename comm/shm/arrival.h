@@ -1,16 +1,16 @@
-// One rank's arrival at an operation: it describes the operation, and the location of its input, in
-// its seat; and reads the descriptions of the others: do they agree, and where are their inputs?
+// One rank's arrival at an operation: writes the description of the operation and the location of
+// its input to its seat, compares the descriptions of the other ranks, and finds their inputs.
 //
 //   if (!arrival.MayDescribe()) return;     // a rank may still read what this would replace
-//   arrival.Describe();                     // the others do not look at it yet
-//   // ... data that the last rank should find ...
+//   arrival.Describe();                     // the other ranks do not read it yet
+//   // ... publish data that the last rank should find ...
 //   arrival.Announce();
 //   // again and again
 //   EK_ASSIGN_OR_RETURN(const bool all_are_here, arrival.Meet());
 //   // then
 //   EK_RETURN_IF_ERROR(arrival.FindSources());
 //
-// Ownership: the task must outlive it; it holds the memory that it has found.
+// Ownership: the task must outlive it; it keeps the memory that it has found alive.
 // Threads:   thread-compatible.
 
 #ifndef EVENKEEL_COMM_SHM_ARRIVAL_H_
@@ -37,29 +37,33 @@ class ShmArrival {
   ShmArrival(const ShmArrival&) = delete;
   ShmArrival& operator=(const ShmArrival&) = delete;
 
+  // Returns whether no rank reads this seat's old description any more.
   bool MayDescribe() const;
-  // An input in registered memory is not copied if that is worth it: the others get the memory.
+  // Writes the description. Large inputs in registered memory are not copied: the other ranks get
+  // the memory.
   void Describe();
   bool is_registered() const { return registered_ != nullptr; }
+  // Makes the description visible to the other ranks.
   void Announce();
-  // Keeps others from writing to this rank's input, if they may. Not for the second time.
+  // Keeps other ranks from writing to this rank's input, if they may. Only the first call counts.
   void Fence();
 
-  // Returns whether all ranks have arrived. Errors: FailedPrecondition, those that have disagree.
+  // Returns whether all ranks have arrived. Errors: FailedPrecondition if those that have disagree.
   absl::StatusOr<bool> Meet();
   bool Contributes(int seat) const { return (flags_[seat] & ShmGist::kContributes) != 0; }
   // Returns whether all inputs are in registered memory that any rank may write to.
   bool AreAllWritable() const;
 
-  // Finds the inputs in registered memory, if this operation uses them; again after an error.
-  // Errors: Internal, a description makes no sense; those of ShmMesh::Find(), also because a rank
-  //         has given up, and freed its memory.
+  // Finds the inputs in registered memory, if this operation uses them; may be called again after
+  // an error.
+  // Errors: Internal for an invalid description; those of ShmMesh::Find(), for example because a
+  //         rank has given up and freed its memory.
   absl::Status FindSources();
-  // Returns whether a seat's input comes through its ring of slots; else source() has it.
+  // Returns whether a seat's input comes through its ring of slots; otherwise source() has it.
   bool IsStaged(int seat) const { return sources_.empty() || sources_[seat].empty(); }
   const TensorList& source(int seat) const { return sources_[seat]; }
-  // Returns whether a rank has given up in the middle of this operation whose memory this rank may
-  // have read later.
+  // Returns whether a rank gave up during this operation, so that this rank may have read its
+  // memory after a change.
   bool MayBeGarbage() const;
 
  private:
@@ -71,10 +75,10 @@ class ShmArrival {
 
   const ShmTask& task_;
   const ShmLane& lane_;
-  std::shared_ptr<RegisteredMemory> registered_;  // Where others may find the input.
+  std::shared_ptr<RegisteredMemory> registered_;  // Has the input, for the other ranks.
   int64_t exposed_offset_ = 0;
-  bool is_exposed_ = false;                 // Others may write to it.
-  absl::InlinedVector<uint64_t, 8> flags_;  // By seat, of the gists.
+  bool is_exposed_ = false;                 // Other ranks may write to it.
+  absl::InlinedVector<uint64_t, 8> flags_;  // By seat, from the gists.
   std::vector<std::shared_ptr<SharedMemory>> held_;
   std::vector<TensorList> sources_;  // By seat; empty if it is staged.
 };

@@ -1,8 +1,8 @@
-// A lane as one of its ranks sees it, from one operation to the next.
+// One rank's view of a lane, kept from one operation to the next.
 //
 //   ShmLane lane = {.board = board, .mesh = mesh, .place = place, .seats = seats, .ranks = {0, 1}};
 //
-// Ownership: the board and the mesh outlive it.
+// Ownership: the board and the mesh must outlive it.
 // Threads:   thread-compatible: one thread at a time drives a lane.
 
 #ifndef EVENKEEL_COMM_SHM_LANE_H_
@@ -28,12 +28,12 @@ struct ShmLane {
   ShmSeat* seats = nullptr;
   std::vector<int> ranks;  // By seat; in a lane of messages: the sender, the receiver.
   int me = 0;              // This rank's seat.
-  bool has_tags = false;   // Messages with tags: the receiver begins one when the sender has.
+  bool has_tags = false;   // For messages with tags: the receiver begins after the sender.
   RankNames names = {};    // For messages.
   // Totals of the operations that have ended.
   uint64_t operations = 0;
   uint64_t chunks = 0;
-  std::vector<uint64_t> blocks = std::vector<uint64_t>(ranks.size());  // By seat, in its share.
+  std::vector<uint64_t> blocks = std::vector<uint64_t>(ranks.size());  // By seat: of its share.
   // By seat; null until it is needed.
   std::vector<std::byte*> rings = std::vector<std::byte*>(ranks.size());
 
@@ -59,7 +59,7 @@ struct ShmLane {
 
   // Returns whether the seat's rank has given up, so that its memory may change.
   bool HasEnded(int seat) const { return board->has_ended(ranks[seat]); }
-  // Call it after this rank's seat has changed.
+  // Wakes the ranks that wait for this seat. Call it after this rank's seat has changed.
   void Notify() const { board->Notify(seats, ranks, me); }
 };
 

@@ -9,7 +9,7 @@
 // ends on all of them at the same time, so the rank that was busy for longest in an interval was
 // the last one. Time in waits of the library (comm/control/waits.h) is counted apart.
 //
-// Threads: thread-safe. Waits are known for the thread that called EndReduction(); a backward that
+// Threads: thread-safe. Waits count for the thread that called EndReduction(); a backward pass that
 //          announces gradients from other threads does not wait.
 
 #ifndef EVENKEEL_JOIN_STEPS_PHASE_CLOCK_H_
@@ -32,7 +32,7 @@ class PhaseClock {
   // Ends the current phase and begins `next`. Returns the phase before.
   StepPhase Enter(StepPhase next);
   StepPhase phase() const { return phase_.load(std::memory_order_relaxed); }
-  // Enters kBackward from kForward; else does nothing.
+  // Enters kBackward from kForward; in other phases does nothing.
   void BeginBackward() {
     if (phase_.load(std::memory_order_relaxed) == StepPhase::kForward) Enter(StepPhase::kBackward);
   }
@@ -44,7 +44,7 @@ class PhaseClock {
   // Drops the current interval; the next one begins with the next EndReduction(). For ranks that
   // do not take part in steps.
   void Reset();
-  // Returns the sum of the intervals that have ended since the last call; nothing if none has.
+  // Returns the sum of the intervals that have ended since the last call; nullopt if none has.
   std::optional<PhaseTimes> Take();
 
  private:

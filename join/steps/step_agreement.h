@@ -4,8 +4,7 @@
 //   StepAnswer answer;
 //   EK_RETURN_IF_ERROR(Agree(step, all_bytes, names, SamplesRule::kOptional, answer));
 //
-// Records in, answers out: every rank computes the same answer, or the same error, from the same
-// records.
+// Every rank computes the same answer, or the same error, from the same records.
 //
 // A record also contains the rank's ledger (join/steps/step_ledger.h): the number of steps that
 // each part has finished, and their settings. The ledgers of all ranks are compared, so that no
@@ -19,8 +18,8 @@
 //          Replicated optimizer, which is no participant. Each rank sends one for each step, and
 //          receives all of them.
 //
-// A record also contains the times of the rank's last step (phase_clock.h). From those of all ranks
-// each rank computes which ones made the others wait (straggler_detector.h).
+// A record also contains the times of the rank's last step (phase_clock.h). From the times of all
+// ranks, each rank computes which ranks made the others wait (straggler_detector.h).
 //
 // Threads: pure functions of values.
 // Errors:  FailedPrecondition with a FailureInfo that names the fewest ranks that can be the cause.
@@ -83,8 +82,8 @@ struct StepRecord {
   bool joined = false;              // The rank is exhausted.
   uint32_t requests = 0;            // StepRequests.
   int64_t samples = kNotSaid;       // The samples that AddSamples() added since the last record.
-  int64_t calls = 0;                // The user's collectives issued or shadowed: AnnounceCall().
-  uint64_t scope_hash = 0;          // Identifies RunJoined()'s list and options; 0: outside of one.
+  int64_t calls = 0;                // User collectives issued or shadowed: AnnounceCall().
+  uint64_t scope_hash = 0;          // Identifies RunJoined()'s list and options; 0: outside of it.
   std::optional<PhaseTimes> times;  // Up to the last reduction, since the one before it.
   std::string ledger;       // StepLedger::Serialize(); empty in an answer: it has been compared.
   uint64_t names_hash = 0;  // HashOfNames() of the participants.
@@ -108,11 +107,11 @@ uint64_t HashOfNames(const ParticipantNames& names);
 struct StepAnswer {
   int64_t step = 0;
   int world_size = 1;
-  int active = 1;         // How many ranks have inputs.
+  int active = 1;         // The number of ranks with inputs.
   int lowest_active = 0;  // -1: none.
   int highest_active = 0;
   uint32_t requests = 0;  // Those of all ranks, by OR.
-  int64_t samples = 0;    // Sum over ranks; of an exhausted one, those not yet reported.
+  int64_t samples = 0;    // The sum over ranks; of exhausted ranks, samples not yet reported.
   std::shared_ptr<const std::vector<StepRecord>> records =
       nullptr;  // By rank; null in a step without agreement.
   std::shared_ptr<const ParticipantNames> names = nullptr;
@@ -133,15 +132,15 @@ enum class SamplesRule { kOptional, kRequired };
 
 // Parses the records of all ranks, which are in the order of ranks, and compares them: all ranks
 // must run the same join, and all active ranks must have equal states. `names` are those of this
-// rank's participants. `answer` is complete even if the ranks disagree; its records
-// are null if one cannot be parsed. Returns NotFound if the ranks' names differ; the caller then
+// rank's participants. `answer` is complete even if the ranks disagree; its records are null if one
+// cannot be parsed. Returns NotFound if the ranks' names differ; the caller then
 // gathers the names, and CompareNames() returns the error for the user.
 absl::Status Agree(int64_t step, absl::Span<const std::string> records,
                    std::shared_ptr<const ParticipantNames> names, SamplesRule samples,
                    StepAnswer& answer);
 
-// Returns the error for ranks whose names differ. `lists` has the names of each rank, joined by ",
-// ".
+// Returns the error for ranks whose names differ. `lists` has the names of each rank, separated by
+// ", ".
 absl::Status CompareNames(int64_t step, absl::Span<const std::string> lists);
 
 }  // namespace evenkeel

@@ -61,22 +61,22 @@ class StepParticipant {
   virtual ~StepParticipant() = default;
   // Equal on all ranks: comm.UniqueName("data_parallel").
   virtual const std::string& participant_name() const = 0;
-  // A step begins on this active rank: bring the plan up to date and say what it is.
+  // Updates the plan and returns the state, when a step begins on this active rank.
   virtual absl::StatusOr<ParticipantState> PrepareStep() = 0;
   // Returns the state on an exhausted rank.
   virtual ParticipantState CurrentState() const = 0;
-  // For ranks that are behind: everything that makes another rank's CurrentState() equal to this
-  // one's. Called on the control thread, at any time.
+  // Returns all that ImportState() needs on a rank that is behind, so that its CurrentState()
+  // becomes equal to this rank's. Called on the control thread, at any time.
   virtual std::string ExportState() const = 0;
   virtual absl::Status ImportState(absl::string_view state) = 0;
 };
 
 class StepTicket {
  public:
-  // Blocks until all records are in; from any thread.
+  // Waits until all records have arrived; from any thread.
   absl::StatusOr<StepAnswer> Wait() const;
-  // Runs on the control thread, or at once if the answer is there; always in the order of the
-  // calls. Must not block.
+  // Runs `callback`, which must not block, on the control thread, or at once if the answer is
+  // known; always in the order of the calls.
   void OnAnswer(std::function<void(const absl::StatusOr<StepAnswer>&)> callback);
   bool IsAnswered() const { return GivenAnswer() != nullptr; }
 
@@ -87,7 +87,7 @@ class StepTicket {
   // Restarts the timeout, because the other ranks are making progress before this step.
   void Renew();
   void Resolve(absl::StatusOr<StepAnswer> answer);
-  // Null before it is there; never changes afterwards.
+  // Returns null before the answer is known; never changes afterwards.
   const absl::StatusOr<StepAnswer>* GivenAnswer() const;
   internal::Wait Describe() const;
 
@@ -95,7 +95,7 @@ class StepTicket {
   const bool is_exhausted_;
   StepControl* const control_;
   const std::string why_;                                // This rank began it; empty: as usual.
-  const std::shared_ptr<const ParticipantNames> names_;  // For the states in its record.
+  const std::shared_ptr<const ParticipantNames> names_;  // For the states in the record.
   mutable absl::Mutex mutex_;
   absl::Time deadline_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<absl::StatusOr<StepAnswer>> answer_ ABSL_GUARDED_BY(mutex_);
@@ -106,12 +106,13 @@ class StepTicket {
 
 class StepControl final : public internal::GroupExtension {
  public:
-  // That of the communicator, which makes it at the first call and owns it. From any thread.
+  // Returns the communicator's StepControl. The communicator makes it at the first call, and owns
+  // it. From any thread.
   static StepControl& Of(Communicator& comm);
   explicit StepControl(Communicator* comm);
   ~StepControl() override;
 
-  // Local, between the same steps and in the same order on all ranks.
+  // Local; called between the same steps and in the same order on all ranks.
   void Register(StepParticipant* participant);
   void Unregister(StepParticipant* participant);
 
@@ -137,17 +138,17 @@ class StepControl final : public internal::GroupExtension {
   absl::Status Announce(absl::string_view name, absl::string_view payload);
   // On an exhausted rank: waits for the next entry of the lowest active rank in step `answer.step`.
   absl::StatusOr<StepEntry> NextEntry(const StepAnswer& answer);
-  // The user's collectives, which exhausted ranks shadow wherever the loop issues them. An active
-  // rank calls AnnounceCall() before it issues one. On an exhausted rank NextCall() returns the
-  // next collective before the ticket's step; nothing if the step has begun and all collectives
-  // before it have been taken. Those in a step are entries of it.
+  // For the user's collectives, which exhausted ranks shadow wherever the loop issues them. An
+  // active rank calls AnnounceCall() before it issues one. On an exhausted rank NextCall() returns
+  // the next collective before the ticket's step; nullopt if the step has begun and all collectives
+  // before it have been taken. Those in a step are entries of the step.
   void AnnounceCall(const std::string& call);
   absl::StatusOr<std::optional<std::string>> NextCall(const std::shared_ptr<StepTicket>& ticket);
-  // To be called when this rank's loop has ended: from now on it shadows the other ranks.
+  // Called when this rank's loop has ended: from now on it shadows the other ranks.
   void BecomeExhausted();
 
-  // Ends the current step on this rank; Enter() does so, too. Idempotent. `why`: for the message
-  // if the other ranks do not end it, too.
+  // Ends the current step on this rank; Enter() does so, too. Idempotent. `why` is for the message
+  // if the other ranks do not end it.
   void EndStep(std::string why = "");
 
   // Does the same without a message to exhausted ranks, when all ranks have ended the step early.
@@ -174,15 +175,15 @@ class StepControl final : public internal::GroupExtension {
   // Returns the samples added since then, and takes them out of the next record.
   int64_t TakeSamples() { return std::exchange(samples_, StepRecord::kNotSaid); }
 
-  // Names of those who came from another group with theirs: false if somebody here has that name.
-  // Whoever leaves gives its name back.
+  // For objects that keep their name when they come from another group. HoldName() returns false if
+  // an object of this group holds that name; an object that leaves the group releases it.
   bool HoldName(absl::string_view name);
   void ReleaseName(absl::string_view name);
-  // Ends with this object: for those who may outlive the group that they were in.
+  // Expires with this object: for objects that may outlive their group.
   std::weak_ptr<const void> lifetime() const { return lifetime_; }
 
-  // Returns the steps that this rank's parts have finished. Finalize() compares them between the
-  // ranks. For the thread that runs steps.
+  // Returns the ledger of the steps that this rank's parts have finished, which Finalize() compares
+  // between the ranks. For the thread that runs steps.
   StepLedger& ledger() { return ledger_; }
   // Returns the number of records that this rank has sent, active or exhausted.
   int64_t records_sent() const { return records_sent_; }
@@ -217,12 +218,12 @@ class StepControl final : public internal::GroupExtension {
     StepRecord record;
     std::shared_ptr<const ParticipantNames> names;  // Of its participants.
   };
-  // Returns this rank's record of the next step, but for what Begin() adds.
+  // Returns this rank's record of the next step, without the fields that Begin() adds.
   absl::StatusOr<NewRecord> MakeRecord(As as);
   absl::StatusOr<std::shared_ptr<StepTicket>> Begin(As as);
   void OnRecords(int64_t step, const std::shared_ptr<StepTicket>& ticket,
                  const absl::StatusOr<std::vector<std::string>>& parts);
-  // Ends the group with the lists of all ranks, which all exchange them.
+  // Exchanges the lists of names between all ranks, and ends the group with them.
   void ShowNames(int64_t step, const std::shared_ptr<StepTicket>& ticket);
   void SetParticipants(std::vector<StepParticipant*> participants)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -3,7 +3,7 @@
 //
 //   ledger.Finish("optimizer#0", 12, "learning_rate=0.001");     // at the end of its step 12
 //   const std::string mine = ledger.Serialize(StepLedger::Plans::kWith);
-//   absl::Status same = StepLedger::Compare(texts);              // every rank's
+//   absl::Status same = StepLedger::Compare(texts);              // of all ranks
 //
 // Its text is part of a rank's record of the next step (join/steps), of Finalize(), and of the
 // agreement before a checkpoint is written. So a rank that omitted a step, or took it with
@@ -15,8 +15,8 @@
 // (Plan()); that step's record compares them between the ranks that have inputs. A rank that begins
 // no step omits its plans: those for a step that only accumulated were never carried out.
 //
-// Size:    one line per part: its name, two numbers, its settings; about 20 bytes for a reducer, 40
-//          for an optimizer.
+// Size:    one line per part: its name, two numbers, its settings; about 20 bytes for a reducer,
+//          and 40 for an optimizer.
 // Threads: thread-compatible; used by the thread that runs steps.
 
 #ifndef EVENKEEL_JOIN_STEPS_STEP_LEDGER_H_
@@ -41,7 +41,8 @@ class StepLedger {
   void Finish(absl::string_view part, int64_t number, absl::string_view settings);
   void Plan(absl::string_view part, absl::string_view settings);
 
-  // Without plans a part that has finished no step is left out: "" is a rank without steps.
+  // Without plans, parts that have finished no step are omitted: the text of a rank without steps
+  // is "".
   enum class Plans { kWith, kWithout };
   std::string Serialize(Plans plans) const;
 

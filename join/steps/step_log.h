@@ -51,7 +51,7 @@ struct StepEntry {
     kEntered,    // The participant takes part in the step.
     kAction,     // An action of the participant.
     kEnd,        // The step is over. If it is the only entry, no rank was active in the step.
-    kCall,       // A collective of the user's.
+    kCall,       // A user's collective.
     kExhausted,  // The sender has run out of input.
   };
   Kind kind = Kind::kEnd;

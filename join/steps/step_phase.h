@@ -52,7 +52,7 @@ struct BucketsReady {
 // The time from one reduction to the next on one rank.
 struct PhaseTimes {
   std::array<int64_t, kStepPhases> busy_us = {};  // By phase, without waits.
-  int64_t waited_us = 0;  // In calls that wait for other ranks: communication, and later ranks.
+  int64_t waited_us = 0;  // In calls that wait for other ranks: communication, and slow ranks.
   BucketsReady ready;
 
   int64_t& busy(StepPhase phase) { return busy_us[static_cast<size_t>(phase)]; }

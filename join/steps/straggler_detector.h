@@ -33,7 +33,7 @@ class StragglerDetector {
   // seconds without being slow.
   static constexpr int64_t kStepsPerBlock = 25;
   static constexpr int64_t kLeastBlockUs = 500'000;
-  // If its steps are long, it ends after this time, but not before this number of steps.
+  // A block of long steps ends after this time, but not before this number of steps.
   static constexpr int64_t kBlockUs = 5'000'000;
   static constexpr int64_t kLeastStepsPerBlock = 3;
 

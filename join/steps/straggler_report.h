@@ -28,9 +28,9 @@
 namespace evenkeel {
 
 struct StragglerReport {
-  // A straggler costs at least this fraction of the time and this time per step. The latter,
-  // because one core may wake its processes that much later than another for minutes (Linux's
-  // default timer slack is 0.05 ms).
+  // A straggler costs at least this fraction of the time, and this time per step, because for
+  // minutes one core may wake its processes that much later than another (Linux's default timer
+  // slack is 0.05 ms).
   static constexpr double kLeastCost = 0.02;
   static constexpr absl::Duration kLeastCostPerStep = absl::Microseconds(100);
 

@@ -1,4 +1,4 @@
-// The rules of the trainer's flags: an entry of train_flags.inc ends with those of its flag.
+// The rules of the trainer's flags: an entry of train_flags.inc ends with the rules of its flag.
 //
 //   FLAG(int64_t, accumulate, 1, "passes per step", Within{1, 1 << 20}, kDealing)
 //   OPTION(int, epochs, {}, "passes over all the data", AtLeast{1},
@@ -38,7 +38,7 @@ struct ForModels {
   absl::string_view models;  // "mlp and cnn".
 };
 
-// The option has the flag's value, or without one a default of the model.
+// The option has the flag's value or, if the flag is not given, the model's default.
 template <typename Value>
 struct ModelDefault {
   Value TrainOptions::*option;
@@ -52,8 +52,8 @@ constexpr ModelDefault<Value> ByModel(Value TrainOptions::*option, std::type_ide
 }
 
 // The flag is a setting of the run, of one of the kinds of run_settings.h. Its value is that of the
-// flag, which must be a FLAG then, or of an option: kFree.As(&TrainOptions::epochs). A run is
-// resumed without a look at flags that have no such rule, unless SettingsOf() takes their results.
+// flag, which must then be a FLAG, or of an option: kFree.As(&TrainOptions::epochs). A resumed run
+// does not compare flags without such a rule, unless SettingsOf() takes their results.
 enum class SettingKind { kFixed, kDealing, kFree };
 template <typename Value>
 struct OptionSetting {
@@ -72,7 +72,7 @@ inline constexpr FlagSetting kFixed{SettingKind::kFixed};
 inline constexpr FlagSetting kDealing{SettingKind::kDealing};
 inline constexpr FlagSetting kFree{SettingKind::kFree};
 
-// A flag as it was given.
+// A flag and its value on the command line.
 template <typename Value>
 struct GivenFlag {
   absl::string_view name;

@@ -1,5 +1,5 @@
-// The placement Slices: each rank keeps, and updates, an equal slice of every gradient bucket. How
-// a step runs is on top of slices.cc.
+// The placement Slices: each rank keeps and updates an equal slice of every gradient bucket. The
+// comment at the top of slices.cc explains how a step runs.
 
 #ifndef EVENKEEL_ZERO_OPTIM_INTERNAL_PLACEMENT_SLICES_H_
 #define EVENKEEL_ZERO_OPTIM_INTERNAL_PLACEMENT_SLICES_H_
@@ -63,12 +63,12 @@ namespace evenkeel::internal {
 //
 // `is_torn_` is not a phase: an update is torn from its first bucket until the slices of all ranks
 // have arrived and Step() has run. So kUpdating and kUpdated are torn, unless a state was loaded
-// since. The others may be: kReduced while Step() updates, or where the group failed before the
-// end, kStepped with overlap_forward, and on a device kReducing, too. Whether the reduction is
-// taken does not change with steps.
+// since. Other phases may be torn: kReduced while Step() updates, or where the group failed before
+// the end, kStepped with overlap_forward, and on a device kReducing, too. Whether the reduction is
+// taken does not depend on steps.
 //
-// `updater_` is the reducer's thread's while a step reduces: under `mutex_` there, and where a step
-// may run.
+// While a step reduces, `updater_` belongs to the reducer's thread. It is used with `mutex_` held
+// there, and wherever a step may run.
 class SlicesOptimizer : public PlacedOptimizer {
  public:
   SlicesOptimizer(Communicator& comm, ParameterSet& params, ParameterGroups groups,
@@ -96,14 +96,14 @@ class SlicesOptimizer : public PlacedOptimizer {
   bool is_open() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return phase_ == Phase::kBegun || is_reducing();
   }
-  // Buckets were updated in backward, and Step() has not run since.
+  // Returns whether buckets were updated in backward and Step() has not run since.
   bool awaits_step() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return phase_ == Phase::kUpdating || phase_ == Phase::kUpdated;
   }
 
   absl::Status TakeChannels();
 
-  // StepParticipant. What the ranks must agree on of the plan they agree on with the reducer's.
+  // StepParticipant. The ranks agree on the plan with the reducer's state; this one omits it.
   absl::StatusOr<ParticipantState> PrepareStep() override;
   ParticipantState CurrentState() const override;
 
@@ -115,11 +115,11 @@ class SlicesOptimizer : public PlacedOptimizer {
   void OnStepEnd();
   std::string SettingsMessage() const;
   absl::Status OnSettings(absl::string_view message);
-  // A bucket comes in a step, of a reducer in this optimizer's group.
+  // Returns OK if a bucket may be reduced: in a step, by a reducer in this optimizer's group.
   absl::Status CheckReduction() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The reducer's buckets go: a further Step() uses copies of the slices.
+  // Copies the slices for a further Step(), because the reducer's buckets are freed.
   absl::Status KeepSlices() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The state moves to where the newest plan has it.
+  // Moves the state to the ranks that the newest plan names.
   absl::Status AdoptPlan() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ForgetSlices() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SendFlags(const BucketInfo& bucket, bool contributes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -128,37 +128,36 @@ class SlicesOptimizer : public PlacedOptimizer {
   absl::Status CheckStepped() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckNotOpen() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckSliced() const;
-  // The program must not change the memory of gradients between the reduction, which has left
-  // nothing there that is used, and Step().
+  // Find changes of the memory of gradients between the reduction, which leaves nothing there that
+  // is used, and Step(): the program must not make any.
   void NoteGradients();
   absl::Status CheckMemory();
-  // By parameter: kHere if the slices of its gradient are to be used, kNone if the program has
-  // cleared or frozen it since they were reduced.
+  // Returns by parameter: kHere if Step() uses the slices of its gradient, kNone if the program has
+  // cleared or frozen it since the reduction.
   absl::StatusOr<std::vector<GradientSource>> ChooseSlices() const;
   absl::Status Run(const StepMessage& step, bool has_inputs);
   absl::Status RunBefore();
   bool IsUsed(const SlicePlan::Bucket& bucket, size_t position) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Before Step(), with updates in backward. On a device it is not known: true.
+  // For Step(), after updates in backward. Returns true on a device, where it is not known.
   bool WasUpdated(int param) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status UpdateAll(const StepOptions& options);
   absl::Status UpdateAllThere(const StepOptions& options)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // On a device.
-  // On a device: of a bucket that was reduced.
+  // Returns the gradients of a reduced bucket, on a device.
   std::vector<ParameterUpdater::Gradient> GradientsOf(int index) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool MayBeUnset() const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // A gradient, for all that this rank knows.
   absl::Status UpdateInBackwardThere(int index, StreamRef stream)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The update; `to_prepare`, unless that was done for all buckets together.
+  // Updates a bucket. `to_prepare` is empty if the preparation was done for all buckets together.
   absl::Status ApplyThere(int index, const std::optional<StepOptions>& to_prepare, StreamRef stream)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SendOut(int index, StreamRef after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // On a device gathers that the stream waits for, and not the host: when they have ended well the
-  // update is over.
+  // On a device only the stream waits for the gathers: ends the update when they have succeeded.
   void Settle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // A torn update is whole from here on, if nothing of it is missing.
+  // Marks a torn update as whole if no part of it is missing.
   void EndTornUpdate() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status WaitUntilSettled();
   absl::StatusOr<GradientCheck> Measure(double norm, double grad_scale);
@@ -179,12 +178,12 @@ class SlicesOptimizer : public PlacedOptimizer {
   Ranges RangesToLoad() const override;
   absl::Status TakeParts(OptimizerState parts, const std::map<int, int64_t>& steps,
                          const Ranges& ranges) override;
-  // Where the state of all parameters is to be: as the newest plan has it; of what is in no bucket,
-  // if there is some, in equal parts.
+  // Returns the ranks that are to have the state of each parameter: those of the newest plan; for
+  // parameters in no bucket that have a state, all ranks in equal parts.
   std::vector<Holders> HoldersFor(absl::FunctionRef<bool(int param)> has_state) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::vector<int64_t> Sizes() const;
-  // This rank keeps of its part what `holders` say, and nothing else.
+  // Drops all of this rank's part that `holders` does not assign to it.
   absl::Status KeepOnly(int param, const Holders& holders) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Joinable (slices_group.cc).
@@ -199,7 +198,7 @@ class SlicesOptimizer : public PlacedOptimizer {
   Channel* flag_channel_ =
       nullptr;  // Its operations interleave differently on each rank with the others.
   bool reduction_is_taken_ = false;
-  int held_rank_ = 0, held_world_size_ = 1;  // In the group whose `holders_` it has.
+  int held_rank_ = 0, held_world_size_ = 1;  // In the group to which `holders_` refers.
   struct Note {
     int param = 0;
     void* data = nullptr;
@@ -209,9 +208,9 @@ class SlicesOptimizer : public PlacedOptimizer {
   const std::shared_ptr<OwnerLink<SlicesOptimizer>> link_ =
       std::make_shared<OwnerLink<SlicesOptimizer>>(this, join_name());
 
-  // The reducer's thread works with all of this while a step reduces, others between steps.
+  // The reducer's thread uses all of this while a step reduces, other threads between steps.
   mutable absl::Mutex mutex_;
-  std::vector<Holders> holders_ ABSL_GUARDED_BY(mutex_);  // By parameter: whose state is where.
+  std::vector<Holders> holders_ ABSL_GUARDED_BY(mutex_);  // By parameter: which rank has what.
   Communicator* reducers_group_ ABSL_GUARDED_BY(mutex_) = nullptr;
   std::weak_ptr<const void> reducers_group_lives_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<const SlicePlan> plan_ ABSL_GUARDED_BY(mutex_);
@@ -228,7 +227,7 @@ class SlicesOptimizer : public PlacedOptimizer {
   Phase phase_ ABSL_GUARDED_BY(mutex_) = Phase::kReduced;
   std::vector<Work> gathers_ ABSL_GUARDED_BY(mutex_);  // By bucket; empty when all have ended.
   OpenWorks settling_ ABSL_GUARDED_BY(mutex_);         // Gathers on a device, see Settle().
-  bool is_torn_ ABSL_GUARDED_BY(mutex_) = false;       // An update began and did not end.
+  bool is_torn_ ABSL_GUARDED_BY(mutex_) = false;       // An update has begun and not ended.
 };
 
 }  // namespace evenkeel::internal

@@ -42,6 +42,7 @@ std::string Fingerprint(const Model& model) {
 // Returns the kind of rule, and the tensors of its state of a parameter.
 std::string KindOf(const UpdateRule& rule) {
   static constexpr absl::string_view kKinds[] = {"sgd", "adam", "adamw"};
+  static_assert(std::size(kKinds) == std::variant_size_v<UpdateRule>);
   const auto tensors = StateTensorNames(rule);
   return absl::StrCat(kKinds[rule.index()], " with {", absl::StrJoin(tensors, ", "), "}");
 }

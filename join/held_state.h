@@ -1,5 +1,5 @@
-// Whether training may continue from the state that a rank holds: the report of each Joinable to
-// Recover() (join/recovery.h).
+// The state that a rank holds, and whether training may continue from it: the report of each
+// Joinable to Recover() (join/recovery.h).
 //
 //   HeldState CheckState() const override {
 //     if (!is_updating_) return {};

@@ -104,8 +104,8 @@ std::weak_ptr<Node> WeakOf(const std::shared_ptr<Node>& node) {
 //   kBackward, kThrown   kThrown     EndBackward()
 //   kForward, kBackward  kClosed     Finish()
 //
-// Whether a step accumulates is decided when it begins. Whether the replica is detached, or has
-// followers, does not depend on steps.
+// A step accumulates or not from its beginning on. A replica is detached, or has followers,
+// independently of steps.
 struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   Replica(std::shared_ptr<Group::State> group, std::shared_ptr<torch::nn::Module> module,
           const DataParallelOptions& options);

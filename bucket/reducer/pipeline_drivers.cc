@@ -24,7 +24,7 @@ class HostPipeline final : public BucketPipeline {
 
   // An operation may end while it is being issued, under the other lock.
   absl::Mutex ends_mutex_ ABSL_ACQUIRED_AFTER(mutex_);
-  // Of first rounds, if they are measured.
+  // The ends of first rounds, if they are measured.
   std::vector<absl::Time> ends_ ABSL_GUARDED_BY(ends_mutex_) =
       std::vector<absl::Time>(setup().measures_ends ? size() : 0, absl::InfiniteFuture());
 };

@@ -166,7 +166,7 @@ class ControlChannel {
   void Handle(to_rank::Notice notice);
   void Handle(to_rank::Failed failed);
   void Handle(to_rank::SurvivorLost lost);
-  // Of Request(): Value, Missing, Regrouped.
+  // The replies to Request(): Value, Missing, Regrouped.
   void Handle(auto reply) requires requires { reply.request; };
   // Handled by the link.
   void Handle(to_rank::Beat) {}

@@ -75,7 +75,8 @@ TEST(WireTest, AnotherVersionIsRecognisedWhateverFollows) {
 
 TEST(WireTest, OnlyTheSameVersionAndBuildMayMeet) {
   EXPECT_TRUE(CheckSameBuild("the store", kProtocolVersion, kBuild, "rank 3").ok());
-  const absl::Status other = CheckSameBuild("the store", kProtocolVersion + 1, std::string(1000, '\n'), "rank 3");
+  const absl::Status other =
+      CheckSameBuild("the store", kProtocolVersion + 1, std::string(1000, '\n'), "rank 3");
   EXPECT_TRUE(absl::IsFailedPrecondition(other)) << other;
   EXPECT_LT(other.message().size(), 400u) << other;
   EXPECT_EQ(std::string(other.message()).find('\n'), std::string::npos) << other;

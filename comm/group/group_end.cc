@@ -17,7 +17,7 @@ constexpr absl::Duration kHubGrace = absl::Seconds(2);
 // that notices the end by itself waits for longer (comm/tcp/backend.cc).
 constexpr absl::Duration kTimeForReason = absl::Seconds(2);
 
-// Which rank caused an error without a FailureInfo is not known from its code.
+// The code of an error without a FailureInfo does not say which rank caused it.
 FailureInfo KindAndNoRanks(const absl::Status& why) {
   if (absl::IsFailedPrecondition(why)) return {.kind = FailureKind::kDisagreement};
   if (absl::IsDeadlineExceeded(why)) return {.kind = FailureKind::kDeadline};

@@ -183,8 +183,8 @@ TEST(ShmMeetingTest, WhoKnowsTheAddressMustKnowAllTheRest) {
   }
 }
 
-// Who listens where a rank should be, but does not know the key, can't prove anything, not even
-// with what it was sent.
+// A process that listens in a rank's place without the key can't prove anything, not even with
+// what it was sent.
 TEST(ShmMeetingTest, AListenerWithoutTheKeyIsFoundOut) {
   for (const bool mirrors : {false, true}) {
     PeerMeetings meetings(PeerMeetings::OnThisHost, 2);

@@ -74,7 +74,7 @@ void ShmArrival::Register(ShmHeader& header) {
 
 void ShmArrival::Announce() {
   lane_.mine().arrived.store(lane_.operations + 1, std::memory_order_release);
-  // Of two ranks that arrive together, one sees the other.
+  // If two ranks arrive together, one sees the other.
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 

@@ -326,7 +326,7 @@ TEST(SlicedOptimizerErrorsTest, RefusesWhatAnUpdateInBackwardCanNotDo) {
   });
 }
 
-// Whether the reducer's thread has begun the first bucket, or not even got it.
+// In both orders: the reducer's thread has begun the first bucket, or has not even got it.
 TEST(SlicedOptimizerErrorsTest, RefusesAStepInTheMiddleOfAReduction) {
   for (const Way& way : kWays) {
     SCOPED_TRACE(ToString(way));

@@ -145,7 +145,7 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
     const torch::autograd::FunctionPreHook* pre_hook = nullptr;
     Arrival arrival = Arrival::kAwaited;
     Access access = Access::kFree;
-    bool is_as_reduced = false;  // Whether its gradient was, when the loop of join() ended.
+    bool is_as_reduced = false;  // Its gradient was, when the loop of join() ended.
     // The gradient that was reduced before the parameter was frozen, or that it had when the loop
     // of join() ended.
     torch::Tensor kept;

@@ -266,7 +266,8 @@ absl::StatusOr<std::shared_ptr<const PlanInForce>> Reducer::Impl::MakePlan(PlanS
 }
 
 absl::Status Reducer::Impl::Refresh() {
-  if (!reduction_has_plan) {  // What counts steps stays: the other ranks may have the plan already.
+  if (!reduction_has_plan) {
+    // The counts of steps stay: the other ranks may have the plan already.
     EK_ASSIGN_OR_RETURN(core.plan, MakePlan(core.plan->state, core.plan->sparse, *storage));
     reduction_has_plan = true;
     return PrepareDevice();

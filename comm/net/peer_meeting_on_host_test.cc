@@ -60,23 +60,7 @@ TEST(ShmMeetingTest, AWrongKeyIsASentenceAtOnceOnBothSides) {
 }
 
 TEST(ShmMeetingTest, ALastingLackOfDescriptorsIsAnError) {
-  struct Case {
-    int rank;
-    std::string call;
-  };
-  for (const Case& each : {Case{0, "accept"}, Case{1, "socket"}}) {
-    SCOPED_TRACE(each.rank);
-    PeerMeetings meetings(PeerMeetings::OnThisHost, 2);
-    const TestCaller waits_for_rank_0(meetings.address(0));
-    {
-      const NoDescriptors none;
-      meetings.Start(each.rank);
-      meetings.Join();
-    }
-    EXPECT_TRUE(absl::IsResourceExhausted(meetings.result(each.rank)))
-        << meetings.result(each.rank);
-    EXPECT_THAT(std::string(meetings.result(each.rank).message()), HasSubstr(each.call));
-  }
+  ExpectALastingLackEndsIt(PeerMeetings::OnThisHost);
 }
 
 // The lack lasts when the last rank is admitted, and the meeting may still wait for lower ranks.

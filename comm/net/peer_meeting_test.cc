@@ -157,23 +157,7 @@ TEST(TcpMeetingTest, ALackOfDescriptorsIsAnObstacle) {
 
 // One rank at a time: the first one to give up frees descriptors.
 TEST(TcpMeetingTest, ALackOfDescriptorsIsAnErrorWhenPatienceEnds) {
-  struct Case {
-    int rank;
-    std::string call;
-  };
-  for (const Case& each : {Case{0, "accept"}, Case{1, "socket"}}) {
-    SCOPED_TRACE(each.rank);
-    PeerMeetings meetings(OverTcpWith({.descriptor_patience = absl::Milliseconds(50)}), 2);
-    const TestCaller waits_for_rank_0(meetings.address(0));
-    {
-      const NoDescriptors none;
-      meetings.Start(each.rank);
-      meetings.Join();
-    }
-    EXPECT_TRUE(absl::IsResourceExhausted(meetings.result(each.rank)))
-        << meetings.result(each.rank);
-    EXPECT_THAT(std::string(meetings.result(each.rank).message()), HasSubstr(each.call));
-  }
+  ExpectALastingLackEndsIt(OverTcpWith({.descriptor_patience = absl::Milliseconds(50)}));
 }
 
 // The strangers come first, and stay.

@@ -184,6 +184,28 @@ class TestCaller {
   bool is_connected_ = false;
 };
 
+// Checks that a lack of descriptors that lasts ends the meeting of two ranks, on the one that
+// accepts and on the one that calls.
+inline void ExpectALastingLackEndsIt(const PeerMeetings::Make& make) {
+  struct Case {
+    int rank;
+    std::string call;
+  };
+  for (const Case& each : {Case{0, "accept"}, Case{1, "socket"}}) {
+    SCOPED_TRACE(each.rank);
+    PeerMeetings meetings(make, 2);
+    const TestCaller waits_for_rank_0(meetings.address(0));
+    {
+      const NoDescriptors none;
+      meetings.Start(each.rank);
+      meetings.Join();
+    }
+    const absl::Status& result = meetings.result(each.rank);
+    EXPECT_TRUE(absl::IsResourceExhausted(result)) << result;
+    EXPECT_NE(std::string(result.message()).find(each.call), std::string::npos) << result;
+  }
+}
+
 }  // namespace evenkeel::internal
 
 #endif  // EVENKEEL_COMM_TESTING_PEER_MEETINGS_H_

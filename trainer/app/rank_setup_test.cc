@@ -232,12 +232,12 @@ TEST(SettingsOfTest, HasTheFlagsWithASettingInTheirEntries) {
                                  {"bucket sizes", "1048576,26214400"}}));
 }
 
-// With --nojoin, which excludes flags of the test above.
+// With --nojoin, which excludes flags of the test above and wants as many batches for each rank.
 TEST(SettingsOfTest, HasTheHeadsAndTheDropoutOfAGpt) {
   const TrainOptions options = *MakeTrainOptions(
       {.model = "gpt", .preset = "tiny", .heads = 4, .dropout = 0.25, .join = false});
   const auto data = std::make_shared<const TrainingData>(
-      TrainingData{.train = Black(40), .test = Black(10), .vocabulary = 40});
+      TrainingData{.train = Black(48), .test = Black(10), .vocabulary = 40});
   const RankSetup setup = *PrepareRank(options, data, 0, 2);
   RunSettings settings = SettingsOf(options, *setup.model, *setup.data, 2);
   EXPECT_EQ(settings.fixed["model"], "gpt");

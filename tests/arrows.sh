@@ -72,7 +72,10 @@ above='(//tools/... except //tools/build_defs/...) + //tests/...'
 never 'comm knows no other library' \
   //comm/... '//files/... + //launch/... + //join/... + //bucket/... + //zero_optim/... + //trainer/...'
 values='deps(//comm:types + //comm:status + //comm:collective + //comm:memory + //comm:version + //comm:failure_info)'
-backends='//comm/local/... + //comm/shm/... + //comm/tcp/... + //comm/nccl/... + //comm/hierarchical/...'
+# A folder with a class that derives from Backend is a backend.
+mapfile -t backend_folders < <(grep -rl 'public Backend\b' comm/*/ | cut -d/ -f2 | sort -u | grep -vx testing)
+backends=$(printf ' + //comm/%s/...' "${backend_folders[@]}")
+backends=${backends# + }
 group="//comm:communicator + //comm:factory + //comm/rendezvous/... + $backends"
 
 never 'comm/base sees the values of comm alone' \
@@ -92,9 +95,11 @@ never 'a communicator sees no backend' \
   //comm:communicator "//comm:factory + //comm/rendezvous/... + $backends"
 never 'no backend sees the factory or how processes find each other' \
   "($products) intersect ($backends)" '//comm:factory + //comm:environment + //comm/rendezvous/...'
-for one in local shm tcp nccl; do
-  never "comm/$one sees no other backend but local" \
-    "($products) intersect //comm/$one/..." "($backends) except //comm/$one/... except //comm/local/..."
+for one in "${backend_folders[@]}"; do
+  others=(local)
+  [[ $one == hierarchical ]] && others+=(shm tcp)
+  never "comm/$one sees no other backend but ${others[*]}" \
+    "($products) intersect //comm/$one/..." "($backends) except //comm/$one/...$(printf ' except //comm/%s/...' "${others[@]}")"
 done
 never 'no library but join/abi sees comm/abi, and none sees join/abi' \
   "($products) except //comm/abi/... except //join/abi/..." '//comm/abi/... + //join/abi/...'

@@ -12,7 +12,17 @@ namespace evenkeel {
 namespace {
 
 bool IsForCpu(BackendKind backend) {
-  return backend != BackendKind::kAuto && backend != BackendKind::kNccl;
+  switch (backend) {
+    case BackendKind::kAuto:
+    case BackendKind::kNccl:
+      return false;
+    case BackendKind::kLocal:
+    case BackendKind::kShm:
+    case BackendKind::kTcp:
+    case BackendKind::kHierarchical:
+      break;
+  }
+  return true;
 }
 
 // Returns an error if only ranks on the CPU support an option; empty if GPUs support all.

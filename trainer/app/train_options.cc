@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <iterator>
+#include <type_traits>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -92,6 +94,7 @@ struct FillInByModel {
 
   template <typename Value>
   void operator()(const auto& flag, const ModelDefault<Value>& rule) const {
+    static_assert(std::extent_v<decltype(rule.of_model)> == std::size(kModels));
     options.*rule.option =
         flag.value != nullptr ? *flag.value : rule.of_model[static_cast<int>(options.model)];
   }
@@ -153,17 +156,14 @@ struct ModelDefaults {
   double weight_decay;   // For adamw.
   Decay decay;
 };
+constexpr ModelDefaults kDefaults[] = {
+    {1e-3, AdamW().weight_decay, Decay::kNone},  // mlp
+    {3e-3, 0.05, Decay::kLinear},                // cnn
+    {3e-3, 0.1, Decay::kCosine},                 // gpt
+};
+static_assert(std::size(kDefaults) == std::size(kModels));
 
-ModelDefaults DefaultsOf(ModelKind model) {
-  switch (model) {
-    case ModelKind::kMlp:
-      return {1e-3, AdamW().weight_decay, Decay::kNone};
-    case ModelKind::kCnn:
-      return {3e-3, 0.05, Decay::kLinear};
-    default:
-      return {3e-3, 0.1, Decay::kCosine};
-  }
-}
+const ModelDefaults& DefaultsOf(ModelKind model) { return kDefaults[static_cast<int>(model)]; }
 
 absl::StatusOr<UpdateRule> ParseRule(const TrainFlags& flags, ModelKind model) {
   enum class Kind { kSgd, kAdam, kAdamW };
@@ -221,14 +221,21 @@ absl::Status TakeSizes(const TrainFlags& flags, TrainOptions& options) {
   const absl::StatusOr<SafetensorsFile> file = SafetensorsFile::Read(*path);
   if (absl::IsNotFound(file.status())) return absl::OkStatus();
   EK_RETURN_IF_ERROR(file.status());
-  if (options.model == ModelKind::kMlp) {
-    if (flags.hidden.has_value()) return absl::OkStatus();
-    EK_ASSIGN_OR_RETURN(options.hidden, Annotate(HiddenUnitsOf(*file), *path));
-    return absl::OkStatus();
+  switch (options.model) {
+    case ModelKind::kMlp: {
+      if (flags.hidden.has_value()) break;
+      EK_ASSIGN_OR_RETURN(options.hidden, Annotate(HiddenUnitsOf(*file), *path));
+      break;
+    }
+    case ModelKind::kCnn: {
+      EK_ASSIGN_OR_RETURN(const CnnOptions sizes, Annotate(CnnSizesOf(*file), *path));
+      if (!flags.widths.has_value()) options.cnn.widths = sizes.widths;
+      if (!flags.blocks.has_value()) options.cnn.blocks_per_stage = sizes.blocks_per_stage;
+      break;
+    }
+    case ModelKind::kGpt:
+      break;  // See TakeGptSizes().
   }
-  EK_ASSIGN_OR_RETURN(const CnnOptions sizes, Annotate(CnnSizesOf(*file), *path));
-  if (!flags.widths.has_value()) options.cnn.widths = sizes.widths;
-  if (!flags.blocks.has_value()) options.cnn.blocks_per_stage = sizes.blocks_per_stage;
   return absl::OkStatus();
 }
 

@@ -29,6 +29,10 @@ using internal::UpdateKernels;
 
 constexpr double kNoLimit = std::numeric_limits<double>::infinity();
 
+// Another rule does not compile until it has functions of its own.
+template <typename Rule>
+concept AdamLike = std::is_same_v<Rule, Adam> || std::is_same_v<Rule, AdamW>;
+
 absl::string_view NameOf(const Sgd&) { return "SGD"; }
 absl::string_view NameOf(const Adam&) { return "Adam"; }
 absl::string_view NameOf(const AdamW&) { return "AdamW"; }
@@ -52,8 +56,7 @@ absl::Status ValidateRule(const Sgd& rule) {
   return absl::OkStatus();
 }
 
-template <typename AdamLike>
-absl::Status ValidateRule(const AdamLike& rule) {
+absl::Status ValidateRule(const AdamLike auto& rule) {
   EK_RETURN_IF_ERROR(CheckRange("learning_rate", rule.learning_rate, 0, kNoLimit));
   EK_RETURN_IF_ERROR(CheckRange("beta1", rule.beta1, 0, 1));
   EK_RETURN_IF_ERROR(CheckRange("beta2", rule.beta2, 0, 1));
@@ -67,8 +70,7 @@ std::string SettingsOf(const Sgd& rule) {
       ", weight_decay=", SettingText(rule.weight_decay), rule.nesterov ? ", nesterov" : "");
 }
 
-template <typename AdamLike>
-std::string SettingsOf(const AdamLike& rule) {
+std::string SettingsOf(const AdamLike auto& rule) {
   return absl::StrCat("learning_rate=", SettingText(rule.learning_rate),
                       ", beta1=", SettingText(rule.beta1), ", beta2=", SettingText(rule.beta2),
                       ", epsilon=", SettingText(rule.epsilon),
@@ -89,10 +91,10 @@ void Apply(const Sgd& rule, int64_t step, double grad_scale, int64_t n, T* value
   kernels.sgd_with_momentum(coefficients, n, value, gradient, static_cast<T*>(state[0].data));
 }
 
-template <typename AdamLike, typename T>
-void Apply(const AdamLike& rule, int64_t step, double grad_scale, int64_t n, T* value,
+template <AdamLike Rule, typename T>
+void Apply(const Rule& rule, int64_t step, double grad_scale, int64_t n, T* value,
            const T* gradient, absl::Span<const TensorView> state) {
-  constexpr bool kDecoupled = std::is_same_v<AdamLike, AdamW>;
+  constexpr bool kDecoupled = std::is_same_v<Rule, AdamW>;
   const double count = static_cast<double>(step);
   const double bias_correction1 = 1 - std::pow(rule.beta1, count);
   const double bias_correction2 = 1 - std::pow(rule.beta2, count);
@@ -175,6 +177,7 @@ std::span<const absl::string_view> StateTensorNames(const UpdateRule& rule, DTyp
   static constexpr absl::string_view kMomentum[] = {"master", "momentum"};
   static constexpr absl::string_view kMoments[] = {"exp_avg", "exp_avg_sq", "master"};
   const bool has_master = StateDType(dtype) != dtype;
+  static_assert(std::variant_size_v<UpdateRule> == 3);  // All but Sgd have these moments.
   const Sgd* sgd = std::get_if<Sgd>(&rule);
   if (sgd == nullptr) return std::span(kMoments).first(has_master ? 3 : 2);
   const auto names = std::span(kMomentum).first(sgd->momentum == 0 ? 1 : 2);

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <iterator>
 #include <tuple>
-#include <type_traits>
 #include <variant>
 
 #include "absl/strings/str_cat.h"
@@ -31,7 +30,7 @@ const auto kMeasureTotal = MakeKernel<&ek_measure_total>("ek_measure_total", upd
                                                          KernelKind::kSynchronises);
 const auto kPrepare = MakeKernel<&ek_prepare_update>("ek_prepare_update", update_kernels_image);
 
-// By Section.
+// Two for each Rule, in its order.
 const decltype(MakeKernel<&ek_update_sgd_float>("", update_kernels_image)) kUpdates[] = {
     MakeKernel<&ek_update_sgd_float>("ek_update_sgd_float", update_kernels_image),
     MakeKernel<&ek_update_sgd_bfloat>("ek_update_sgd_bfloat", update_kernels_image),
@@ -41,37 +40,31 @@ const decltype(MakeKernel<&ek_update_sgd_float>("", update_kernels_image)) kUpda
     MakeKernel<&ek_update_adam_bfloat>("ek_update_adam_bfloat", update_kernels_image),
 };
 constexpr int kSections = static_cast<int>(std::size(kUpdates));
+static_assert(kSections == 2 * static_cast<int>(Rule::kCount));
 
 constexpr absl::Duration kPatience =
     absl::Minutes(10);  // At the end, for a device that is still at work.
 
-Rule KindOf(const UpdateRule& rule) {
-  const Sgd* const sgd = std::get_if<Sgd>(&rule);
-  if (sgd == nullptr) return Rule::kAdam;
-  return sgd->momentum == 0 ? Rule::kSgd : Rule::kMomentum;
+update::RuleNumbers NumbersOfRule(const Sgd& sgd) {
+  return {.rule = sgd.momentum == 0 ? Rule::kSgd : Rule::kMomentum,
+          .nesterov = sgd.nesterov,
+          .learning_rate = sgd.learning_rate,
+          .momentum = sgd.momentum,
+          .weight_decay = sgd.weight_decay};
 }
-
+update::RuleNumbers NumbersOfMoments(const auto& adam, bool decoupled) {
+  return {.rule = Rule::kAdam,
+          .decoupled = decoupled,
+          .learning_rate = adam.learning_rate,
+          .weight_decay = adam.weight_decay,
+          .beta1 = adam.beta1,
+          .beta2 = adam.beta2,
+          .epsilon = adam.epsilon};
+}
+update::RuleNumbers NumbersOfRule(const Adam& adam) { return NumbersOfMoments(adam, false); }
+update::RuleNumbers NumbersOfRule(const AdamW& adam) { return NumbersOfMoments(adam, true); }
 update::RuleNumbers NumbersOf(const UpdateRule& rule) {
-  update::RuleNumbers numbers{.rule = KindOf(rule),
-                              .decoupled = std::holds_alternative<AdamW>(rule)};
-  numbers.learning_rate = LearningRate(rule);
-  if (const Sgd* const sgd = std::get_if<Sgd>(&rule)) {
-    numbers.nesterov = sgd->nesterov;
-    numbers.momentum = sgd->momentum;
-    numbers.weight_decay = sgd->weight_decay;
-    return numbers;
-  }
-  std::visit(
-      [&](const auto& adam) {
-        if constexpr (!std::is_same_v<std::decay_t<decltype(adam)>, Sgd>) {
-          numbers.weight_decay = adam.weight_decay;
-          numbers.beta1 = adam.beta1;
-          numbers.beta2 = adam.beta2;
-          numbers.epsilon = adam.epsilon;
-        }
-      },
-      rule);
-  return numbers;
+  return std::visit([](const auto& it) { return NumbersOfRule(it); }, rule);
 }
 
 // By name: their order in `state` is that of the alphabet.
@@ -212,7 +205,7 @@ absl::Status DeviceUpdate::SetList(int number, absl::Span<const UpdateRule> rule
          .count = item.value.count,
          .rule = item.rule,
          .flag = item.flag,
-         .section = 2 * static_cast<int>(KindOf(rule)) + is_bfloat,
+         .section = 2 * static_cast<int>(NumbersOf(rule).rule) + is_bfloat,
          .has_state = item.state.size() == StateTensorNames(rule, item.value.dtype).size()});
   }
   if (lists_[number] != nullptr && lists_[number]->given == given) return absl::OkStatus();

@@ -52,7 +52,7 @@ inline constexpr int kThreads = 256;
 inline constexpr int kTotalThreads = 256;
 inline constexpr int64_t kChunk = 4096;
 
-enum class Rule : int32_t { kSgd, kMomentum, kAdam };
+enum class Rule : int32_t { kSgd, kMomentum, kAdam, kCount };
 struct RuleNumbers {
   Rule rule;
   int32_t nesterov;

@@ -67,6 +67,14 @@ std::string StaleStateRefusal(absl::string_view name) {
                       "RunJoined()'s list, or name its state with SetOptimizerState()");
 }
 
+// The cases of a std::visit(), which does not compile without one for each alternative.
+template <typename... Cases>
+struct Overloads : Cases... {
+  using Cases::operator()...;
+};
+template <typename... Cases>
+Overloads(Cases...) -> Overloads<Cases...>;
+
 }  // namespace
 
 // The actions that exhausted ranks repeat.
@@ -425,22 +433,33 @@ absl::StatusOr<std::unique_ptr<JoinHook>> DataParallel::MakeJoinHook(const JoinO
 }
 
 absl::Status DataParallel::Shadow(const StepAnswer& answer, const Action& action) {
-  if (std::holds_alternative<Action::Finish>(action.kind)) {
-    EK_RETURN_IF_ERROR(reducer_->FinishShadow());
-    step_is_open_ = false;
-    CountStep();
+  const auto begin = [&](bool synchronises) -> absl::Status {
+    EK_RETURN_IF_ERROR(FollowMemory());
+    *saw_uneven_ = true;
+    EK_RETURN_IF_ERROR(KeepBuffers(/*is_active=*/false));
+    EK_RETURN_IF_ERROR(PrepareTensors(answer));
+    NoteStepBegun(synchronises);
     return absl::OkStatus();
-  }
-  EK_RETURN_IF_ERROR(FollowMemory());
-  if (std::holds_alternative<Action::MakeBuffersEqual>(action.kind)) return BeginBufferSync(answer);
-  *saw_uneven_ = true;
-  EK_RETURN_IF_ERROR(KeepBuffers(/*is_active=*/false));
-  EK_RETURN_IF_ERROR(PrepareTensors(answer));
-  const auto* const sync = std::get_if<Action::BeginSync>(&action.kind);
-  NoteStepBegun(sync != nullptr);
-  if (sync == nullptr) return absl::OkStatus();
-  accumulated_samples_ = 0;
-  return reducer_->BeginShadow(answer, join_config().divisor, sync->message);
+  };
+  const Overloads repeat{
+      [&](const Action::BeginSync& sync) -> absl::Status {
+        EK_RETURN_IF_ERROR(begin(true));
+        accumulated_samples_ = 0;
+        return reducer_->BeginShadow(answer, join_config().divisor, sync.message);
+      },
+      [&](const Action::BeginAccumulation&) { return begin(false); },
+      [&](const Action::Finish&) -> absl::Status {
+        EK_RETURN_IF_ERROR(reducer_->FinishShadow());
+        step_is_open_ = false;
+        CountStep();
+        return absl::OkStatus();
+      },
+      [&](const Action::MakeBuffersEqual&) -> absl::Status {
+        EK_RETURN_IF_ERROR(FollowMemory());
+        return BeginBufferSync(answer);
+      },
+  };
+  return std::visit(repeat, action.kind);
 }
 
 absl::StatusOr<ControlChannel::Parts> DataParallel::Exchange(absl::string_view topic,

@@ -1,4 +1,4 @@
-// Reading and writing whole files.
+// Reading and writing files, most of them as a whole.
 //
 //   EK_ASSIGN_OR_RETURN(std::string bytes, ReadFile("config.json", {.max_bytes = 1 << 20}));
 //   EK_RETURN_IF_ERROR(WriteFileAtomically("config.json", bytes));
@@ -13,6 +13,7 @@
 #ifndef EVENKEEL_FILES_FILE_IO_H_
 #define EVENKEEL_FILES_FILE_IO_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -21,9 +22,22 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "evenkeel/comm/base/cpp20.h"
+#include "evenkeel/comm/base/unique_fd.h"
 
 namespace evenkeel {
+
+// A file that is open for reading.
+struct RegularFile {
+  internal::UniqueFd fd;
+  std::string path;
+  int64_t bytes = 0;
+
+  // DataLoss if the file ends before.
+  absl::Status ReadAt(int64_t offset, absl::Span<std::byte> into) const;
+};
+absl::StatusOr<RegularFile> OpenRegularFile(const std::string& path);
 
 struct ReadFileOptions {
   int64_t max_bytes = int64_t{16} << 30;

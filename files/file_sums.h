@@ -18,6 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -25,6 +26,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "evenkeel/comm/base/cpp20.h"
+#include "evenkeel/files/file_io.h"
 
 namespace evenkeel {
 
@@ -47,18 +49,14 @@ absl::StatusOr<FileSums> SumsOf(const std::string& path);
 class CheckedFile {
  public:
   static absl::StatusOr<CheckedFile> Open(const std::string& path, FileSums sums);
-  CheckedFile(CheckedFile&& other) noexcept;
-  CheckedFile& operator=(CheckedFile&& other) noexcept;
-  ~CheckedFile();
 
   absl::Status Read(int64_t offset, absl::Span<std::byte> into);
 
  private:
-  CheckedFile(std::string path, int descriptor, FileSums sums);
+  CheckedFile(RegularFile file, FileSums sums) : file_(std::move(file)), sums_(std::move(sums)) {}
   absl::Status Fetch(int64_t block);
 
-  std::string path_;
-  int descriptor_;
+  RegularFile file_;
   FileSums sums_;
   int64_t fetched_ = -1;          // The block that is in memory.
   std::vector<std::byte> block_;  // Empty before the first.

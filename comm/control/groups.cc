@@ -8,7 +8,6 @@
 #include "absl/strings/str_join.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/json.h"
-#include "evenkeel/comm/control/wire.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {

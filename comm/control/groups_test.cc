@@ -10,7 +10,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/control/messages.h"
-#include "evenkeel/comm/control/wire.h"
 #include "evenkeel/comm/failure_info.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

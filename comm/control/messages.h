@@ -6,9 +6,9 @@
 //
 // To add a message, add a struct and its place in the variant. It compiles when the receiver
 // (hub.h, control.h) has a Handle() for it and, if it is a reply, ControlChannel::requests_ has a
-// place for it. VisitFields() also defines its form in bytes (wire.h). The compiler does not demand
-// two more decisions, both in hub.cc: IsForTheChannel() for a message to a rank, OutlivesTheGroup()
-// for one to the hub; nor the next kProtocolVersion (comm/net/handshake.h).
+// place for it. VisitFields() also defines its form in bytes. The compiler does not demand two more
+// decisions, both in hub.cc: IsForTheChannel() for a message to a rank, OutlivesTheGroup() for one
+// to the hub; nor the next kProtocolVersion (comm/net/handshake.h).
 //
 // A request has a number, unique on the rank that sends it, and a type of reply, which repeats the
 // number. A tree link (tree_link.h) sets the fields whose comments name it, and passes
@@ -24,7 +24,10 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "evenkeel/comm/base/cpp20.h"
+#include "evenkeel/comm/base/fields.h"
 #include "evenkeel/comm/control/rank_status.h"
 
 namespace evenkeel {
@@ -222,6 +225,17 @@ inline bool IsBeat(const ToHub& message) { return std::holds_alternative<to_hub:
 // exchange has this name.
 inline constexpr char kRegroupTopic[] = "\tregroup";
 
+namespace internal {
+
+inline std::string Serialize(const ToHub& message) { return ToBytes(message); }
+inline std::string Serialize(const ToRank& message) { return ToBytes(message); }
+// ToHub or ToRank. InvalidArgument for anything that Serialize() does not give, whatever the bytes.
+template <typename Message>
+absl::StatusOr<Message> ParseControlMessage(absl::string_view bytes) {
+  return FromBytes<Message>(bytes, "control message");
+}
+
+}  // namespace internal
 }  // namespace evenkeel
 
 #endif  // EVENKEEL_COMM_CONTROL_MESSAGES_H_

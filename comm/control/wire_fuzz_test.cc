@@ -14,7 +14,6 @@
 #include "evenkeel/comm/control/key_value.h"
 #include "evenkeel/comm/control/messages.h"
 #include "evenkeel/comm/control/rank_status.h"
-#include "evenkeel/comm/control/wire.h"
 #include "evenkeel/comm/net/frame.h"
 #include "evenkeel/comm/net/handshake.h"
 #include "evenkeel/comm/net/hmac.h"

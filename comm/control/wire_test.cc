@@ -1,8 +1,6 @@
 // Everything that crosses a socket of the control plane comes back as it was. That no bytes do
 // harm: wire_fuzz_test.cc.
 
-#include "evenkeel/comm/control/wire.h"
-
 #include <cstddef>
 #include <cstdint>
 #include <optional>

@@ -4,18 +4,6 @@
 
 namespace evenkeel::internal {
 
-void LinkMeter::Sent(size_t bytes) {
-  absl::MutexLock lock(&mutex_);
-  ++counters_.messages_sent;
-  counters_.bytes_sent += static_cast<int64_t>(bytes);
-}
-
-void LinkMeter::Received(size_t bytes) {
-  absl::MutexLock lock(&mutex_);
-  ++counters_.messages_received;
-  counters_.bytes_received += static_cast<int64_t>(bytes);
-}
-
 void LinkMeter::OnLinksThread() {
   absl::MutexLock lock(&mutex_);
   if (!has_clock_) has_clock_ = pthread_getcpuclockid(pthread_self(), &clock_) == 0;

@@ -24,17 +24,18 @@ namespace evenkeel::internal {
 
 class LinkMeter {
  public:
-  // Count one message that is not a heartbeat.
-  void Sent(size_t bytes);
-  void Received(size_t bytes);
-  // The same for a ToHub or a ToRank; heartbeats do not count.
-  template <typename Message>
-  void Sent(const Message& message, size_t bytes) {
-    if (!IsBeat(message)) Sent(bytes);
+  // Count one ToHub or ToRank, unless it is a heartbeat.
+  void Sent(const auto& message, size_t bytes) {
+    if (IsBeat(message)) return;
+    absl::MutexLock lock(&mutex_);
+    ++counters_.messages_sent;
+    counters_.bytes_sent += static_cast<int64_t>(bytes);
   }
-  template <typename Message>
-  void Received(const Message& message, size_t bytes) {
-    if (!IsBeat(message)) Received(bytes);
+  void Received(const auto& message, size_t bytes) {
+    if (IsBeat(message)) return;
+    absl::MutexLock lock(&mutex_);
+    ++counters_.messages_received;
+    counters_.bytes_received += static_cast<int64_t>(bytes);
   }
   // Registers the calling thread as the link's.
   void OnLinksThread();

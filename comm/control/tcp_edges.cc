@@ -112,7 +112,7 @@ absl::StatusOr<std::unique_ptr<TcpEdges>> TcpEdges::Create(const TcpEdgesOptions
                                std::move(send), options,
                                [raw](int child, ToHub message, size_t bytes) {
                                  raw->down_.OnLinksThread();
-                                 raw->down_.Received(bytes);
+                                 raw->down_.Received(message, bytes);
                                  raw->from_child_(child, std::move(message));
                                });
                            raw->seats_ = seats.get();
@@ -180,7 +180,7 @@ void TcpEdges::ConnectToParent(const std::string& address) {
           up_.OnLinksThread();
           absl::StatusOr<ToRank> message = ParseControlMessage<ToRank>(frame);
           if (!message.ok()) return;
-          up_.Received(frame.size() + kFrameHeader);
+          up_.Received(*message, frame.size() + kFrameHeader);
           from_parent_(*std::move(message));
         },
         [this](const absl::Status&) {
@@ -202,7 +202,7 @@ void TcpEdges::OnParentLost(const absl::Status& why) {
 
 void TcpEdges::SendToParent(const ToHub& message) {
   const std::string payload = Serialize(message);
-  up_.Sent(payload.size() + kFrameHeader);
+  up_.Sent(message, payload.size() + kFrameHeader);
   absl::MutexLock lock(&mutex_);
   if (to_parent_ != nullptr) return to_parent_->Send(payload);
   for_parent_.push_back(payload);
@@ -211,7 +211,7 @@ void TcpEdges::SendToParent(const ToHub& message) {
 void TcpEdges::SendToChildren(absl::Span<const int> to, const ToRank& message) {
   const std::string payload = Serialize(message);
   for (const int child : to) {
-    down_.Sent(payload.size() + kFrameHeader);
+    down_.Sent(message, payload.size() + kFrameHeader);
     seats_->Queue(child, payload);
   }
   loop_->Wake();

@@ -105,13 +105,11 @@ class ByteReader {
     if (!info.empty()) value.SetPayload(kFailureInfoType, absl::Cord(info));
     return value;
   }
-  absl::string_view Rest() { return Take(rest_.size()); }
 
   // Marks the bytes as invalid for the caller; Finish() reports it.
   void Refuse() { is_refused_ = true; }
 
   bool ok() const { return ok_ && !is_refused_; }
-  size_t remaining() const { return rest_.size(); }
   // Returns OK if nothing was missing and everything was read.
   absl::Status Finish(absl::string_view what) const {
     if (is_refused_) return absl::InvalidArgumentError(absl::StrCat(what, ": value out of range"));

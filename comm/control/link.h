@@ -72,8 +72,6 @@ class ControlLink {
   // arrived: if the old group fails meanwhile, some ranks may never arrive in this one.
   void SetOrigin(std::function<absl::Status()> status) { origin_ = std::move(status); }
   absl::Status OriginStatus() const { return origin_ ? origin_() : absl::OkStatus(); }
-  // Returns the hub's name for messages: "the store at 10.0.0.7:29400, hosted by rank 0".
-  virtual std::string HubName() const { return "the hub"; }
   // Returns the rank of the group whose process is the hub's; -1 if there is none, or if it is not
   // known.
   virtual int HubRank() const { return -1; }

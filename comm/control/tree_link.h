@@ -80,7 +80,6 @@ class TreeLink : public ControlLink {
   }
   std::string Key(absl::string_view purpose) const override { return direct_->Key(purpose); }
   absl::Duration Silence() const override { return direct_->Silence(); }
-  std::string HubName() const override { return direct_->HubName(); }
   int HubRank() const override { return direct_->HubRank(); }
   ControlCounters Counters() const override;
   void Stop() override;

@@ -98,7 +98,6 @@ class SharedConnection::Link {
   void Close();
 
   const HostPort& local_address() const { return connection_->connection_->local_address(); }
-  std::string ServerName() const { return connection_->connection_->ServerName(); }
 
  private:
   friend class SharedConnection;

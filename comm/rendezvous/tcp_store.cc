@@ -272,7 +272,6 @@ class DirectLink : public ControlLink {
                                 absl::StrCat("evenkeel key\n", id_, "\n", purpose));
   }
   absl::Duration Silence() const override { return link_->Silence(); }
-  std::string HubName() const override { return link_->ServerName(); }
   int HubRank() const override { return host_rank_; }
   ControlCounters Counters() const override { return meter_.Read(); }
   void Stop() override { link_->Close(); }

@@ -158,7 +158,6 @@ class TcpControlLink : public ControlLink {
   }
   std::string Key(absl::string_view purpose) const override { return link_->Key(purpose); }
   absl::Duration Silence() const override { return link_->Silence(); }
-  std::string HubName() const override { return link_->HubName(); }
   int HubRank() const override { return link_->HubRank(); }
   ControlCounters Counters() const override { return link_->Counters(); }
   void Stop() override { link_->Stop(); }

@@ -257,15 +257,6 @@ bool WaitsOnUserChannel(const RankStatus& report) {
   });
 }
 
-// "#0 barrier (user) on channel "user", and in step 5 until all ranks have begun it".
-std::string WaitsText(const RankStatus& report) {
-  std::vector<std::string> texts;
-  for (const Wait& wait : report.waits) {
-    if (std::find(texts.begin(), texts.end(), wait.text) == texts.end()) texts.push_back(wait.text);
-  }
-  return absl::StrJoin(texts, ", and in ");
-}
-
 // Returns the wait of a rank inside of a step of an optimizer; null if there is none.
 const Wait* WaitInStep(const RankStatus& report) {
   for (const Wait& wait : report.waits) {
@@ -310,7 +301,7 @@ Judgement Deadlock(const std::vector<RankFacts>& ranks, std::set<int> stuck) {
   for (int rank = 0; rank < static_cast<int>(ranks.size()); ++rank) {
     if (ranks[rank].has_left) left.push_back(rank);
     if (!stuck.contains(rank)) continue;
-    parties[rank] = WaitsText(ranks[rank].report);
+    parties[rank] = WaitsText(ranks[rank].report.waits);
     all_wait_for_messages &= WaitsForMessages(ranks[rank].report);
     if (IsExhausted(ranks[rank].report)) {
       exhausted.push_back(rank);
@@ -342,6 +333,14 @@ Judgement Deadlock(const std::vector<RankFacts>& ranks, std::set<int> stuck) {
 }
 
 }  // namespace
+
+std::string WaitsText(const std::vector<Wait>& waits) {
+  std::vector<std::string> texts;
+  for (const Wait& wait : waits) {
+    if (std::find(texts.begin(), texts.end(), wait.text) == texts.end()) texts.push_back(wait.text);
+  }
+  return absl::StrJoin(texts, ", and in ");
+}
 
 Judgement Judge(const std::vector<RankFacts>& ranks, const std::vector<OpenExchange>& exchanges) {
   if (Judgement judgement = FindContradiction(ranks); !judgement.status.ok()) return judgement;

@@ -84,6 +84,9 @@ struct Wait {
   }
 };
 
+// Returns "#0 barrier (user) on channel "user", and in step 5 until all ranks have begun it".
+std::string WaitsText(const std::vector<Wait>& waits);
+
 // One collective that a rank has issued.
 struct Issued {
   int64_t sequence = 0;
@@ -136,7 +139,7 @@ struct OpenPair {
 // A rank's report.
 struct RankStatus {
   bool everyone_waits = false;  // Waits::EveryoneWaits().
-  std::vector<Wait> waits;
+  std::vector<Wait> waits;      // The longest one first.
   std::vector<ChannelStatus> channels;
   std::vector<PairLane> lanes;       // The used ones; optional unless everyone_waits.
   bool lacks_lanes = false;          // There are too many to report: halves may have been issued.

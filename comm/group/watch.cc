@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/warn.h"
 #include "evenkeel/comm/control/positions.h"
@@ -31,15 +30,6 @@ std::string Short(absl::Duration duration) {
   if (duration < absl::Milliseconds(1)) return "0ms";
   return absl::FormatDuration(absl::Trunc(
       duration, duration < absl::Seconds(1) ? absl::Milliseconds(1) : absl::Seconds(1)));
-}
-
-std::string Texts(const std::vector<Waits::Seen>& waits) {
-  std::vector<std::string> texts;
-  for (const Waits::Seen& seen : waits) {
-    if (std::find(texts.begin(), texts.end(), seen.wait.text) == texts.end())
-      texts.push_back(seen.wait.text);
-  }
-  return absl::StrJoin(texts, ", and in ");
 }
 
 ChannelStatus Describe(const std::string& name, uint64_t id, int64_t position,
@@ -222,13 +212,9 @@ RankStatus Watch::RankStatusNow() const {
   mine.received = control_.received();  // First: the rest may lack messages that arrive later.
   const Waits::Snapshot waits = control_.waits()->Now();
   mine.everyone_waits = waits.everyone_waits;
-  for (const Waits::Seen& seen : waits.waits) {
-    mine.waits.push_back(seen.wait);
-    const int64_t ms = (SteadyNow() - seen.since) / absl::Milliseconds(1);
-    if (ms <= mine.waited_ms) continue;
-    mine.waited_ms = ms;
-    std::swap(mine.waits.front(), mine.waits.back());
-  }
+  for (const Waits::Seen& seen : waits.waits) mine.waits.push_back(seen.wait);
+  if (!waits.waits.empty())  // The first one began first.
+    mine.waited_ms = (SteadyNow() - waits.waits.front().since) / absl::Milliseconds(1);
   if (const GroupExtension* extension = extension_.in_use(); extension != nullptr)
     mine.details = extension->StatusJson();
 
@@ -265,8 +251,8 @@ RankStatus Watch::RankStatusNow() const {
                                .tag = entry.what.tag});
   }
 
-  if (!waits.waits.empty()) {
-    mine.doing = absl::StrCat("waits in ", Texts(waits.waits));
+  if (!mine.waits.empty()) {
+    mine.doing = absl::StrCat("waits in ", WaitsText(mine.waits));
   } else if (const std::optional<FlightEntry> last = flight_.Get(flight_.issued() - 1);
              last.has_value()) {
     mine.doing = absl::StrCat("runs, ", Short(SteadyNow() - last->issued), " after #",

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/base/json.h"
+#include "evenkeel/comm/base/unique_fd.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/types.h"
 
@@ -55,16 +56,6 @@ absl::Status SystemError(absl::string_view what, absl::string_view path) {
   return absl::ErrnoToStatus(errno, absl::StrCat("a flight record cannot be ", what, ": ", path));
 }
 
-absl::Status Write(int file, absl::string_view path, absl::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t written = write(file, bytes.data(), bytes.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return SystemError("written", path);
-    bytes.remove_prefix(written);
-  }
-  return absl::OkStatus();  // Not synced: a slow disk must not delay heartbeats.
-}
-
 }  // namespace
 
 std::string FlightJson(const FlightHeader& header, absl::Span<const FlightEntry> entries) {
@@ -109,7 +100,8 @@ absl::Status WriteFlight(const std::string& path, absl::string_view json) {
   const std::string beside = absl::StrCat(path, ".part", getpid(), "-", count++);
   const int file = open(beside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
   if (file < 0) return SystemError("written", path);
-  absl::Status status = Write(file, path, json);
+  absl::Status status;  // Not synced: a slow disk must not delay heartbeats.
+  if (!internal::WriteAll(file, json)) status = SystemError("written", path);
   if (close(file) != 0 && status.ok()) status = SystemError("written", path);
   if (status.ok() && rename(beside.c_str(), path.c_str()) != 0)
     status = SystemError("renamed", path);

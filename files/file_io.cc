@@ -26,17 +26,6 @@ struct Temporary {
   std::string path;
 };
 
-absl::Status WriteAll(const internal::UniqueFd& fd, absl::string_view bytes,
-                      const std::string& path) {
-  while (!bytes.empty()) {
-    const ssize_t count = write(fd.get(), bytes.data(), bytes.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return ErrnoStatus("cannot write", path);
-    bytes.remove_prefix(count);
-  }
-  return absl::OkStatus();
-}
-
 std::string FolderOf(const std::string& path) {
   const size_t slash = path.rfind('/');
   if (slash == std::string::npos) return ".";
@@ -141,7 +130,9 @@ absl::Status WriteFileAtomically(const std::string& path, std::span<const absl::
   EK_RETURN_IF_ERROR(CheckTarget(path));
   Temporary file = OpenTemporary(path);
   if (!file.fd) return ErrnoStatus("cannot create", path);
-  for (absl::string_view piece : pieces) EK_RETURN_IF_ERROR(WriteAll(file.fd, piece, file.path));
+  for (absl::string_view piece : pieces) {
+    if (!internal::WriteAll(file.fd.get(), piece)) return ErrnoStatus("cannot write", file.path);
+  }
   if (flush == Flush::kYes && fsync(file.fd.get()) != 0)
     return ErrnoStatus("cannot flush", file.path);
   if (rename(file.path.c_str(), path.c_str()) != 0) return ErrnoStatus("cannot rename to", path);

@@ -1,5 +1,6 @@
 #include "evenkeel/comm/base/unique_fd.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <unistd.h>
 
@@ -51,6 +52,16 @@ void UniqueFd::MakePrivate() {
   if (handler != 0) return;
   private_fds[fd_ / 64].fetch_or(uint64_t{1} << (fd_ % 64));
   is_private_ = true;
+}
+
+bool WriteAll(int fd, absl::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t written = write(fd, bytes.data(), bytes.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return false;
+    bytes.remove_prefix(written);
+  }
+  return true;
 }
 
 }  // namespace evenkeel::internal

@@ -1,9 +1,11 @@
-// The owner of a file descriptor; it closes it.
+// The owner of a file descriptor, which closes it; and writing to one.
 
 #ifndef EVENKEEL_COMM_BASE_UNIQUE_FD_H_
 #define EVENKEEL_COMM_BASE_UNIQUE_FD_H_
 
 #include <utility>
+
+#include "absl/strings/string_view.h"
 
 namespace evenkeel::internal {
 
@@ -34,6 +36,9 @@ class UniqueFd {
   int fd_ = -1;
   bool is_private_ = false;
 };
+
+// Writes all bytes, and resumes after signals. Returns false and sets errno if the system refuses.
+[[nodiscard]] bool WriteAll(int fd, absl::string_view bytes);
 
 }  // namespace evenkeel::internal
 

@@ -16,8 +16,8 @@
 #include "absl/time/clock.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/read_file.h"
+#include "evenkeel/comm/base/unique_fd.h"
 #include "evenkeel/comm/control/key_value.h"
-#include "evenkeel/comm/net/socket.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
@@ -31,9 +31,9 @@ using internal::UniqueFd;
 constexpr size_t kMaxFileName = 250;
 constexpr absl::Duration kLockTimeout = absl::Seconds(30);
 
-// Returns a name that is safe in a path: all but letters, digits, '-' and '_' become two
+// Returns the path of a value. Its name is safe: all but letters, digits, '-' and '_' become two
 // hexadecimal digits.
-absl::StatusOr<std::string> FileName(absl::string_view key) {
+absl::StatusOr<std::string> PathOf(const std::string& folder, absl::string_view key) {
   EK_RETURN_IF_ERROR(internal::CheckKey(key));
   constexpr char kHex[] = "0123456789abcdef";
   std::string name = "v.";
@@ -48,19 +48,14 @@ absl::StatusOr<std::string> FileName(absl::string_view key) {
     return absl::InvalidArgumentError(
         absl::StrCat("the key \"", key, "\" is too long for a file store"));
   }
-  return name;
+  return absl::StrCat(folder, "/", name);
 }
 
 absl::Status WriteNewFile(const std::string& path, absl::string_view content) {
   const UniqueFd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!fd) return FileError(path);
-  while (!content.empty()) {
-    const ssize_t written = write(fd.get(), content.data(), content.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return FileError(path);
-    content.remove_prefix(written);
-  }
-  return fsync(fd.get()) == 0 ? absl::OkStatus() : FileError(path);
+  const bool is_written = internal::WriteAll(fd.get(), content) && fsync(fd.get()) == 0;
+  return is_written ? absl::OkStatus() : FileError(path);
 }
 
 // A complete file under a temporary name, which contains the process and the host, so that it is
@@ -150,14 +145,13 @@ absl::StatusOr<std::unique_ptr<FileStore>> FileStore::Open(std::string folder) {
 }
 
 absl::Status FileStore::Set(absl::string_view key, absl::string_view value) {
-  EK_ASSIGN_OR_RETURN(const std::string name, FileName(key));
+  EK_ASSIGN_OR_RETURN(const std::string path, PathOf(folder_, key));
   EK_ASSIGN_OR_RETURN(const Draft draft, WriteDraft(folder_, value));
-  return draft.Replace(absl::StrCat(folder_, "/", name));
+  return draft.Replace(path);
 }
 
 absl::StatusOr<std::string> FileStore::Get(absl::string_view key, absl::Duration timeout) {
-  EK_ASSIGN_OR_RETURN(const std::string name, FileName(key));
-  const std::string path = absl::StrCat(folder_, "/", name);
+  EK_ASSIGN_OR_RETURN(const std::string path, PathOf(folder_, key));
   const absl::Time deadline = SteadyNow() + timeout;
   absl::Duration pause = absl::Milliseconds(1);
   while (true) {
@@ -173,8 +167,7 @@ absl::StatusOr<std::string> FileStore::Get(absl::string_view key, absl::Duration
 }
 
 absl::StatusOr<std::string> FileStore::GetOrSet(absl::string_view key, absl::string_view value) {
-  EK_ASSIGN_OR_RETURN(const std::string name, FileName(key));
-  const std::string path = absl::StrCat(folder_, "/", name);
+  EK_ASSIGN_OR_RETURN(const std::string path, PathOf(folder_, key));
   while (true) {
     absl::StatusOr<std::string> content = ReadFile(path, Links::kRefuse);
     if (!absl::IsNotFound(content.status())) return content;
@@ -186,9 +179,9 @@ absl::StatusOr<std::string> FileStore::GetOrSet(absl::string_view key, absl::str
 }
 
 absl::StatusOr<int64_t> FileStore::Add(absl::string_view key, int64_t amount) {
-  EK_ASSIGN_OR_RETURN(const std::string name, FileName(key));
+  EK_ASSIGN_OR_RETURN(const std::string path, PathOf(folder_, key));
   EK_ASSIGN_OR_RETURN(const UniqueFd lock, Lock(absl::StrCat(folder_, "/lock")));
-  absl::StatusOr<std::string> content = ReadFile(absl::StrCat(folder_, "/", name), Links::kRefuse);
+  absl::StatusOr<std::string> content = ReadFile(path, Links::kRefuse);
   if (!content.ok() && !absl::IsNotFound(content.status())) return content.status();
   EK_ASSIGN_OR_RETURN(const int64_t sum, internal::AddTo(key, content.value_or(""), amount));
   EK_RETURN_IF_ERROR(Set(key, absl::StrCat(sum)));
@@ -196,15 +189,13 @@ absl::StatusOr<int64_t> FileStore::Add(absl::string_view key, int64_t amount) {
 }
 
 absl::StatusOr<bool> FileStore::Check(absl::string_view key) {
-  EK_ASSIGN_OR_RETURN(const std::string name, FileName(key));
-  const std::string path = absl::StrCat(folder_, "/", name);
+  EK_ASSIGN_OR_RETURN(const std::string path, PathOf(folder_, key));
   if (access(path.c_str(), F_OK) == 0) return true;
   return errno == ENOENT ? absl::StatusOr<bool>(false) : FileError(path);
 }
 
 absl::StatusOr<bool> FileStore::Delete(absl::string_view key) {
-  EK_ASSIGN_OR_RETURN(const std::string name, FileName(key));
-  const std::string path = absl::StrCat(folder_, "/", name);
+  EK_ASSIGN_OR_RETURN(const std::string path, PathOf(folder_, key));
   if (unlink(path.c_str()) == 0) return true;
   return errno == ENOENT ? absl::StatusOr<bool>(false) : FileError(path);
 }

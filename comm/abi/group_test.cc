@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "evenkeel/comm/abi/shared_store.h"
+#include "evenkeel/comm/testing/shared_store.h"
 
 namespace evenkeel::abi {
 namespace {

@@ -1,7 +1,7 @@
 // A store for tests whose ranks are threads of one process.
 
-#ifndef EVENKEEL_COMM_ABI_SHARED_STORE_H_
-#define EVENKEEL_COMM_ABI_SHARED_STORE_H_
+#ifndef EVENKEEL_COMM_TESTING_SHARED_STORE_H_
+#define EVENKEEL_COMM_TESTING_SHARED_STORE_H_
 
 #include <chrono>
 #include <condition_variable>
@@ -40,4 +40,4 @@ class SharedStore final : public Store {
 
 }  // namespace evenkeel::abi
 
-#endif  // EVENKEEL_COMM_ABI_SHARED_STORE_H_
+#endif  // EVENKEEL_COMM_TESTING_SHARED_STORE_H_

@@ -431,7 +431,7 @@ absl::Status LowestError(const ControlChannel::Parts& parts) {
 internal::GroupCore::GroupCore(std::unique_ptr<Backend> own_backend,
                                std::unique_ptr<ControlChannel> own_control,
                                CommunicatorOptions group_options, absl::string_view name,
-                               GroupMaker make_group)
+                               GroupMaker maker)
     : control(std::move(own_control)),
       options(std::move(group_options)),
       rank(control->rank()),
@@ -451,8 +451,7 @@ internal::GroupCore::GroupCore(std::unique_ptr<Backend> own_backend,
           options.watch),
       agreements(*control, end, *own_backend, flight, options),
       watch(*control, end, kept_flight, flight, channels, extension, agreements, options.watch),
-      other_groups(*control, agreements, end, std::move(make_group), group, own_backend->name(),
-                   members),
+      make_group(std::move(maker)),
       backend(std::move(own_backend)) {
   std::iota(members.begin(), members.end(), 0);
 }
@@ -662,11 +661,11 @@ absl::Status Communicator::Leave() {
 
 absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Split(int color, int key,
                                                                   absl::Duration timeout) {
-  return core_->other_groups.Split(color, key, timeout);
+  return core_->Split(color, key, timeout);
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Shrink(absl::Duration timeout) {
-  return core_->other_groups.Shrink(timeout);
+  return core_->Shrink(timeout);
 }
 
 }  // namespace evenkeel

@@ -68,7 +68,6 @@ namespace evenkeel {
 namespace internal {
 struct ChannelRecord;
 struct GroupCore;
-class OtherGroups;
 }  // namespace internal
 
 class Communicator;
@@ -312,7 +311,7 @@ class Communicator {
 
  private:
   friend class internal::GroupExtension;
-  friend class internal::OtherGroups;
+  friend struct internal::GroupCore;
 
   internal::GroupExtension& ExtensionOf(
       const std::type_info& type,

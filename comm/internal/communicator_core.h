@@ -4,6 +4,7 @@
 #ifndef EVENKEEL_COMM_INTERNAL_COMMUNICATOR_CORE_H_
 #define EVENKEEL_COMM_INTERNAL_COMMUNICATOR_CORE_H_
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
@@ -13,8 +14,10 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "evenkeel/comm/backend.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/communicator.h"
@@ -29,16 +32,26 @@
 #include "evenkeel/comm/group/group_end.h"
 #include "evenkeel/comm/group/kept_flight.h"
 #include "evenkeel/comm/group/watch.h"
-#include "evenkeel/comm/internal/other_groups.h"
 
 namespace evenkeel::internal {
 
 struct GroupCore {
   GroupCore(std::unique_ptr<Backend> own_backend, std::unique_ptr<ControlChannel> own_control,
-            CommunicatorOptions group_options, absl::string_view name, GroupMaker make_group);
+            CommunicatorOptions group_options, absl::string_view name, GroupMaker maker);
 
   void OnNotice(int from, absl::string_view topic, absl::string_view notice);
   absl::Status Supports(const Collective& what) const;
+
+  // Implement those of Communicator (other_groups.cc).
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key, absl::Duration timeout);
+  absl::StatusOr<std::unique_ptr<Communicator>> Shrink(absl::Duration timeout);
+  // Makes this rank's half of a group of `ranks`, and waits until it is connected. `who` is the
+  // calling function, for messages. An error that `status` returns ends the wait.
+  absl::StatusOr<std::unique_ptr<Communicator>> MakeOther(const std::string& name,
+                                                          const std::vector<int>& ranks,
+                                                          absl::Time deadline,
+                                                          absl::string_view who,
+                                                          std::function<absl::Status()> status);
 
   const std::unique_ptr<ControlChannel> control;
   const CommunicatorOptions options;
@@ -56,7 +69,9 @@ struct GroupCore {
   GroupEnd end;
   Agreements agreements;
   Watch watch;
-  OtherGroups other_groups;
+
+  const GroupMaker make_group;  // Null if the backend cannot make other groups.
+  std::atomic<int> splits = 0;  // Equal on all ranks, which agree on each split.
 
   absl::Mutex mutex;
   std::map<std::string, std::unique_ptr<Channel>, std::less<>> handles ABSL_GUARDED_BY(mutex);

@@ -1,5 +1,3 @@
-#include "evenkeel/comm/internal/other_groups.h"
-
 #include <algorithm>
 #include <numeric>
 #include <string>
@@ -42,76 +40,76 @@ std::vector<int> RanksOf(int color, const std::vector<Choice>& choices) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Communicator>> OtherGroups::Split(int color, int key,
-                                                                 absl::Duration timeout) {
-  const std::string where = absl::StrCat("Split, rank ", rank(), " of the group ", group_);
-  if (make_group_ == nullptr)
+absl::StatusOr<std::unique_ptr<Communicator>> GroupCore::Split(int color, int key,
+                                                               absl::Duration timeout) {
+  const std::string where = absl::StrCat("Split, rank ", rank, " of the group ", group);
+  if (make_group == nullptr)
     return absl::UnimplementedError(
-        absl::StrCat(where, ": backend ", backend_name_, " cannot make other groups"));
+        absl::StrCat(where, ": backend ", backend->name(), " cannot make other groups"));
   const absl::Time deadline = SteadyNow() + timeout;
   EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
-                      agreements_.Agree("split", ToBytes(Choice{color, key}), timeout, "Split()"));
+                      agreements.Agree("split", ToBytes(Choice{color, key}), timeout, "Split()"));
   std::vector<Choice> choices;
   for (const std::string& part : parts) {
     EK_ASSIGN_OR_RETURN(const Choice choice, FromBytes<Choice>(part, "Split"));
     choices.push_back(choice);
   }
-  const int number = splits_++;
-  for (size_t rank = 0; rank < choices.size(); ++rank) {
-    if (choices[rank].color >= 0 || choices[rank].color == kNoColor) continue;
-    return absl::InvalidArgumentError(absl::StrCat("Split: rank ", rank, " gives the color ",
-                                                   choices[rank].color,
+  const int number = splits++;
+  for (size_t each = 0; each < choices.size(); ++each) {
+    if (choices[each].color >= 0 || choices[each].color == kNoColor) continue;
+    return absl::InvalidArgumentError(absl::StrCat("Split: rank ", each, " gives the color ",
+                                                   choices[each].color,
                                                    "; a color is 0 or more, or kNoColor"));
   }
   std::unique_ptr<Communicator> mine;
   if (color != kNoColor) {
-    const std::string name = absl::StrCat(group_, "-", number, ".", color);
+    const std::string name = absl::StrCat(group, "-", number, ".", color);
     const std::vector<int> ranks = RanksOf(color, choices);
-    absl::StatusOr<std::unique_ptr<Communicator>> group =
-        MakeGroup(name, ranks, deadline, "Split()", [this] { return end_.status(); });
-    if (group.ok()) {
-      mine = *std::move(group);
-    } else if (!end_.status().ok()) {
-      return Annotate(end_.status(), where);  // This group has failed; the error has its ranks.
+    absl::StatusOr<std::unique_ptr<Communicator>> made =
+        MakeOther(name, ranks, deadline, "Split()", [this] { return end.status(); });
+    if (made.ok()) {
+      mine = *std::move(made);
+    } else if (!end.status().ok()) {
+      return Annotate(end.status(), where);  // This group has failed; the error has its ranks.
     } else {
-      std::vector<int> all(world_size());
+      std::vector<int> all(world_size);
       std::iota(all.begin(), all.end(), 0);
-      const absl::Status why = Renumber(group.status(), ranks, all);
+      const absl::Status why = Renumber(made.status(), ranks, all);
       // The other ranks wait for this one.
-      end_.Abort(why, absl::StrCat("could not make the group ", name, " (Split)"));
+      end.Abort(why, absl::StrCat("could not make the group ", name, " (Split)"));
       return Annotate(why, where);
     }
   }
-  EK_RETURN_IF_ERROR(agreements_
+  EK_RETURN_IF_ERROR(agreements
                          .Agree("split made", "", std::max(deadline - SteadyNow(), kLeastAttempt),
                                 "Split(), until all ranks have their new groups")
                          .status());
   return mine;
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> OtherGroups::MakeGroup(const std::string& name,
-                                                                     const std::vector<int>& ranks,
-                                                                     absl::Time deadline,
-                                                                     absl::string_view who,
-                                                                     OriginStatus status) {
-  const int rank =
-      static_cast<int>(std::find(ranks.begin(), ranks.end(), control_.rank()) - ranks.begin());
-  const int world_size = static_cast<int>(ranks.size());
+absl::StatusOr<std::unique_ptr<Communicator>> GroupCore::MakeOther(
+    const std::string& name, const std::vector<int>& ranks, absl::Time deadline,
+    absl::string_view who, std::function<absl::Status()> status) {
+  const int next_rank =
+      static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
+  const int next_size = static_cast<int>(ranks.size());
   ControlLink::Origin origin;
-  const auto hub = std::ranges::find(ranks, control_.link().HubRank());
+  const auto hub = std::ranges::find(ranks, control->link().HubRank());
   if (hub != ranks.end()) origin.hub_rank = static_cast<int>(hub - ranks.begin());
-  for (const int member : ranks) origin.members.push_back(members_[member]);
+  for (const int member : ranks) origin.members.push_back(members[member]);
   // In the numbers of the new group, whose ranks may get this error from each other.
-  std::vector<int> all(members_.size());
+  std::vector<int> all(members.size());
   std::iota(all.begin(), all.end(), 0);
   origin.status = [status = std::move(status), all, ranks] {
     return Renumber(status(), all, ranks);
   };
-  EK_ASSIGN_OR_RETURN(std::unique_ptr<ControlLink> link,
-                      control_.link().Open(name, rank, world_size, deadline - SteadyNow(), origin));
+  EK_ASSIGN_OR_RETURN(
+      std::unique_ptr<ControlLink> link,
+      control->link().Open(name, next_rank, next_size, deadline - SteadyNow(), origin));
   link->SetOrigin(std::move(origin.status));
-  EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> next,
-                      make_group_(name, rank, world_size, std::move(link), deadline - SteadyNow()));
+  EK_ASSIGN_OR_RETURN(
+      std::unique_ptr<Communicator> next,
+      make_group(name, next_rank, next_size, std::move(link), deadline - SteadyNow()));
   // All ranks or none: otherwise a rank that continues would wait for others that begin again. From
   // now on the new group's hub has every rank, and detects if one is lost.
   EK_RETURN_IF_ERROR(
@@ -123,20 +121,20 @@ absl::StatusOr<std::unique_ptr<Communicator>> OtherGroups::MakeGroup(const std::
   return next;
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> OtherGroups::Shrink(absl::Duration timeout) {
-  const std::string where = absl::StrCat("Shrink, rank ", rank(), " of the group ", group_);
-  if (end_.status().ok())
+absl::StatusOr<std::unique_ptr<Communicator>> GroupCore::Shrink(absl::Duration timeout) {
+  const std::string where = absl::StrCat("Shrink, rank ", rank, " of the group ", group);
+  if (end.status().ok())
     return absl::FailedPreconditionError(absl::StrCat(where, ": the group has not failed"));
-  if (make_group_ == nullptr)
+  if (make_group == nullptr)
     return absl::UnimplementedError(
-        absl::StrCat(where, ": backend ", backend_name_, " cannot make other groups"));
+        absl::StrCat(where, ": backend ", backend->name(), " cannot make other groups"));
   const absl::Time deadline = SteadyNow() + timeout;
-  end_.ReportProvisional(absl::InfiniteFuture());
+  end.ReportProvisional(absl::InfiniteFuture());
   while (true) {
     const absl::StatusOr<ControlChannel::Survivors> survivors =
-        control_.Regroup(deadline - SteadyNow());
+        control->Regroup(deadline - SteadyNow());
     if (!survivors.ok()) return Annotate(survivors.status(), where);
-    if (std::find(survivors->ranks.begin(), survivors->ranks.end(), rank()) ==
+    if (std::find(survivors->ranks.begin(), survivors->ranks.end(), rank) ==
         survivors->ranks.end()) {
       return absl::AbortedError(
           absl::StrCat(where, ": the other ranks have declared it lost and continue without it"));
@@ -144,9 +142,9 @@ absl::StatusOr<std::unique_ptr<Communicator>> OtherGroups::Shrink(absl::Duration
     // So that there is time for another attempt without the missing ranks.
     const absl::Duration left = deadline - SteadyNow();
     absl::StatusOr<std::unique_ptr<Communicator>> next =
-        MakeGroup(absl::StrCat(group_, "+", survivors->round), survivors->ranks,
+        MakeOther(absl::StrCat(group, "+", survivors->round), survivors->ranks,
                   SteadyNow() + std::min(left, std::max(left / 3, kLeastAttempt)), "Shrink()",
-                  [this] { return control_.SurvivorsStatus(); });
+                  [this] { return control->SurvivorsStatus(); });
     if (next.ok()) return next;
     // A rank was lost between the hub's reply and the new group, or has not come.
     const bool is_passing =

@@ -1,16 +1,26 @@
 #include "evenkeel/comm/control/tcp_edges.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
+#include <thread>
 #include <utility>
+#include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/memory/memory.h"
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/start_thread.h"
+#include "evenkeel/comm/control/link.h"
+#include "evenkeel/comm/control/link_meter.h"
 #include "evenkeel/comm/control/messages.h"
 #include "evenkeel/comm/control/seats.h"
 #include "evenkeel/comm/control/server_loop.h"
+#include "evenkeel/comm/net/connection.h"
 #include "evenkeel/comm/net/frame.h"
 #include "evenkeel/comm/net/socket.h"
 #include "evenkeel/comm/status.h"
@@ -22,8 +32,6 @@ namespace {
 constexpr absl::Duration kGrace = absl::Milliseconds(500);
 // For a connection to authenticate; and for queued messages to be sent.
 constexpr absl::Duration kGreeting = absl::Seconds(10), kLinger = absl::Seconds(1);
-
-}  // namespace
 
 // A parent's children.
 class EdgeSeats : public ControlSeats {
@@ -93,6 +101,146 @@ class EdgeSeats : public ControlSeats {
   std::map<int, std::vector<std::string>> waiting_ ABSL_GUARDED_BY(mutex_);  // By child.
 };
 
+class TcpEdges : public TreeEdges {
+ public:
+  static absl::StatusOr<std::unique_ptr<TcpEdges>> Create(const TcpEdgesOptions& options);
+  ~TcpEdges() override { Stop(); }
+
+  void Start(std::function<void(int, ToHub)> from_child, std::function<void(ToRank)> from_parent,
+             std::function<void(int, const absl::Status&)> lost) override {
+    from_child_ = std::move(from_child);
+    from_parent_ = std::move(from_parent);
+    lost_ = std::move(lost);
+    if (loop_ == nullptr) return;
+    absl::StatusOr<std::thread> serving =
+        StartThread("exchanges of the ranks", [this] { loop_->Run(); });
+    if (serving.ok()) serving_ = *std::move(serving);
+    if (!serving.ok()) lost_(kHub, serving.status());
+  }
+  bool HasAddress() const override { return true; }
+  std::string Address() const override { return address_; }
+  void AttachParent(const std::string& address) override {
+    absl::Status started;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (is_stopping_ || connecting_.joinable()) return;
+      absl::StatusOr<std::thread> connecting =
+          StartThread("exchanges of the ranks", [this, address] { ConnectToParent(address); });
+      if (connecting.ok()) connecting_ = *std::move(connecting);
+      started = connecting.status();
+    }
+    if (!started.ok()) lost_(kHub, started);
+  }
+  void SendToParent(const ToHub& message) override {
+    const std::string payload = Serialize(message);
+    up_.Sent(message, payload.size() + kFrameHeader);
+    absl::MutexLock lock(&mutex_);
+    if (to_parent_ != nullptr) return to_parent_->Send(payload);
+    for_parent_.push_back(payload);
+  }
+  void SendToChildren(absl::Span<const int> to, const ToRank& message) override {
+    const std::string payload = Serialize(message);
+    for (const int child : to) {
+      down_.Sent(message, payload.size() + kFrameHeader);
+      seats_->Queue(child, payload);
+    }
+    loop_->Wake();
+  }
+  void Stop() override {
+    std::thread connecting;
+    {
+      absl::MutexLock lock(&mutex_);
+      is_stopping_ = true;
+      connecting.swap(connecting_);
+    }
+    if (connecting.joinable()) connecting.join();
+    Connection* to_parent = nullptr;  // It is not replaced any more.
+    {
+      absl::MutexLock lock(&mutex_);
+      to_parent = to_parent_.get();
+    }
+    if (to_parent != nullptr) to_parent->Close(kLinger);
+    if (!serving_.joinable()) return;
+    loop_->Stop();
+    serving_.join();
+  }
+  ControlCounters Counters() const override { return up_.Read() + down_.Read(); }
+
+ private:
+  explicit TcpEdges(const TcpEdgesOptions& options)
+      : options_(options), parent_(options.shape.ParentOf(options.rank)) {}
+
+  // On a thread of its own.
+  void ConnectToParent(const std::string& address) {
+    const auto cancelled = [&] {
+      absl::MutexLock lock(&mutex_);
+      return is_stopping_ ? absl::CancelledError("the link is stopped") : absl::OkStatus();
+    };
+    const auto find = [&]() -> absl::StatusOr<std::vector<HostPort>> {
+      EK_RETURN_IF_ERROR(cancelled());
+      EK_ASSIGN_OR_RETURN(HostPort place, HostPort::Parse(address));
+      return std::vector<HostPort>{std::move(place)};
+    };
+    absl::StatusOr<Greeted> greeted =
+        Greet(find,
+              {.kind = Hello::Kind::kControl,
+               .group = options_.group,
+               .rank = options_.rank,
+               .world_size = options_.shape.world_size},
+              options_.job, SteadyNow() + options_.timeout, cancelled);
+    if (!greeted.ok()) return OnParentLost(greeted.status());
+    absl::StatusOr<std::unique_ptr<Connection>> connection =
+        Connection::Create(*std::move(greeted));
+    if (!connection.ok()) return OnParentLost(connection.status());
+    absl::Status started;
+    {
+      absl::MutexLock lock(&mutex_);
+      to_parent_ = *std::move(connection);
+      started = to_parent_->Start(
+          [this](const std::string& frame) {
+            up_.OnLinksThread();
+            absl::StatusOr<ToRank> message = ParseControlMessage<ToRank>(frame);
+            if (!message.ok()) return;
+            up_.Received(*message, frame.size() + kFrameHeader);
+            from_parent_(*std::move(message));
+          },
+          [this](const absl::Status&) {
+            OnParentLost(absl::UnavailableError(
+                absl::StrCat("rank ", parent_, " is gone, or the network is cut")));
+          });
+      for (const std::string& payload : std::exchange(for_parent_, {})) to_parent_->Send(payload);
+    }
+    if (!started.ok()) OnParentLost(started);
+  }
+
+  // On a thread of its own: gives the hub kGrace to report the parent first.
+  void OnParentLost(const absl::Status& why) {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (AwaitFor(mutex_, absl::Condition(&is_stopping_), kGrace)) return;
+    }
+    lost_(parent_, why);
+  }
+
+  const TcpEdgesOptions options_;
+  const int parent_;
+  std::string address_;
+  std::function<void(int, ToHub)> from_child_;
+  std::function<void(ToRank)> from_parent_;
+  std::function<void(int, const absl::Status&)> lost_;
+  LinkMeter up_, down_;
+
+  absl::Mutex mutex_;
+  bool is_stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::unique_ptr<Connection> to_parent_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::string> for_parent_ ABSL_GUARDED_BY(mutex_);  // Kept until it is connected.
+  std::thread connecting_ ABSL_GUARDED_BY(mutex_);
+
+  EdgeSeats* seats_ = nullptr;  // Owned by the loop; null: no children.
+  std::unique_ptr<ServerLoop> loop_;
+  std::thread serving_;
+};
+
 absl::StatusOr<std::unique_ptr<TcpEdges>> TcpEdges::Create(const TcpEdgesOptions& options) {
   auto edges = absl::WrapUnique(new TcpEdges(options));
   if (options.shape.ChildrenOf(options.rank).empty()) return edges;
@@ -121,121 +269,10 @@ absl::StatusOr<std::unique_ptr<TcpEdges>> TcpEdges::Create(const TcpEdgesOptions
   return edges;
 }
 
-TcpEdges::TcpEdges(const TcpEdgesOptions& options)
-    : options_(options), parent_(options.shape.ParentOf(options.rank)) {}
+}  // namespace
 
-TcpEdges::~TcpEdges() { Stop(); }
-
-void TcpEdges::Start(std::function<void(int, ToHub)> from_child,
-                     std::function<void(ToRank)> from_parent,
-                     std::function<void(int, const absl::Status&)> lost) {
-  from_child_ = std::move(from_child);
-  from_parent_ = std::move(from_parent);
-  lost_ = std::move(lost);
-  if (loop_ == nullptr) return;
-  absl::StatusOr<std::thread> serving =
-      StartThread("exchanges of the ranks", [this] { loop_->Run(); });
-  if (serving.ok()) serving_ = *std::move(serving);
-  if (!serving.ok()) lost_(kHub, serving.status());
+absl::StatusOr<std::unique_ptr<TreeEdges>> CreateTcpEdges(const TcpEdgesOptions& options) {
+  return TcpEdges::Create(options);
 }
-
-void TcpEdges::AttachParent(const std::string& address) {
-  absl::Status started;
-  {
-    absl::MutexLock lock(&mutex_);
-    if (is_stopping_ || connecting_.joinable()) return;
-    absl::StatusOr<std::thread> connecting =
-        StartThread("exchanges of the ranks", [this, address] { ConnectToParent(address); });
-    if (connecting.ok()) connecting_ = *std::move(connecting);
-    started = connecting.status();
-  }
-  if (!started.ok()) lost_(kHub, started);
-}
-
-void TcpEdges::ConnectToParent(const std::string& address) {
-  const auto cancelled = [&] {
-    absl::MutexLock lock(&mutex_);
-    return is_stopping_ ? absl::CancelledError("the link is stopped") : absl::OkStatus();
-  };
-  const auto find = [&]() -> absl::StatusOr<std::vector<HostPort>> {
-    EK_RETURN_IF_ERROR(cancelled());
-    EK_ASSIGN_OR_RETURN(HostPort place, HostPort::Parse(address));
-    return std::vector<HostPort>{std::move(place)};
-  };
-  absl::StatusOr<Greeted> greeted = Greet(find,
-                                          {.kind = Hello::Kind::kControl,
-                                           .group = options_.group,
-                                           .rank = options_.rank,
-                                           .world_size = options_.shape.world_size},
-                                          options_.job, SteadyNow() + options_.timeout, cancelled);
-  if (!greeted.ok()) return OnParentLost(greeted.status());
-  absl::StatusOr<std::unique_ptr<Connection>> connection = Connection::Create(*std::move(greeted));
-  if (!connection.ok()) return OnParentLost(connection.status());
-  absl::Status started;
-  {
-    absl::MutexLock lock(&mutex_);
-    to_parent_ = *std::move(connection);
-    started = to_parent_->Start(
-        [this](const std::string& frame) {
-          up_.OnLinksThread();
-          absl::StatusOr<ToRank> message = ParseControlMessage<ToRank>(frame);
-          if (!message.ok()) return;
-          up_.Received(*message, frame.size() + kFrameHeader);
-          from_parent_(*std::move(message));
-        },
-        [this](const absl::Status&) {
-          OnParentLost(absl::UnavailableError(
-              absl::StrCat("rank ", parent_, " is gone, or the network is cut")));
-        });
-    for (const std::string& payload : std::exchange(for_parent_, {})) to_parent_->Send(payload);
-  }
-  if (!started.ok()) OnParentLost(started);
-}
-
-void TcpEdges::OnParentLost(const absl::Status& why) {
-  {
-    absl::MutexLock lock(&mutex_);
-    if (AwaitFor(mutex_, absl::Condition(&is_stopping_), kGrace)) return;
-  }
-  lost_(parent_, why);
-}
-
-void TcpEdges::SendToParent(const ToHub& message) {
-  const std::string payload = Serialize(message);
-  up_.Sent(message, payload.size() + kFrameHeader);
-  absl::MutexLock lock(&mutex_);
-  if (to_parent_ != nullptr) return to_parent_->Send(payload);
-  for_parent_.push_back(payload);
-}
-
-void TcpEdges::SendToChildren(absl::Span<const int> to, const ToRank& message) {
-  const std::string payload = Serialize(message);
-  for (const int child : to) {
-    down_.Sent(message, payload.size() + kFrameHeader);
-    seats_->Queue(child, payload);
-  }
-  loop_->Wake();
-}
-
-void TcpEdges::Stop() {
-  std::thread connecting;
-  {
-    absl::MutexLock lock(&mutex_);
-    is_stopping_ = true;
-    connecting.swap(connecting_);
-  }
-  if (connecting.joinable()) connecting.join();
-  Connection* to_parent = nullptr;  // It is not replaced any more.
-  {
-    absl::MutexLock lock(&mutex_);
-    to_parent = to_parent_.get();
-  }
-  if (to_parent != nullptr) to_parent->Close(kLinger);
-  if (!serving_.joinable()) return;
-  loop_->Stop();
-  serving_.join();
-}
-
-ControlCounters TcpEdges::Counters() const { return up_.Read() + down_.Read(); }
 
 }  // namespace evenkeel::internal

@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 #include "evenkeel/comm/control/exchange_tree.h"
 #include "evenkeel/comm/control/messages.h"
+#include "evenkeel/comm/control/tree_link.h"
 #include "evenkeel/comm/net/greet.h"
 #include "evenkeel/comm/net/handshake.h"
 #include "evenkeel/comm/net/socket.h"
@@ -38,12 +39,12 @@ class End {
  public:
   explicit End(int rank, absl::Duration timeout = kSoon)
       : rank_(rank),
-        edges_(TcpEdges::Create({.job = {"job", "secret"},
-                                 .group = "world",
-                                 .rank = rank,
-                                 .shape = kShape,
-                                 .host = "127.0.0.1",
-                                 .timeout = timeout})
+        edges_(CreateTcpEdges({.job = {"job", "secret"},
+                               .group = "world",
+                               .rank = rank,
+                               .shape = kShape,
+                               .host = "127.0.0.1",
+                               .timeout = timeout})
                    .value()) {
     const auto receive = [this](int from, const ExchangeId& id) {
       absl::MutexLock lock(&mutex_);
@@ -62,8 +63,8 @@ class End {
         });
   }
 
-  TcpEdges& operator*() { return *edges_; }
-  TcpEdges* operator->() { return edges_.get(); }
+  TreeEdges& operator*() { return *edges_; }
+  TreeEdges* operator->() { return edges_.get(); }
   void Send(int to, const std::string& topic) {
     if (to == kShape.ParentOf(rank_)) {
       edges_->SendToParent(to_hub::Exchange{.id = {topic}});
@@ -95,7 +96,7 @@ class End {
   absl::Mutex mutex_;
   std::vector<std::string> received_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::string> lost_ ABSL_GUARDED_BY(mutex_);
-  const std::unique_ptr<TcpEdges> edges_;
+  const std::unique_ptr<TreeEdges> edges_;
 };
 
 absl::Status Knock(const std::string& address, Hello hello, const std::string& secret = "secret") {

@@ -336,12 +336,12 @@ absl::StatusOr<std::unique_ptr<TcpControlLink>> TcpControlLink::Connect(
   if (!shape.is_star()) {
     EK_ASSIGN_OR_RETURN(
         std::unique_ptr<internal::TreeEdges> edges,
-        internal::TcpEdges::Create({.job = {options.job, options.secret},
-                                    .group = seat.name,
-                                    .rank = rank,
-                                    .shape = shape,
-                                    .host = local_host,
-                                    .timeout = std::min(options.timeout, seat.timeout)}));
+        internal::CreateTcpEdges({.job = {options.job, options.secret},
+                                  .group = seat.name,
+                                  .rank = rank,
+                                  .shape = shape,
+                                  .host = local_host,
+                                  .timeout = std::min(options.timeout, seat.timeout)}));
     link = std::make_unique<internal::TreeLink>(shape, rank, std::move(link), std::move(edges));
   }
   return absl::WrapUnique(new TcpControlLink(std::move(link), local_host));

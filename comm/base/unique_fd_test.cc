@@ -1,5 +1,6 @@
 #include "evenkeel/comm/base/unique_fd.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -79,6 +80,19 @@ TEST(UniqueFdTest, AReleasedDescriptorIsInherited) {
   pair.a.MakePrivate();
   const UniqueFd again(pair.a.Release());
   EXPECT_EQ(InChild([&] { return IsOpen(again.get()) ? 0 : 1; }), 0);
+}
+
+TEST(WriteAllTest, WritesAllBytesOrFails) {
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const UniqueFd read_end(ends[0]), write_end(ends[1]);
+  ASSERT_TRUE(WriteAll(write_end.get(), "bytes"));
+  char got[8] = {};
+  EXPECT_EQ(read(read_end.get(), got, sizeof(got)), 5);
+  EXPECT_STREQ(got, "bytes");
+  EXPECT_TRUE(WriteAll(write_end.get(), ""));
+  EXPECT_FALSE(WriteAll(read_end.get(), "bytes"));
+  EXPECT_EQ(errno, EBADF);
 }
 
 }  // namespace

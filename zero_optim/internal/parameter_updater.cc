@@ -363,14 +363,7 @@ absl::StatusOr<StatePieces> ParameterUpdater::Pieces() {
   return mine;
 }
 
-absl::Status ParameterUpdater::CheckState(const OptimizerState& state) const {
-  return CheckParts(state, [this](int param) {
-    return StateRange{0, (*params_)[param].value.count};
-  });
-}
-
-absl::Status ParameterUpdater::CheckParts(const OptimizerState& state,
-                                          absl::FunctionRef<StateRange(int param)> range_of) const {
+absl::Status ParameterUpdater::CheckState(const OptimizerState& state, const Ranges& ranges) const {
   for (const auto& [param, entry] : state.params) {
     if (param < 0 || param >= params_->size()) {
       return absl::InvalidArgumentError(absl::StrCat("optimizer state of parameter ", param,
@@ -388,7 +381,7 @@ absl::Status ParameterUpdater::CheckParts(const OptimizerState& state,
     std::vector<absl::string_view> held;
     for (const auto& [tensor_name, tensor] : entry.tensors) {
       held.push_back(tensor_name);
-      const int64_t count = range_of(param).count;
+      const int64_t count = ranges[param].value_or(StateRange()).count;
       if (tensor.count() != count || tensor.dtype() != StateDType(value.dtype)) {
         return absl::InvalidArgumentError(absl::StrCat(
             where, ": ", tensor_name, " is ", ToString(tensor.dtype()), "[", tensor.count(), "], ",
@@ -406,7 +399,7 @@ absl::Status ParameterUpdater::CheckParts(const OptimizerState& state,
 
 // Host memory must stay until it has been copied from: so the host waits in the end, whatever
 // happened.
-absl::Status ParameterUpdater::Import(const OptimizerState& state,
+absl::Status ParameterUpdater::Import(const OptimizerState& state, const Ranges& ranges,
                                       absl::FunctionRef<bool(int)> keeps) {
   device_knows_better_ = false;
   absl::Status status;
@@ -419,37 +412,10 @@ absl::Status ParameterUpdater::Import(const OptimizerState& state,
     const auto names = NamesFor(param);
     for (size_t t = 0; t < names.size(); ++t) {
       const TensorView to = part.tensors[t].view();
+      const int64_t before = part.begin - ranges[param]->begin;  // Elements that are not its own.
       const std::byte* const from =
-          entry.tensors.at(std::string(names[t])).data() + part.begin * SizeOf(to.dtype);
+          entry.tensors.at(std::string(names[t])).data() + before * SizeOf(to.dtype);
       status.Update(Copy(to, TensorView(const_cast<std::byte*>(from), to.count, to.dtype)));
-    }
-  }
-  device_must_know_ = true;
-  status.Update(Synchronize());
-  return status;
-}
-
-absl::Status ParameterUpdater::ImportParts(OptimizerState parts,
-                                           absl::FunctionRef<StateRange(int)> range_of) {
-  device_knows_better_ = false;
-  absl::Status status;
-  for (int param = 0; param < params_->size(); ++param) {
-    status.Update(Prepare(param, 0));
-    slots_[param].part = Part{range_of(param), {}};
-  }
-  for (auto& [param, entry] : parts.params) {
-    if (is_on_device()) status.Update(Prepare(param, entry.step));
-    if (!status.ok()) break;
-    Slot& slot = slots_[param];
-    slot.step = entry.step;
-    const auto names = NamesFor(param);
-    for (size_t t = 0; t < names.size(); ++t) {
-      StateTensor& from = entry.tensors.at(std::string(names[t]));
-      if (is_on_device()) {
-        status.Update(Copy(slot.part.tensors[t].view(), from.view()));
-      } else {
-        slot.part.tensors.emplace_back(std::move(from));
-      }
     }
   }
   device_must_know_ = true;

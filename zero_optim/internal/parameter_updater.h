@@ -25,6 +25,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -136,17 +137,14 @@ class ParameterUpdater {
   // copies.
   absl::StatusOr<OptimizerState> Export();
   absl::StatusOr<StatePieces> Pieces();
-  // InvalidArgument, which names the parameter, unless the state fits the parameters and the rule.
-  absl::Status CheckState(const OptimizerState& state) const;
-  // The same of a state whose tensors have just the elements of such a range.
-  absl::Status CheckParts(const OptimizerState& parts,
-                          absl::FunctionRef<StateRange(int param)> range_of) const;
+  // By parameter: the elements that the tensors of a state have; nullopt: it has no entry.
+  using Ranges = std::vector<std::optional<StateRange>>;
+  // InvalidArgument, which names the parameter, unless the state fits these ranges and the rule.
+  absl::Status CheckState(const OptimizerState& state, const Ranges& ranges) const;
   // Takes over its ranges of the entries for which `keeps` says so, and forgets what it had. The
-  // state must have passed CheckState().
-  absl::Status Import(const OptimizerState& state, absl::FunctionRef<bool(int param)> keeps);
-  // Goes on with these ranges of all parameters, and this state of them, which must have passed
-  // CheckParts().
-  absl::Status ImportParts(OptimizerState parts, absl::FunctionRef<StateRange(int param)> range_of);
+  // state must have passed CheckState(), and have all elements of its ranges.
+  absl::Status Import(const OptimizerState& state, const Ranges& ranges,
+                      absl::FunctionRef<bool(int param)> keeps);
 
  private:
   void UpdateRows(int param, const TensorView& elements, double grad_scale);

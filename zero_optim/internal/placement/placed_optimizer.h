@@ -3,7 +3,7 @@
 //
 // A placement determines how a step runs (Step(), RepeatStep()), which rank holds which range of
 // the state (HoldersOf(), CountSteps()), which ranges it reads from a checkpoint (RangesToLoad())
-// and how it takes over another state (TakeState(), TakeParts()). Of this class's members it uses
+// and how it takes over another state (TakeState()). Of this class's members it uses
 // the parameters, `updater_`, `checks_` and `device_flags_`; the others are private.
 //
 // Calls that a placement lacks return Unimplemented (Lacks()):
@@ -189,11 +189,12 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   virtual Holders HoldersOf(int param) const = 0;
   // How often each parameter was updated.
   virtual absl::StatusOr<std::vector<int64_t>> CountSteps();
-  virtual absl::Status TakeState(const OptimizerState& state) = 0;
-  // Ranges of a checkpoint to read; then, if the ranks agree, to use. `steps`: of all parameters.
-  using Ranges = std::vector<std::optional<StateRange>>;
-  virtual Ranges RangesToLoad() const = 0;
-  virtual absl::Status TakeParts(OptimizerState parts, const std::map<int, int64_t>& steps,
+  // The ranges of a checkpoint to read.
+  using Ranges = ParameterUpdater::Ranges;
+  virtual Ranges RangesToLoad() const { return WholeRanges(); }
+  Ranges WholeRanges() const;
+  // Takes over this rank's part of a state, which has these ranges. `steps`: of all parameters.
+  virtual absl::Status TakeState(const OptimizerState& state, const std::map<int, int64_t>& steps,
                                  const Ranges& ranges) = 0;
 
   // In its placement and parameters, in `facts`, and in what it remembers or in everything.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -159,8 +160,17 @@ absl::Status PlacedOptimizer::Stream(int to, StateSink sink, Bytes chunk) {
 absl::Status PlacedOptimizer::LoadState(const OptimizerState& state) {
   if (join_config().enable) return InsideJoinError(join_name(), "LoadState");
   EK_RETURN_IF_ERROR(WaitForState());
-  EK_RETURN_IF_ERROR(Annotate(updater_.CheckState(state), join_name()));
-  return TakeState(state);
+  const Ranges ranges = WholeRanges();
+  EK_RETURN_IF_ERROR(Annotate(updater_.CheckState(state, ranges), join_name()));
+  std::map<int, int64_t> steps;
+  for (const auto& [param, entry] : state.params) steps[param] = entry.step;
+  return TakeState(state, steps, ranges);
+}
+
+PlacedOptimizer::Ranges PlacedOptimizer::WholeRanges() const {
+  Ranges ranges;
+  for (int i = 0; i < params_->size(); ++i) ranges.push_back(WholeOf(i));
+  return ranges;
 }
 
 // Checkpoints -------------------------------------------------------------------------------------
@@ -208,12 +218,11 @@ absl::Status PlacedOptimizer::Load(const std::string& folder) {
   if (join_config().enable) return InsideJoinError(join_name(), "Load");
   EK_RETURN_IF_ERROR(WaitForState());
   const Ranges ranges = RangesToLoad();
-  EK_ASSIGN_OR_RETURN(LoadedCheckpoint loaded,
+  EK_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded,
                       ReadCheckpoint(folder, join_name(), communicator(), *params_,
                                      [&](int param) { return ranges[param]; }));
-  EK_RETURN_IF_ERROR(CheckSame(updater_.CheckParts(
-      loaded.state, [&](int param) { return ranges[param].value_or(StateRange()); })));
-  EK_RETURN_IF_ERROR(TakeParts(std::move(loaded.state), loaded.steps, ranges));
+  EK_RETURN_IF_ERROR(CheckSame(updater_.CheckState(loaded.state, ranges)));
+  EK_RETURN_IF_ERROR(TakeState(loaded.state, loaded.steps, ranges));
   SetStepsFinished(loaded.steps_finished);
   SetCheckpointHint(folder);
   return absl::OkStatus();

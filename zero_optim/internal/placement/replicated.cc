@@ -146,22 +146,11 @@ absl::Status ReplicatedOptimizer::ApplyThere(const StepMessage& step) {
   return EndStep(step);
 }
 
-absl::Status ReplicatedOptimizer::TakeState(const OptimizerState& state) {
-  is_torn_ = false;
-  return updater_.Import(state, [](int) { return true; });
-}
-
-PlacedOptimizer::Ranges ReplicatedOptimizer::RangesToLoad() const {
-  Ranges ranges;
-  for (int i = 0; i < params_->size(); ++i) ranges.push_back(WholeOf(i));
-  return ranges;
-}
-
-absl::Status ReplicatedOptimizer::TakeParts(OptimizerState parts,
+absl::Status ReplicatedOptimizer::TakeState(const OptimizerState& state,
                                             const std::map<int, int64_t>& /*steps*/,
-                                            const Ranges& /*ranges*/) {
+                                            const Ranges& ranges) {
   is_torn_ = false;
-  return updater_.ImportParts(std::move(parts), [this](int param) { return WholeOf(param); });
+  return updater_.Import(state, ranges, [](int) { return true; });
 }
 
 absl::StatusOr<StatePieces> ReplicatedOptimizer::Pieces() {

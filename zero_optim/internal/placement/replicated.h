@@ -51,9 +51,7 @@ class ReplicatedOptimizer : public PlacedOptimizer {
   Holders HoldersOf(int param) const override {
     return {{.begin = 0, .end = WholeOf(param).count, .rank = kAllRanks}};
   }
-  absl::Status TakeState(const OptimizerState& state) override;
-  Ranges RangesToLoad() const override;
-  absl::Status TakeParts(OptimizerState parts, const std::map<int, int64_t>& steps,
+  absl::Status TakeState(const OptimizerState& state, const std::map<int, int64_t>& steps,
                          const Ranges& ranges) override;
 
   // Joinable.

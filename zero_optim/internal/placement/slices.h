@@ -174,9 +174,8 @@ class SlicesOptimizer : public PlacedOptimizer {
   absl::Status AddGroupNow(ParameterGroup group) override;
   absl::Status WaitForState() override;
   Holders HoldersOf(int param) const override;
-  absl::Status TakeState(const OptimizerState& state) override;
   Ranges RangesToLoad() const override;
-  absl::Status TakeParts(OptimizerState parts, const std::map<int, int64_t>& steps,
+  absl::Status TakeState(const OptimizerState& state, const std::map<int, int64_t>& steps,
                          const Ranges& ranges) override;
   // Returns the ranks that are to have the state of each parameter: those of the newest plan; for
   // parameters in no bucket that have a state, all ranks in equal parts.

@@ -70,21 +70,6 @@ std::vector<Holders> SlicesOptimizer::HoldersFor(absl::FunctionRef<bool(int)> ha
   return holders;
 }
 
-absl::Status SlicesOptimizer::TakeState(const OptimizerState& state) {
-  absl::MutexLock lock(&mutex_);
-  move_.reset();
-  is_torn_ = false;
-  std::vector<Holders> holders =
-      HoldersFor([&](int param) { return state.params.contains(param); });
-  for (int param = 0; param < params_->size(); ++param) {
-    const HeldRange range = RangeOf(holders[param], communicator().rank());
-    EK_RETURN_IF_ERROR(updater_.Prepare(param, 0));
-    EK_RETURN_IF_ERROR(updater_.SetPart(param, range.begin, range.end - range.begin).status());
-  }
-  holders_ = std::move(holders);
-  return updater_.Import(state, [](int) { return true; });
-}
-
 absl::StatusOr<StatePieces> SlicesOptimizer::Pieces() {
   EK_RETURN_IF_ERROR(WaitForState());
   absl::MutexLock lock(&mutex_);
@@ -103,16 +88,19 @@ PlacedOptimizer::Ranges SlicesOptimizer::RangesToLoad() const {
   return ranges;
 }
 
-absl::Status SlicesOptimizer::TakeParts(OptimizerState parts, const std::map<int, int64_t>& steps,
-                                        const Ranges& ranges) {
+absl::Status SlicesOptimizer::TakeState(const OptimizerState& state,
+                                        const std::map<int, int64_t>& steps, const Ranges& ranges) {
   absl::MutexLock lock(&mutex_);
-  std::vector<Holders> holders = HoldersFor([&](int param) { return steps.contains(param); });
   move_.reset();
   is_torn_ = false;
-  EK_RETURN_IF_ERROR(
-      updater_.ImportParts(std::move(parts), [&](int param) { return *ranges[param]; }));
+  std::vector<Holders> holders = HoldersFor([&](int param) { return steps.contains(param); });
+  for (int param = 0; param < params_->size(); ++param) {
+    const HeldRange range = RangeOf(holders[param], communicator().rank());
+    EK_RETURN_IF_ERROR(updater_.Prepare(param, 0));
+    EK_RETURN_IF_ERROR(updater_.SetPart(param, range.begin, range.end - range.begin).status());
+  }
   holders_ = std::move(holders);
-  return absl::OkStatus();
+  return updater_.Import(state, ranges, [](int) { return true; });
 }
 
 absl::Status SlicesOptimizer::AddGroupNow(ParameterGroup group) {

@@ -108,9 +108,8 @@ class WholeTensorsOptimizer : public PlacedOptimizer {
     return {{.begin = 0, .end = WholeOf(param).count, .rank = owner(param)}};
   }
   absl::StatusOr<std::vector<int64_t>> CountSteps() override;
-  absl::Status TakeState(const OptimizerState& state) override;
   Ranges RangesToLoad() const override;
-  absl::Status TakeParts(OptimizerState parts, const std::map<int, int64_t>& steps,
+  absl::Status TakeState(const OptimizerState& state, const std::map<int, int64_t>& steps,
                          const Ranges& ranges) override;
 
   // Joinable.

@@ -195,12 +195,6 @@ absl::StatusOr<std::vector<int64_t>> WholeTensorsOptimizer::CountSteps() {
   return steps;
 }
 
-absl::Status WholeTensorsOptimizer::TakeState(const OptimizerState& state) {
-  std::map<int, int64_t> steps;
-  for (const auto& [param, entry] : state.params) steps[param] = entry.step;
-  return TakeParts(state, steps, {});
-}
-
 // All ranks read the state of parameters without owner, and the new owner keeps it.
 PlacedOptimizer::Ranges WholeTensorsOptimizer::RangesToLoad() const {
   Ranges ranges(params_->size());
@@ -211,11 +205,11 @@ PlacedOptimizer::Ranges WholeTensorsOptimizer::RangesToLoad() const {
   return ranges;
 }
 
-absl::Status WholeTensorsOptimizer::TakeParts(OptimizerState parts,
+absl::Status WholeTensorsOptimizer::TakeState(const OptimizerState& state,
                                               const std::map<int, int64_t>& steps,
-                                              const Ranges& /*ranges*/) {
+                                              const Ranges& ranges) {
   EK_RETURN_IF_ERROR(OwnLoaded(steps));
-  return updater_.Import(parts,
+  return updater_.Import(state, ranges,
                          [this](int param) { return owner(param) == communicator().rank(); });
 }
 

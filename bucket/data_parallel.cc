@@ -462,12 +462,6 @@ absl::Status DataParallel::Shadow(const StepAnswer& answer, const Action& action
   return std::visit(repeat, action.kind);
 }
 
-absl::StatusOr<ControlChannel::Parts> DataParallel::Exchange(absl::string_view topic,
-                                                             std::string mine) {
-  return communicator().control().Exchange(absl::StrCat(topic, join_name()), std::move(mine),
-                                           communicator().timeout());
-}
-
 absl::Status DataParallel::EndJoin(bool is_last_joiner) {
   const bool syncs_buffers = options_.buffers.every > 0 && !buffers_.empty();
   EK_RETURN_IF_ERROR(FollowMemory());
@@ -481,7 +475,7 @@ absl::Status DataParallel::EndJoin(bool is_last_joiner) {
     const bool has_slices = state == GradState::kNone && !params_->was_cleared(i);
     mine += state == GradState::kReduced || has_slices ? '1' : '0';
   }
-  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts, Exchange("join/", mine));
+  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts, Exchange("join", mine));
   StateSource last{.root = -1, .contributors = 0, .contributes = is_last_joiner};
   for (size_t rank = 0; rank < parts.size(); ++rank) {
     if (parts[rank].size() != mine.size() || parts[rank][0] != '1') continue;
@@ -604,7 +598,7 @@ absl::Status DataParallel::EnterGroup(const GroupChange& change) {
 // Finds a rank of this group that can repair the state that an uneven loop left out of date.
 absl::Status DataParallel::FindStaleRoot() {
   const std::string mine = refusal_.empty() ? "" : has_stale_state_ ? "stale" : "right";
-  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts, Exchange("stale/", mine));
+  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts, Exchange("stale", mine));
   bool somebody_is_stale = false;
   stale_root_ = -1;
   for (size_t rank = 0; rank < parts.size(); ++rank) {
@@ -655,7 +649,7 @@ absl::Status DataParallel::TakeOver(StateTransfer& transfer) {
 absl::Status DataParallel::TakeOverBuffers(int source) {
   const std::string mine = absl::StrCat(
       buffers_are_right_ ? "r" : "-", kept_->was_joined ? "j" : "-", kept_->was_active ? "a" : "-");
-  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts, Exchange("buffers/", mine));
+  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts, Exchange("buffers", mine));
   int lowest = -1, highest_active = -1;
   for (int rank = 0; rank < static_cast<int>(parts.size()); ++rank) {
     if (parts[rank].size() != 3 || parts[rank][0] != 'r') continue;

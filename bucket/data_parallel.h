@@ -222,8 +222,6 @@ class DataParallel : public Joinable, public GradientReducer, private StepPartic
   // Called when a step has begun, whether or not it made buffers equal.
   void NoteStepBegun(bool synchronises);
   absl::Status Shadow(const StepAnswer& answer, const Action& action);
-  // Returns the messages of all ranks on `topic`, by rank.
-  absl::StatusOr<ControlChannel::Parts> Exchange(absl::string_view topic, std::string mine);
   absl::Status EndJoin(bool is_last_joiner);
   absl::Status CheckReplicas();
   bool WillCompareReplicas() const;

@@ -60,6 +60,12 @@ void Joinable::ReportUnwinding() {
   }
 }
 
+absl::StatusOr<ControlChannel::Parts> Joinable::Exchange(absl::string_view topic,
+                                                         std::string mine) const {
+  return comm_->control().Exchange(absl::StrCat(topic, "/", name_), std::move(mine),
+                                   comm_->timeout());
+}
+
 absl::StatusOr<std::shared_ptr<StepTicket>> Joinable::Notify() {
   StepControl& steps = StepControl::Of(*comm_);
   if (steps.in_loop() != config_.in_loop) {

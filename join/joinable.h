@@ -53,6 +53,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/control/control.h"
 #include "evenkeel/join/held_state.h"
 #include "evenkeel/join/step_divisor.h"
 #include "evenkeel/join/steps/step_control.h"
@@ -202,6 +203,9 @@ class Joinable {
   void DeclareSettings(absl::string_view settings) {
     StepControl::Of(*comm_).ledger().Plan(name_, settings);
   }
+
+  // Returns the messages of all ranks on `topic` of this object, by rank. A collective.
+  absl::StatusOr<ControlChannel::Parts> Exchange(absl::string_view topic, std::string mine) const;
 
   // To be called first in each destructor that does more than free memory. If an exception destroys
   // the object, it reports this to the other ranks, unless an Abort() with the reason follows.

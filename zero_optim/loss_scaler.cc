@@ -126,10 +126,7 @@ absl::StatusOr<std::unique_ptr<JoinHook>> LossScaler::MakeJoinHook(const JoinOpt
 }
 
 absl::Status LossScaler::TakeOver(StateTransfer& transfer) {
-  EK_ASSIGN_OR_RETURN(
-      const ControlChannel::Parts parts,
-      communicator().control().Exchange(absl::StrCat("state_of/", join_name()), state_.Serialize(),
-                                        communicator().timeout()));
+  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts, Exchange("state_of", state_.Serialize()));
   EK_ASSIGN_OR_RETURN(state_, LossScalerState::Parse(parts[transfer.source]));
   return absl::OkStatus();
 }

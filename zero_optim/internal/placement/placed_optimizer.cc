@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "evenkeel/bucket/divergence.h"
-#include "evenkeel/bucket/state_sync.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/failure_info.h"
 #include "evenkeel/comm/status.h"
@@ -20,11 +19,6 @@ namespace evenkeel::internal {
 namespace {
 
 constexpr absl::string_view kAfter = "AfterUpdate() (after_step() in libtorch/)";
-
-absl::string_view NameOf(const Placement& placement) {
-  constexpr absl::string_view kNames[] = {"Replicated", "WholeTensors", "Slices"};
-  return kNames[placement.index()];
-}
 
 }  // namespace
 
@@ -70,27 +64,11 @@ Communicator* PlacedOptimizer::Detach() {
 
 void PlacedOptimizer::LeaveGroup(Communicator* old, const GroupChange& /*change*/) {
   // It uses the old group, which has ended, so that only this rank's files are waited for.
-  if (old != nullptr) FinishSave(absl::InfiniteDuration());  // It uses the group, which has ended.
+  if (old != nullptr) FinishSave(absl::InfiniteDuration());
   Unregister(old);
   last_step_.reset();
   has_begun_ = false;  // Some rank of the next group may not have begun.
   missing_ = 0;
-}
-
-absl::Status PlacedOptimizer::TakeOver(StateTransfer& transfer) {
-  EK_ASSIGN_OR_RETURN(Channel* const channel, communicator().OpenChannel(join_name()));
-  const StateSync sync{.comm = communicator(), .channel = *channel, .name = join_name()};
-  if (transfer.done.insert(params_).second)
-    EK_RETURN_IF_ERROR(BroadcastState(*channel, ValuesOf(*params_), transfer.source, Role::kState,
-                                      params_->stream()));
-  return TakeOverState(sync, transfer.source);
-}
-
-absl::Status PlacedOptimizer::CheckSame(const absl::Status& own, std::vector<Fact> facts,
-                                        SameIn same) const {
-  facts.insert(facts.begin(), {"the placement", std::string(NameOf(placement()))});
-  return CheckSameOnAllRanks(communicator(), join_name(), own, *params_, groups(), same,
-                             std::move(facts));
 }
 
 // The program's code before and after a step ------------------------------------------------------
@@ -176,19 +154,6 @@ absl::Status PlacedOptimizer::CheckValuesUnchanged() const {
   EK_ASSIGN_OR_RETURN(const std::optional<Divergence> found, CompareValues());
   return found.has_value() ? ChangedError(absl::StrCat("\"", found->tensor, "\""), kAfter)
                            : absl::OkStatus();
-}
-
-absl::Status PlacedOptimizer::EndLoop(bool is_last_joiner) {
-  EK_ASSIGN_OR_RETURN(const bool is_even, AdoptFromLastJoiners(communicator(), join_name(),
-                                                               settings(), is_last_joiner));
-  if (is_even || !params_->CheckDetached().ok())
-    return absl::OkStatus();  // Or the reducer does so.
-  EK_ASSIGN_OR_RETURN(const std::optional<Divergence> found, CompareValues());
-  if (!found.has_value()) return absl::OkStatus();
-  return absl::InternalError(
-      absl::StrCat("after the loop the replicas differ: ", ToString(*found),
-                   ": exhausted ranks do not run code that changes parameters in the loop, unless "
-                   "it is passed to AfterUpdate()"));
 }
 
 absl::Status PlacedOptimizer::ChangedError(absl::string_view tensor,
@@ -285,9 +250,14 @@ absl::Status PlacedOptimizer::EndUpdate(const StepMessage& step) {
 
 // Not supported by a placement --------------------------------------------------------------------
 
+absl::string_view PlacedOptimizer::placement_name() const {
+  constexpr absl::string_view kNames[] = {"Replicated", "WholeTensors", "Slices"};
+  return kNames[placement().index()];
+}
+
 absl::Status PlacedOptimizer::Lacks(absl::string_view what) const {
   return absl::UnimplementedError(
-      absl::StrCat(join_name(), ": the placement ", NameOf(placement()), " has no ", what));
+      absl::StrCat(join_name(), ": the placement ", placement_name(), " has no ", what));
 }
 
 absl::StatusOr<GradientCheck> PlacedOptimizer::CheckGradients(double /*norm*/) {
@@ -363,15 +333,6 @@ absl::Status PlacedOptimizer::Repeat(const StepAnswer& /*answer*/, const VisitAc
   EK_RETURN_IF_ERROR(CheckReceiver("VisitState", visit.to));
   return Stream(
       visit.to, [](const StateChunk&) { return absl::OkStatus(); }, Bytes{visit.chunk_bytes});
-}
-
-absl::Status PlacedOptimizer::AddGroup(ParameterGroup group) {
-  if (join_config().enable) return InsideJoinError(join_name(), "AddGroup");
-  return AddGroupNow(std::move(group));
-}
-
-absl::Status PlacedOptimizer::AddGroupNow(ParameterGroup group) {
-  return AddGroupOnAllRanks(communicator(), join_name(), *params_, std::move(group), updater_);
 }
 
 }  // namespace evenkeel::internal

@@ -43,7 +43,6 @@
 #include "evenkeel/join/joinable.h"
 #include "evenkeel/join/steps/step_control.h"
 #include "evenkeel/zero_optim/checkpoint/checkpoint_writer.h"
-#include "evenkeel/zero_optim/internal/agree.h"
 #include "evenkeel/zero_optim/internal/device_agreement.h"
 #include "evenkeel/zero_optim/internal/gradient_measure.h"
 #include "evenkeel/zero_optim/internal/gradients.h"
@@ -51,11 +50,17 @@
 #include "evenkeel/zero_optim/internal/lost_state.h"
 #include "evenkeel/zero_optim/internal/parameter_updater.h"
 #include "evenkeel/zero_optim/internal/placement/slice_layout.h"
-#include "evenkeel/zero_optim/internal/state_sync.h"
 #include "evenkeel/zero_optim/internal/step_message.h"
 #include "evenkeel/zero_optim/optimizer.h"
 
 namespace evenkeel::internal {
+
+// The facts that all ranks' optimizers must have in common.
+enum class SameIn {
+  kEverything,
+  kShape,  // The parameters, and what is remembered of each. Settings and trainability may change
+           // while a step fails.
+};
 
 class PlacedOptimizer : public Optimizer, protected StepParticipant {
  public:
@@ -180,8 +185,10 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   // Joinable.
   void LeaveGroup(Communicator* old, const GroupChange& change) override;
   absl::Status TakeOver(StateTransfer& transfer) override;
-  // Parameters are the source's by then.
-  virtual absl::Status TakeOverState(const StateSync& sync, int source) = 0;
+  // Parameters are the source's by then. `channel`: this optimizer's.
+  virtual absl::Status TakeOverState(Channel& channel, int source) = 0;
+  // Takes over the settings of the groups of that rank. A collective.
+  absl::Status AdoptSettingsOf(int source);
 
   // Waits until no step changes the state any more.
   virtual absl::Status WaitForState() { return absl::OkStatus(); }
@@ -197,7 +204,9 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   virtual absl::Status TakeState(const OptimizerState& state, const std::map<int, int64_t>& steps,
                                  const Ranges& ranges) = 0;
 
-  // In its placement and parameters, in `facts`, and in what it remembers or in everything.
+  // Compares the optimizers of all ranks, when they are made or enter another group: in placement
+  // and parameters, in `facts`, and in what they remember or in everything. All ranks get the same
+  // result, as that of VerifySame().
   absl::Status CheckSame(const absl::Status& own, std::vector<Fact> facts = {},
                          SameIn same = SameIn::kShape) const;
   StateRange WholeOf(int param) const { return {0, (*params_)[param].value.count}; }
@@ -227,6 +236,13 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
 
   std::vector<int> ExhaustedRanks() const;
   absl::StatusOr<std::optional<Divergence>> CompareValues() const;
+  absl::string_view placement_name() const;
+  absl::Status CheckSameGroups(const absl::Status& own, const ParameterGroups& groups,
+                               std::vector<Fact> facts, SameIn same) const;
+  // Takes the settings with which the ranks that were active to the end of a joined loop end it:
+  // others may have missed a change after the last step. A collective; FailedPrecondition on all if
+  // those ranks differ, with both values. Returns whether all ranks were active to the end.
+  absl::StatusOr<bool> AdoptFromLastJoiners(bool is_last_joiner);
   absl::Status EndLoop(bool is_last_joiner);
   // Returns which parameters of the groups have no gradient in a step, for the comparison of the
   // ranks: the first names. Empty if they are those of the step before.

@@ -5,14 +5,18 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/bucket/divergence.h"
 #include "evenkeel/bucket/replica_check.h"
+#include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/work.h"
 #include "evenkeel/join/phase.h"
 #include "evenkeel/zero_optim/internal/gradient_measure.h"
 #include "evenkeel/zero_optim/internal/gradients.h"
+#include "evenkeel/zero_optim/internal/wait_for_all.h"
 
 namespace evenkeel::internal {
 namespace {
@@ -174,9 +178,26 @@ HeldState ReplicatedOptimizer::CheckState() const {
                        "update them twice: load a checkpoint")};
 }
 
-absl::Status ReplicatedOptimizer::TakeOverState(const StateSync& sync, int source) {
+absl::Status ReplicatedOptimizer::TakeOverState(Channel& channel, int source) {
   is_torn_ = false;
-  return sync.BroadcastState(updater_, *params_, source);
+  EK_RETURN_IF_ERROR(AdoptSettingsOf(source));
+  EK_RETURN_IF_ERROR(updater_.Refresh());
+  ByteWriter mine;
+  for (int i = 0; i < params_->size() && communicator().rank() == source; ++i)
+    mine.I64(updater_.step(i));
+  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts, Exchange("steps_of", mine.Take()));
+  ByteReader reader(parts[source]);
+  std::vector<Work> works;
+  for (int i = 0; i < params_->size(); ++i) {
+    const int64_t step = reader.I64();
+    if (!reader.ok()) return reader.Finish("an optimizer's step counts");
+    EK_RETURN_IF_ERROR(updater_.Prepare(i, step));
+    for (HeldTensor& tensor : updater_.tensors(i)) {
+      works.push_back(channel.Broadcast(tensor.view(), source,
+                                        {.role = Role::kState, .after = updater_.stream()}));
+    }
+  }
+  return internal::WaitForAll(works);
 }
 
 }  // namespace evenkeel::internal

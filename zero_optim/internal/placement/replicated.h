@@ -57,7 +57,7 @@ class ReplicatedOptimizer : public PlacedOptimizer {
   // Joinable.
   absl::Status EnterGroup(const GroupChange& change) override;
   HeldState CheckState() const override;
-  absl::Status TakeOverState(const StateSync& sync, int source) override;
+  absl::Status TakeOverState(Channel& channel, int source) override;
 
   const std::shared_ptr<OwnerLink<ReplicatedOptimizer>> link_ =
       std::make_shared<OwnerLink<ReplicatedOptimizer>>(this, join_name());

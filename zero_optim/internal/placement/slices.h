@@ -188,7 +188,7 @@ class SlicesOptimizer : public PlacedOptimizer {
   // Joinable (slices_group.cc).
   void LeaveGroup(Communicator* old, const GroupChange& change) override;
   absl::Status EnterGroup(const GroupChange& change) override;
-  absl::Status TakeOverState(const StateSync& sync, int source) override;
+  absl::Status TakeOverState(Channel& channel, int source) override;
   HeldState CheckState() const override;
   SliceFacts Facts() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

@@ -70,9 +70,7 @@ absl::Status SlicesOptimizer::EnterGroup(const GroupChange& /*change*/) {
     EK_RETURN_IF_ERROR(updater_.Refresh());
     mine = Facts().Serialize();
   }
-  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
-                      communicator().control().Exchange(absl::StrCat("slices/", join_name()), mine,
-                                                        communicator().timeout()));
+  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts, Exchange("slices", std::move(mine)));
   std::vector<SliceFacts> by_rank;
   for (const std::string& part : parts) {
     EK_ASSIGN_OR_RETURN(SliceFacts facts, SliceFacts::Parse(part, Sizes()));
@@ -102,9 +100,9 @@ HeldState SlicesOptimizer::CheckState() const {
   return {StateKind::kPatched, absl::StrCat(join_name(), " was in the middle of an update")};
 }
 
-absl::Status SlicesOptimizer::TakeOverState(const StateSync& sync, int source) {
+absl::Status SlicesOptimizer::TakeOverState(Channel& /*channel*/, int source) {
   absl::MutexLock lock(&mutex_);
-  EK_RETURN_IF_ERROR(sync.BroadcastSettings(updater_, source));
+  EK_RETURN_IF_ERROR(AdoptSettingsOf(source));
   groups_ = updater_.groups();
   return absl::OkStatus();
 }

@@ -115,7 +115,7 @@ class WholeTensorsOptimizer : public PlacedOptimizer {
   // Joinable.
   void LeaveGroup(Communicator* old, const GroupChange& change) override;
   absl::Status EnterGroup(const GroupChange& change) override;
-  absl::Status TakeOverState(const StateSync& sync, int source) override;
+  absl::Status TakeOverState(Channel& channel, int source) override;
   HeldState CheckState() const override;
   absl::Status TakeChannel();
   OwnerTable NobodyOwns() const;

@@ -131,10 +131,7 @@ absl::Status WholeTensorsOptimizer::EnterGroup(const GroupChange& change) {
   EK_RETURN_IF_ERROR(TakeChannel());
   EK_RETURN_IF_ERROR(updater_.Refresh());
   EK_RETURN_IF_ERROR(CheckSame(absl::OkStatus()));
-  EK_ASSIGN_OR_RETURN(
-      const ControlChannel::Parts parts,
-      communicator().control().Exchange(absl::StrCat("shards/", join_name()), Facts().Serialize(),
-                                        communicator().timeout()));
+  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts, Exchange("shards", Facts().Serialize()));
   std::vector<ShardFacts> by_rank;
   for (const std::string& part : parts) {
     EK_ASSIGN_OR_RETURN(ShardFacts facts, ShardFacts::Parse(part, params_->size()));
@@ -165,8 +162,8 @@ HeldState WholeTensorsOptimizer::CheckState() const {
   return {StateKind::kPatched, absl::StrCat(join_name(), " was in the middle of an update")};
 }
 
-absl::Status WholeTensorsOptimizer::TakeOverState(const StateSync& sync, int source) {
-  return sync.BroadcastSettings(updater_, source);
+absl::Status WholeTensorsOptimizer::TakeOverState(Channel& /*channel*/, int source) {
+  return AdoptSettingsOf(source);
 }
 
 // The state of all ranks --------------------------------------------------------------------------

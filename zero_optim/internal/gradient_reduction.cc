@@ -9,7 +9,7 @@
 #include "evenkeel/comm/device/copy.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/zero_optim/internal/gradients.h"
-#include "evenkeel/zero_optim/internal/wait_for_all.h"
+#include "evenkeel/zero_optim/internal/open_works.h"
 
 namespace evenkeel::internal {
 

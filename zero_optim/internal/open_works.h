@@ -1,5 +1,6 @@
-// Operations that a device's stream waits for, and the host does not: what the end of steps that
-// the host has left still depends on.
+// Waits for several operations, each of them, with the first error; and OpenWorks, operations that a
+// device's stream waits for, and the host does not: what the end of steps that the host has left
+// still depends on.
 //
 //   open.Add(std::move(broadcasts));            // with each step
 //   open.Forget();                              // those that have ended well; waits for none
@@ -15,10 +16,23 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "evenkeel/comm/types.h"
 #include "evenkeel/comm/work.h"
-#include "evenkeel/zero_optim/internal/wait_for_all.h"
 
 namespace evenkeel::internal {
+
+inline absl::Status WaitForAll(const std::vector<Work>& works) {
+  absl::Status status;
+  for (const Work& work : works) status.Update(work.Wait());
+  return status;
+}
+
+// On a device the stream waits, on the CPU the caller.
+inline absl::Status OrderAllBefore(const std::vector<Work>& works, StreamRef stream) {
+  absl::Status status;
+  for (const Work& work : works) status.Update(work.OrderBefore(stream));
+  return status;
+}
 
 class OpenWorks {
  public:

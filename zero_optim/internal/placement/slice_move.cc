@@ -6,7 +6,7 @@
 #include "evenkeel/comm/backend.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/zero_optim/internal/wait_for_all.h"
+#include "evenkeel/zero_optim/internal/open_works.h"
 
 namespace evenkeel::internal {
 namespace {

@@ -29,7 +29,7 @@
 #include "evenkeel/join/phase.h"
 #include "evenkeel/zero_optim/internal/device_agreement.h"
 #include "evenkeel/zero_optim/internal/gradient_measure.h"
-#include "evenkeel/zero_optim/internal/wait_for_all.h"
+#include "evenkeel/zero_optim/internal/open_works.h"
 
 namespace evenkeel::internal {
 

@@ -15,7 +15,7 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/work.h"
 #include "evenkeel/zero_optim/internal/placement/whole_tensors.h"
-#include "evenkeel/zero_optim/internal/wait_for_all.h"
+#include "evenkeel/zero_optim/internal/open_works.h"
 
 namespace evenkeel::internal {
 

@@ -30,7 +30,7 @@
 #include "evenkeel/zero_optim/internal/gradient_measure.h"
 #include "evenkeel/zero_optim/internal/gradients.h"
 #include "evenkeel/zero_optim/internal/placement/whole_tensors.h"
-#include "evenkeel/zero_optim/internal/wait_for_all.h"
+#include "evenkeel/zero_optim/internal/open_works.h"
 
 namespace evenkeel::internal {
 

@@ -92,12 +92,4 @@ GradientCheck GradientMeasure::Result(double grad_scale) const {
   return {.norm = total * std::abs(grad_scale)};
 }
 
-StepOptions Decide(const StepOptions& options, const GradientCheck& check) {
-  StepOptions decided = options;
-  decided.skip = options.skip || (options.skip_nonfinite && !check.is_finite);
-  if (options.clip.has_value())
-    decided.grad_scale *= ClipCoefficient(options.clip->max_norm, check.norm);
-  return decided;
-}
-
 }  // namespace evenkeel::internal

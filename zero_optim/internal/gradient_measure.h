@@ -1,4 +1,4 @@
-// Measures gradients, parameter by parameter, and decides what a step does with what it found.
+// Measures gradients, parameter by parameter.
 //
 //   GradientMeasure measure(params.size(), /*norm=*/2);
 //   for (...) measure.Add(param, gradient);                // those that this rank owns
@@ -47,9 +47,6 @@ inline bool NeedsCheck(const StepOptions& options) {
 inline double NormOf(const StepOptions& options) {
   return options.clip.has_value() ? options.clip->norm : kInfinityNorm;
 }
-
-// The consequence of the gradients for the step: is_skipped, and the scale with clipping.
-StepOptions Decide(const StepOptions& options, const GradientCheck& check);
 
 }  // namespace evenkeel::internal
 

@@ -1,7 +1,8 @@
 // The gradient checks of the last steps; on a device they are fetched at the first use.
 //
 //   checks.Begin();                            // with each step
-//   checks.Set(check);  // if it looked at its gradients; or, where the device did:
+//   // if it looked at its gradients; or, where the device did:
+//   const StepOptions decided = checks.Decide(options, check);
 //   checks.SetThere(&updater.device());
 //   checks.last();                             // waits, on a device
 //
@@ -20,13 +21,24 @@
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/zero_optim/device/device_update.h"
 #include "evenkeel/zero_optim/gradient_check.h"
+#include "evenkeel/zero_optim/step_options.h"
 
 namespace evenkeel::internal {
 
 class LastChecks {
  public:
   void Begin() { before_ = std::exchange(last_, Entry()); }
-  void Set(const GradientCheck& check) { last_.check = check; }
+  // The consequence of the gradients for the step: whether it is skipped, and the scale with
+  // clipping.
+  StepOptions Decide(const StepOptions& options, const GradientCheck& check) {
+    StepOptions decided = options;
+    decided.skip = options.skip || (options.skip_nonfinite && !check.is_finite);
+    if (options.clip.has_value())
+      decided.grad_scale *= ClipCoefficient(options.clip->max_norm, check.norm);
+    last_.check = check;
+    last_.check->is_skipped = decided.skip;
+    return decided;
+  }
   void SetThere(DeviceUpdate* device) { last_ = {.device = device, .number = device->checks()}; }
 
   const std::optional<GradientCheck>& last() const { return Fetch(last_); }

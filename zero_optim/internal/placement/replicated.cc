@@ -99,12 +99,7 @@ absl::Status ReplicatedOptimizer::Apply(const StepMessage& step) {
   if (updater_.is_on_device()) return ApplyThere(step);
   StepOptions options = step.options;
   checks_.Begin();
-  if (NeedsCheck(options)) {
-    GradientCheck check = Measure(step, NormOf(options));
-    options = Decide(options, check);
-    check.is_skipped = options.skip;
-    checks_.Set(check);
-  }
+  if (NeedsCheck(options)) options = checks_.Decide(options, Measure(step, NormOf(options)));
   for (int i = 0; i < params_->size() && !options.skip; ++i) {
     if (step.sources[i] == GradientSource::kNone) continue;
     updater_.Update(i, ElementsOf(*params_, i), options.grad_scale);

@@ -283,10 +283,8 @@ absl::Status SlicesOptimizer::UpdateAll(const StepOptions& options) {
   StepOptions decided = options;
   checks_.Begin();
   if (NeedsCheck(options)) {
-    EK_ASSIGN_OR_RETURN(GradientCheck check, Measure(NormOf(options), options.grad_scale));
-    decided = Decide(options, check);
-    check.is_skipped = decided.skip;
-    checks_.Set(check);
+    EK_ASSIGN_OR_RETURN(const GradientCheck check, Measure(NormOf(options), options.grad_scale));
+    decided = checks_.Decide(options, check);
   }
   if (decided.skip) return absl::OkStatus();
   absl::MutexLock lock(&mutex_);

@@ -81,7 +81,6 @@ class WholeTensorsOptimizer : public PlacedOptimizer {
   absl::StatusOr<std::vector<ParameterUpdater::Gradient>> OwnGradients(
       const std::vector<int>& params);
   absl::StatusOr<GradientCheck> Measure(double norm, double grad_scale);
-  absl::StatusOr<StepOptions> DecideHere(const StepOptions& options);
   absl::Status DecideThere(
       const StepOptions& options);  // On a device, which the host does not wait for.
   // Returns the step with the chosen gradients.

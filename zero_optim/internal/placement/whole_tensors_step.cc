@@ -29,8 +29,8 @@
 #include "evenkeel/zero_optim/internal/device_agreement.h"
 #include "evenkeel/zero_optim/internal/gradient_measure.h"
 #include "evenkeel/zero_optim/internal/gradients.h"
-#include "evenkeel/zero_optim/internal/placement/whole_tensors.h"
 #include "evenkeel/zero_optim/internal/open_works.h"
+#include "evenkeel/zero_optim/internal/placement/whole_tensors.h"
 
 namespace evenkeel::internal {
 
@@ -210,7 +210,8 @@ absl::Status WholeTensorsOptimizer::Run(const StepOptions& options) {
   EK_RETURN_IF_ERROR(RunBefore(options));
   if (!options.skip && updater_.is_on_device()) EK_RETURN_IF_ERROR(DecideThere(options));
   if (NeedsCheck(options) && !updater_.is_on_device()) {
-    EK_ASSIGN_OR_RETURN(decided, DecideHere(options));
+    EK_ASSIGN_OR_RETURN(const GradientCheck check, Measure(NormOf(options), options.grad_scale));
+    decided = checks_.Decide(options, check);
   }
   if (!decided.skip) EK_RETURN_IF_ERROR(UpdateAndSend(decided.grad_scale));
   if (gradients_->is_reduced) EK_RETURN_IF_ERROR(reduction_->WaitAll());
@@ -238,14 +239,6 @@ absl::Status WholeTensorsOptimizer::RunBefore(const StepOptions& options) {
     if (gradient.data != nullptr) pieces.push_back({.param = param, .gradient = gradient});
   }
   return RunBeforeUpdate(pieces);
-}
-
-absl::StatusOr<StepOptions> WholeTensorsOptimizer::DecideHere(const StepOptions& options) {
-  EK_ASSIGN_OR_RETURN(GradientCheck check, Measure(NormOf(options), options.grad_scale));
-  const StepOptions decided = Decide(options, check);
-  check.is_skipped = decided.skip;
-  checks_.Set(check);
-  return decided;
 }
 
 // Counts the steps, too.

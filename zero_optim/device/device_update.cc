@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstring>
 #include <iterator>
-#include <tuple>
 #include <variant>
 
 #include "absl/strings/str_cat.h"
@@ -91,15 +90,7 @@ struct Given {
   int flag = -1;
   int section = 0;
   bool has_state = false;
-
-  friend bool operator==(const Given& a, const Given& b) {
-    const auto all = [](const Given& g) {
-      return std::tie(g.tensor.value, g.tensor.gradient, g.tensor.first, g.tensor.second,
-                      g.tensor.master, g.tensor.param, g.tensor.is_bfloat, g.count, g.rule, g.flag,
-                      g.section, g.has_state);
-    };
-    return all(a) == all(b);
-  }
+  friend bool operator==(const Given&, const Given&) = default;
 };
 
 // A part of a table, at a multiple of 16 bytes.

@@ -42,6 +42,7 @@ struct Tensor {
   float* master;  // For a value in 16 bits: the value before rounding.
   int32_t param;
   int32_t is_bfloat;  // Else float.
+  friend bool operator==(const Tensor&, const Tensor&) = default;
 };
 struct Chunk {
   int64_t begin;

@@ -261,9 +261,7 @@ absl::Status ParameterUpdater::Refresh() {
   for (int param = 0; param < params_->size(); ++param) {
     if (steps[param] == slots_[param].step) continue;
     slots_[param].step = steps[param];
-    if (steps[param] > 0) continue;
-    Drop({{}, std::move(slots_[param].part.tensors)});
-    slots_[param].part.tensors.clear();
+    if (steps[param] == 0) EK_RETURN_IF_ERROR(Prepare(param, 0));
   }
   return absl::OkStatus();
 }

@@ -11,10 +11,10 @@
 #define EVENKEEL_ZERO_OPTIM_INTERNAL_PLACEMENT_OWNER_LINK_H_
 
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
@@ -31,7 +31,9 @@ class OwnerLink {
     absl::MutexLock lock(&mutex_);
     owner_ = nullptr;
   }
-  absl::Status Call(absl::FunctionRef<absl::Status(Owner&)> call) {
+  // Returns what `call` returns: an absl::Status or absl::StatusOr.
+  template <typename Function>
+  std::invoke_result_t<Function, Owner&> Call(const Function& call) {
     absl::MutexLock lock(&mutex_);
     if (owner_ != nullptr) return call(*owner_);
     return absl::FailedPreconditionError(

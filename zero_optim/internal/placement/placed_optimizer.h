@@ -140,7 +140,6 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   std::vector<GradientPiece> WholePieces(absl::Span<const GradientSource> sources) const;
   // The end of a step, when all values are there. `step.sources` may be empty.
   absl::Status EndUpdate(const StepMessage& step);
-  bool has_functions() const { return has_functions_before() || has_functions_after(); }
   bool has_functions_after() const { return !after_update_.empty(); }
   bool updates_in_backward() const {
     const auto* const replicated = std::get_if<Replicated>(&options_.placement);

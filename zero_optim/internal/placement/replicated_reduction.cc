@@ -70,22 +70,18 @@ class ReplicatedOptimizer::Reduction : public BucketReduction {
   }
 
   absl::StatusOr<GradFate> OnReduced(const BucketInfo& bucket, const ReductionStep& step) override {
-    EK_ASSIGN_OR_RETURN(GradFate fate, inner_->OnReduced(bucket, step));
+    EK_ASSIGN_OR_RETURN(const GradFate fate, inner_->OnReduced(bucket, step));
     if (fate != GradFate::kReduced) {
       return absl::InvalidArgumentError(
           absl::StrCat(name_,
                        " cannot update in backward: OnReduced() of its inner reduction must "
                        "return GradFate::kReduced"));
     }
-    EK_RETURN_IF_ERROR(link_->Call([&](Owner& owner) -> absl::Status {
-      if (!owner.updater_.is_on_device()) {
-        Update(owner, bucket);
-        return absl::OkStatus();
-      }
-      EK_ASSIGN_OR_RETURN(fate, UpdateThere(owner, bucket, step));
-      return absl::OkStatus();
-    }));
-    return fate;
+    return link_->Call([&](Owner& owner) -> absl::StatusOr<GradFate> {
+      if (owner.updater_.is_on_device()) return UpdateThere(owner, bucket, step);
+      Update(owner, bucket);
+      return fate;
+    });
   }
 
   absl::Status OnStepBegin() override { return inner_->OnStepBegin(); }

@@ -46,12 +46,7 @@ class SlicesOptimizer::Reduction : public BucketReduction {
   }
   absl::StatusOr<RoundBuffers> BeginRound(const BucketInfo& bucket, int /*round*/,
                                           const ReductionStep& step) override {
-    RoundBuffers buffers;
-    EK_RETURN_IF_ERROR(link_->Call([&](Owner& owner) -> absl::Status {
-      EK_ASSIGN_OR_RETURN(buffers, owner.BeginReduction(bucket, step));
-      return absl::OkStatus();
-    }));
-    return buffers;
+    return link_->Call([&](Owner& owner) { return owner.BeginReduction(bucket, step); });
   }
   absl::StatusOr<GradFate> OnReduced(const BucketInfo& bucket, const ReductionStep& step) override {
     EK_RETURN_IF_ERROR(
@@ -71,12 +66,10 @@ class SlicesOptimizer::Reduction : public BucketReduction {
     return link_->Call([](Owner& owner) { return owner.WaitForGathers(); });
   }
   std::string StepMessage() override {
-    std::string message;
-    (void)link_->Call([&](Owner& owner) {
-      message = owner.SettingsMessage();
-      return absl::OkStatus();
-    });
-    return message;
+    const auto message_of = [](Owner& owner) -> absl::StatusOr<std::string> {
+      return owner.SettingsMessage();
+    };
+    return link_->Call(message_of).value_or("");
   }
   absl::Status OnShadow(absl::string_view message) override {
     return link_->Call([&](Owner& owner) { return owner.OnSettings(message); });

@@ -78,6 +78,7 @@ absl::StatusOr<internal::DeviceCalls*> JoinScope::OnDevice() {
   if (on_device_ == nullptr && comm_->runtime() != nullptr) {
     EK_ASSIGN_OR_RETURN(on_device_, internal::DeviceCalls::Create(*comm_));
   }
+  if (on_device_ != nullptr) EK_RETURN_IF_ERROR(on_device_->Confirm());
   return on_device_.get();
 }
 
@@ -147,13 +148,14 @@ absl::Status JoinScope::Issue(CollectiveKind kind, ReduceOp op, int root, Tensor
                                                    ToString(options.stream.device), ", on ",
                                                    ToString(comm_->device())));
   }
-  EK_RETURN_IF_ERROR(CheckPart(call, part));
+  Collective checked = call.what;
+  if (root == kHighestActive) checked.root = 0;
+  EK_RETURN_IF_ERROR(comm_->Check(checked, part.in, part.out));
   EK_ASSIGN_OR_RETURN(internal::DeviceCalls* const device, OnDevice());
   if (device != nullptr && part.stream.handle == nullptr) {
     part.stream = device->stream();
     part.is_async = false;
   }
-  if (device != nullptr) EK_RETURN_IF_ERROR(device->Confirm());
   if (is_followed_) StepControl::Of(*comm_).AnnounceCall(internal::ToBytes(call));
   return Run(call, part);
 }
@@ -171,10 +173,7 @@ absl::Status JoinScope::Follow(absl::string_view bytes) {
   const int64_t in_count = what.count * (SlicesInput(what.kind) ? comm_->world_size() : 1);
   const int64_t out_count = what.count * (SlicesOutput(what.kind) ? comm_->world_size() : 1);
   Part part{.contributes = what.joined == Contribution::kOwned, .is_followed = true};
-  if (device != nullptr) {
-    EK_RETURN_IF_ERROR(device->Confirm());
-    part.stream = device->stream();
-  }
+  if (device != nullptr) part.stream = device->stream();
   if (what.kind == CollectiveKind::kBarrier) return Run(call, part);
 
   TensorView in, out;
@@ -227,12 +226,6 @@ absl::StatusOr<JoinScope::Tensor> JoinScope::Owned(const Call& call, int64_t cou
       " are asked for"));
 }
 
-absl::Status JoinScope::CheckPart(const Call& call, const Part& part) const {
-  Collective what = call.what;
-  if (what.root == kHighestActive) what.root = 0;
-  return comm_->Check(what, part.in, part.out);
-}
-
 absl::Status JoinScope::Agree(int64_t& value, ReduceOp op) {
   if (comm_->runtime() == nullptr)
     return channel_->AllReduce(TensorView(&value, 1, DType::kInt64), op).Wait();
@@ -268,13 +261,8 @@ absl::Status JoinScope::Run(const Call& call, const Part& part) {
     EK_RETURN_IF_ERROR(Agree(highest, ReduceOp::kMax));
     what.root = static_cast<int>(highest);
   }
-  if (on_device_ != nullptr) return RunOnDevice(what, part, options);
-  return channel_->Issue(what, part.in, part.out, options).Wait();
-}
-
-absl::Status JoinScope::RunOnDevice(const Collective& what, const Part& part,
-                                    const CallOptions& options) {
   const Work work = channel_->Issue(what, part.in, part.out, options);
+  if (on_device_ == nullptr) return work.Wait();
   EK_RETURN_IF_ERROR(on_device_->Follow(work, part.stream));
   return part.is_async ? absl::OkStatus() : work.Wait();
 }

@@ -148,12 +148,10 @@ class JoinScope {
   absl::StatusOr<Tensor> Owned(const Call& call, int64_t count) const;
   // Waits until all calls have ended: before a group goes.
   absl::Status Drain();
-  // Null on the CPU.
+  // Null on the CPU. The error of a call that has ended.
   absl::StatusOr<internal::DeviceCalls*> OnDevice();
   absl::Status CheckRoot(const Call& call) const;
-  absl::Status CheckPart(const Call& call, const Part& part) const;
   absl::Status Run(const Call& call, const Part& part);
-  absl::Status RunOnDevice(const Collective& what, const Part& part, const CallOptions& options);
   // Over all ranks: the sum, or the maximum.
   absl::Status Agree(int64_t& value, ReduceOp op);
 

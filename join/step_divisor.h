@@ -9,6 +9,9 @@
 #ifndef EVENKEEL_JOIN_STEP_DIVISOR_H_
 #define EVENKEEL_JOIN_STEP_DIVISOR_H_
 
+#include <algorithm>
+#include <cstdint>
+
 #include "absl/strings/string_view.h"
 #include "evenkeel/join/steps/step_control.h"
 
@@ -38,7 +41,12 @@ class StepDivisor {
 
   // Returns the factor for the sum: one over the step's divisor. `reducer`: the name of the
   // StepParticipant that reduces.
-  double ScaleOf(const StepAnswer& answer, absl::string_view reducer) const;
+  double ScaleOf(const StepAnswer& answer, absl::string_view reducer) const {
+    if (by_ == DivideBy::kInitialWorldSize) return 1.0 / answer.world_size;
+    if (by_ == DivideBy::kActiveRanks) return 1.0 / answer.active;
+    // Not 0 without samples: the scale also applies to the flags of gradients that exist.
+    return 1.0 / static_cast<double>(std::max<int64_t>(answer.SamplesOf(reducer), 1));
+  }
   DivideBy by() const { return by_; }
 
  private:

@@ -149,7 +149,7 @@ StepControl::StepControl(Communicator* comm)
                                      std::make_unique<LogChannel>(comm))),
       stragglers_(comm->world_size()) {
   absl::MutexLock lock(&mutex_);
-  SetParticipants({});
+  UpdateNames();
 }
 
 StepControl::~StepControl() = default;
@@ -169,8 +169,7 @@ void StepControl::SetLoop(std::optional<uint64_t> hash) {
 
 void StepControl::BecomeExhausted() { log_->BecomeExhausted(records_sent_); }
 
-void StepControl::SetParticipants(std::vector<StepParticipant*> participants) {
-  participants_ = std::move(participants);
+void StepControl::UpdateNames() {
   auto names = std::make_shared<ParticipantNames>();
   for (const StepParticipant* participant : participants_)
     names->push_back(participant->participant_name());
@@ -180,16 +179,14 @@ void StepControl::SetParticipants(std::vector<StepParticipant*> participants) {
 
 void StepControl::Register(StepParticipant* participant) {
   absl::MutexLock lock(&mutex_);
-  std::vector<StepParticipant*> participants = participants_;
-  participants.push_back(participant);
-  SetParticipants(std::move(participants));
+  participants_.push_back(participant);
+  UpdateNames();
 }
 
 void StepControl::Unregister(StepParticipant* participant) {
   absl::MutexLock lock(&mutex_);
-  std::vector<StepParticipant*> participants = participants_;
-  std::erase(participants, participant);
-  SetParticipants(std::move(participants));
+  std::erase(participants_, participant);
+  UpdateNames();
 }
 
 bool StepControl::HoldName(absl::string_view name) {

@@ -225,8 +225,7 @@ class StepControl final : public internal::GroupExtension {
                  const absl::StatusOr<std::vector<std::string>>& parts);
   // Exchanges the lists of names between all ranks, and ends the group with them.
   void ShowNames(int64_t step, const std::shared_ptr<StepTicket>& ticket);
-  void SetParticipants(std::vector<StepParticipant*> participants)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void UpdateNames() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AddTimes(const std::vector<StepRecord>& records) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void HelpThoseBehind(const StepAnswer& answer);
 

@@ -106,10 +106,9 @@ absl::StatusOr<bool> PlacedOptimizer::AdoptFromLastJoiners(bool is_last_joiner) 
     if (source >= 0 && parts[rank] != parts[source]) {
       EK_ASSIGN_OR_RETURN(const StepMessage first, StepMessage::Parse(parts[source], 0));
       EK_ASSIGN_OR_RETURN(const StepMessage other, StepMessage::Parse(parts[rank], 0));
-      return absl::FailedPreconditionError(
-          absl::StrCat(join_name(), ": the ranks ended the loop with different settings: rank ",
-                       source, " has ", SettingsText(groups, first.rules), "; rank ", rank, " has ",
-                       SettingsText(groups, other.rules)));
+      return Refusal(": the ranks ended the loop with different settings: rank ", source, " has ",
+                     SettingsText(groups, first.rules), "; rank ", rank, " has ",
+                     SettingsText(groups, other.rules));
     }
     source = rank;
   }

@@ -94,10 +94,9 @@ absl::Status PlacedOptimizer::CheckFirstValues() {
   if (ComparesFirstValues()) {
     EK_ASSIGN_OR_RETURN(const std::optional<Divergence> found, CompareValues());
     if (found.has_value()) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          join_name(),
+      return Refusal(
           ": before its first step the parameters are not equal on all ranks: ", ToString(*found),
-          ": broadcast the values of one rank, or use a DataParallel, which does so"));
+          ": broadcast the values of one rank, or use a DataParallel, which does so");
     }
   }
   has_begun_ = true;
@@ -296,9 +295,8 @@ absl::Status PlacedOptimizer::AnnounceAfterStep(absl::string_view call,
                                                 const OptimizerAction& action) {
   if (!join_config().enable) return absl::OkStatus();
   if (last_step_ == nullptr || last_step_ != StepControl::Of(communicator()).current()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(join_name(), ": inside a join, ", call,
-                     " must follow the optimizer's step, before the next step begins"));
+    return Refusal(": inside a join, ", call,
+                   " must follow the optimizer's step, before the next step begins");
   }
   return Announce(action);
 }

@@ -33,6 +33,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
@@ -106,6 +107,11 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
 
   // Unimplemented, with the placement: it has no `what`.
   absl::Status Lacks(absl::string_view what) const;
+  // FailedPrecondition, with a message that begins with this optimizer's name.
+  template <typename... Parts>
+  absl::Status Refusal(const Parts&... parts) const {
+    return absl::FailedPreconditionError(absl::StrCat(join_name(), parts...));
+  }
   absl::Status CheckParam(int param) const;
   const OptimizerOptions& options() const { return options_; }
   // For placements whose state travels: at creation, and in each group that they enter.

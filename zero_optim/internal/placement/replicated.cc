@@ -31,20 +31,16 @@ std::vector<Fact> ReplicatedOptimizer::OtherSettings() const {
 absl::Status ReplicatedOptimizer::Step(const StepOptions& options) {
   const PhaseScope phase(communicator(), StepPhase::kOptimizer);
   if (updates_in_backward() && in_backward_ == InBackward::kNothing) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(join_name(), ": it updates in backward, and no reducer has its reduction"));
+    return Refusal(": it updates in backward, and no reducer has its reduction");
   }
   if (in_backward_ == InBackward::kAll) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        join_name(),
-        ": Step() has nothing left to update: all parameters were updated in backward"));
+    return Refusal(": Step() has nothing left to update: all parameters were updated in backward");
   }
   const bool is_plain = !NeedsCheck(options) && !options.skip && options.grad_scale == 1.0;
   if (in_backward_ == InBackward::kPart && !is_plain) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        join_name(),
+    return Refusal(
         ": clipping, scaling, skipping and checks for non-finite values need all gradients before "
-        "the first update, but some parameters were updated in backward"));
+        "the first update, but some parameters were updated in backward");
   }
   EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, Notify());
   EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
@@ -58,9 +54,7 @@ absl::Status ReplicatedOptimizer::Step(const StepOptions& options) {
 
 absl::StatusOr<GradientCheck> ReplicatedOptimizer::CheckGradients(double norm) {
   if (in_backward_ != InBackward::kNothing) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        join_name(),
-        ": CheckGradients() would not see the gradients that were used up in backward"));
+    return Refusal(": CheckGradients() would not see the gradients that were used up in backward");
   }
   EK_ASSIGN_OR_RETURN(const StepMessage step, PlanStep({.clip = ClipOptions{.norm = norm}}));
   if (updater_.is_on_device()) {
@@ -153,9 +147,7 @@ absl::Status ReplicatedOptimizer::TakeState(const OptimizerState& state,
 }
 
 absl::StatusOr<StatePieces> ReplicatedOptimizer::Pieces() {
-  if (is_torn_)
-    return absl::FailedPreconditionError(
-        absl::StrCat(join_name(), " is in the middle of an update"));
+  if (is_torn_) return Refusal(" is in the middle of an update");
   if (communicator().rank() != 0) return StatePieces();  // All have the same.
   return updater_.Pieces();
 }

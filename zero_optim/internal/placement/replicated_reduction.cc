@@ -177,7 +177,7 @@ absl::StatusOr<std::unique_ptr<BucketReduction>> ReplicatedOptimizer::TakeReduct
     ReductionOptions options) {
   if (!updates_in_backward()) return Lacks("TakeReduction()");
   if (in_backward_ != InBackward::kNothing) {
-    return absl::FailedPreconditionError(absl::StrCat(join_name(), " updates in backward already"));
+    return Refusal(" updates in backward already");
   }
   const int size = params_->size();
   std::vector<bool> updates(options.params.empty() ? 0 : size, false);

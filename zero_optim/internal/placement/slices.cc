@@ -108,20 +108,17 @@ ParticipantState SlicesOptimizer::CurrentState() const {
 
 absl::Status SlicesOptimizer::CheckStepped() const {
   if (!awaits_step()) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat(join_name(),
-                   ": a step begins, but Step() was not called after the one before, which updated "
-                   "parameters in backward"));
+  return Refusal(
+      ": a step begins, but Step() was not called after the one before, which updated parameters "
+      "in backward");
 }
 
 // The slices of the last reduction are overwritten from the step's first bucket on.
 absl::Status SlicesOptimizer::CheckNotOpen() const {
   if (!is_open()) return absl::OkStatus();
   EK_RETURN_IF_ERROR(communicator().status());  // A reduction that failed has ended the group.
-  return absl::FailedPreconditionError(
-      absl::StrCat(join_name(),
-                   ": Step() was called while the gradients are being reduced: call it after "
-                   "FinishStep()"));
+  return Refusal(
+      ": Step() was called while the gradients are being reduced: call it after FinishStep()");
 }
 
 // A gradient that is not a slice was not reduced, or not by this optimizer's reduction.
@@ -129,13 +126,12 @@ absl::Status SlicesOptimizer::CheckSliced() const {
   for (int i = 0; i < params_->size(); ++i) {
     const GradState state = params_->grad_state(i);
     if (state == GradState::kNone || !params_->trainable(i) || !groups_.contains(i)) continue;
-    return absl::FailedPreconditionError(
-        absl::StrCat(join_name(), ": rank ", communicator().rank(), ", parameter \"",
-                     (*params_)[i].name, "\" has a gradient that ",
-                     state == GradState::kLocal
-                         ? "was not reduced: the last backward before the optimizer's step must "
-                           "reduce, not accumulate (kAccumulate, no_sync())"
-                         : "is not a slice: its DataParallel was made without TakeReduction()"));
+    return Refusal(": rank ", communicator().rank(), ", parameter \"", (*params_)[i].name,
+                   "\" has a gradient that ",
+                   state == GradState::kLocal
+                       ? "was not reduced: the last backward before the optimizer's step must "
+                         "reduce, not accumulate (kAccumulate, no_sync())"
+                       : "is not a slice: its DataParallel was made without TakeReduction()");
   }
   return absl::OkStatus();
 }
@@ -144,11 +140,10 @@ absl::Status SlicesOptimizer::CheckMemory() {
   for (const Note& note : std::exchange(notes_, {})) {
     const Parameter& param = (*params_)[note.param];
     if (param.grad.data != note.data || HashOf(param.grad) == note.hash) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        join_name(), ": rank ", communicator().rank(), " changed the memory of the gradient of \"",
-        param.name,
+    return Refusal(
+        ": rank ", communicator().rank(), " changed the memory of the gradient of \"", param.name,
         "\" between FinishStep() and Step(); with Slices that has no effect, because each rank has "
-        "a slice of the gradient elsewhere: pass such code to the optimizer's BeforeUpdate()"));
+        "a slice of the gradient elsewhere: pass such code to the optimizer's BeforeUpdate()");
   }
   return absl::OkStatus();
 }
@@ -188,17 +183,15 @@ absl::StatusOr<std::vector<GradientSource>> SlicesOptimizer::ChooseSlices() cons
     const bool is_dropped = params_->was_cleared(i) || !params_->trainable(i);
     if (!is_dropped) sources[i] = GradientSource::kHere;
     if (is_dropped && awaits_step() && WasUpdated(i)) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          join_name(), ": the gradient of \"", (*params_)[i].name,
-          "\" was cleared, or the parameter frozen, before Step(), but it was updated in backward "
-          "already: do this after Step()"));
+      return Refusal(": the gradient of \"", (*params_)[i].name,
+                     "\" was cleared, or the parameter frozen, before Step(), but it was updated "
+                     "in backward already: do this after Step()");
     }
   }
   if (updates_in_backward() && phase_ == Phase::kStepped) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(join_name(),
-                     ": a second Step() after one backward has nothing left to update: the "
-                     "gradients were used up in backward"));
+    return Refusal(
+        ": a second Step() after one backward has nothing left to update: the gradients were used "
+        "up in backward");
   }
   return sources;
 }
@@ -219,10 +212,9 @@ absl::Status SlicesOptimizer::Run(const StepMessage& step, bool has_inputs) {
     absl::MutexLock lock(&mutex_);
     EK_RETURN_IF_ERROR(CheckNotOpen());
     if (updates_in_backward() && !(updater_.groups().rules() == step.rules)) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          join_name(),
-          ": settings were changed after the step began, which has updated by the old ones: "
-          "change them before BeginStep()"));
+      return Refusal(
+          ": settings were changed after the step began, which has updated by the old ones: change "
+          "them before BeginStep()");
     }
     EK_RETURN_IF_ERROR(updater_.groups().Adopt(step.rules));
     sources_ = step.sources;

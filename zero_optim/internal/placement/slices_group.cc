@@ -73,8 +73,7 @@ absl::Status SlicesOptimizer::EnterGroup(const GroupChange& /*change*/) {
   EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts, Exchange("slices", std::move(mine)));
   std::vector<SliceFacts> by_rank;
   for (const std::string& part : parts) {
-    EK_ASSIGN_OR_RETURN(SliceFacts facts, SliceFacts::Parse(part, Sizes()));
-    by_rank.push_back(std::move(facts));
+    EK_ASSIGN_OR_RETURN(by_rank.emplace_back(), SliceFacts::Parse(part, Sizes()));
   }
   EK_ASSIGN_OR_RETURN(const SliceStart start, PlanSliceStart(by_rank, Sizes()));
   absl::MutexLock lock(&mutex_);

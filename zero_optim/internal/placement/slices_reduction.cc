@@ -86,8 +86,7 @@ absl::StatusOr<std::unique_ptr<BucketReduction>> SlicesOptimizer::TakeReduction(
     return Lacks("updates of a part in backward, and no other reduction inside");
   }
   if (std::exchange(reduction_is_taken_, true)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(join_name(), ": TakeReduction() was called twice; it works with one reducer"));
+    return Refusal(": TakeReduction() was called twice; it works with one reducer");
   }
   return std::make_unique<Reduction>(link_);
 }
@@ -149,13 +148,11 @@ absl::Status SlicesOptimizer::KeepSlices() {
 
 absl::Status SlicesOptimizer::CheckReduction() const {
   if (reducers_group_ != living_group()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        join_name(),
-        " and the reducer of its gradients are in different groups: ReplaceGroup() both"));
+    return Refusal(
+        " and the reducer of its gradients are in different groups: ReplaceGroup() both");
   }
   if (is_open()) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat(join_name(), ": a bucket is reduced outside of a step"));
+  return Refusal(": a bucket is reduced outside of a step");
 }
 
 absl::Status SlicesOptimizer::OnStepBegin() {

@@ -74,8 +74,7 @@ absl::StatusOr<StatePieces> SlicesOptimizer::Pieces() {
   EK_RETURN_IF_ERROR(WaitForState());
   absl::MutexLock lock(&mutex_);
   if (!awaits_step() && !is_torn_) return updater_.Pieces();
-  return absl::FailedPreconditionError(absl::StrCat(
-      join_name(), ": a step has updated parameters in backward, and Step() was not called yet"));
+  return Refusal(": a step has updated parameters in backward, and Step() was not called yet");
 }
 
 PlacedOptimizer::Ranges SlicesOptimizer::RangesToLoad() const {

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
-#include <numeric>
 #include <set>
 #include <string>
 #include <utility>
@@ -28,12 +27,6 @@ std::vector<ParamSpec> SpecsOf(const ParameterSet& params) {
   return specs;
 }
 
-std::vector<int> AllOf(const ParameterSet& params) {
-  std::vector<int> all(params.size());
-  std::iota(all.begin(), all.end(), 0);
-  return all;
-}
-
 }  // namespace
 
 // Creation ----------------------------------------------------------------------------------------
@@ -44,7 +37,7 @@ WholeTensorsOptimizer::WholeTensorsOptimizer(Communicator& comm, ParameterSet& p
       max_imbalance_(std::get<WholeTensors>(placement()).max_imbalance),
       bucket_cap_(std::get<WholeTensors>(placement()).bucket_cap),
       specs_(SpecsOf(params)),
-      all_params_(AllOf(params)),
+      all_params_(SelectParams(params, [](const Parameter&) { return true; })),
       was_updated_(params.size(), 0),
       held_rank_(comm.rank()) {}
 
@@ -157,11 +150,9 @@ absl::Status WholeTensorsOptimizer::CheckSamples() const {
   if (join_config().divisor.by() != DivideBy::kSamples || !params_->CheckDetached().ok() ||
       params_->dropped_gradients() == seen_drops_)
     return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat(join_name(),
-                   ": gradients that were accumulated, and not reduced, were cleared in the loop: "
-                   "without a DataParallel their samples would count; clear them before the loop, "
-                   "or use a DataParallel"));
+  return Refusal(
+      ": gradients that were accumulated, and not reduced, were cleared in the loop: without a "
+      "DataParallel their samples would count; clear them before the loop, or use a DataParallel");
 }
 
 std::string WholeTensorsOptimizer::ExportState() const {

@@ -134,10 +134,6 @@ class WholeTensorsOptimizer : public PlacedOptimizer {
   using Arrivals = std::map<int, std::vector<HeldTensor>>;
   absl::StatusOr<Arrivals> Bring(const OwnerMove& move);
   absl::Status Adopt(const OwnerMove& move, Arrivals arrivals);
-  // On the ranks `from` and `to`: sends them, or receives into them.
-  void Transfer(std::vector<HeldTensor>& tensors, int from, int to, std::vector<Work>& works);
-  // The owners, and what was updated, of a state with these parameters.
-  absl::Status OwnLoaded(const std::map<int, int64_t>& steps);
 
   const double max_imbalance_;
   const Bytes bucket_cap_;

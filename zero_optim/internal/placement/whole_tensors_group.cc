@@ -14,8 +14,8 @@
 #include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/work.h"
-#include "evenkeel/zero_optim/internal/placement/whole_tensors.h"
 #include "evenkeel/zero_optim/internal/open_works.h"
+#include "evenkeel/zero_optim/internal/placement/whole_tensors.h"
 
 namespace evenkeel::internal {
 
@@ -43,15 +43,6 @@ absl::Status WholeTensorsOptimizer::RebalanceNow() {
   return better.has_value() ? MoveTo(*better) : absl::OkStatus();
 }
 
-void WholeTensorsOptimizer::Transfer(std::vector<HeldTensor>& tensors, int from, int to,
-                                     std::vector<Work>& works) {
-  const CallOptions options{.role = Role::kState, .after = updater_.stream()};
-  for (HeldTensor& tensor : tensors) {
-    works.push_back(communicator().rank() == to ? channel()->Recv(tensor.view(), from, options)
-                                                : channel()->Send(tensor.view(), to, options));
-  }
-}
-
 absl::StatusOr<WholeTensorsOptimizer::Arrivals> WholeTensorsOptimizer::Bring(
     const OwnerMove& move) {
   const int rank = communicator().rank();
@@ -61,11 +52,15 @@ absl::StatusOr<WholeTensorsOptimizer::Arrivals> WholeTensorsOptimizer::Bring(
     if (!move.Moves(param) || move.to.owner(param) != rank) continue;
     EK_ASSIGN_OR_RETURN(arrivals[param], updater_.NewTensors(param));
   }
+  const CallOptions options{.role = Role::kState, .after = updater_.stream()};
   std::vector<Work> works;
   for (int param = 0; param < params_->size(); ++param) {
     const int from = move.from[param], to = move.to.owner(param);
     if (!move.Moves(param) || (rank != from && rank != to)) continue;
-    Transfer(rank == to ? arrivals[param] : updater_.tensors(param), from, to, works);
+    for (HeldTensor& tensor : rank == to ? arrivals[param] : updater_.tensors(param)) {
+      works.push_back(rank == to ? channel()->Recv(tensor.view(), from, options)
+                                 : channel()->Send(tensor.view(), to, options));
+    }
   }
   EK_RETURN_IF_ERROR(internal::WaitForAll(works));
   return arrivals;
@@ -134,8 +129,7 @@ absl::Status WholeTensorsOptimizer::EnterGroup(const GroupChange& change) {
   EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts, Exchange("shards", Facts().Serialize()));
   std::vector<ShardFacts> by_rank;
   for (const std::string& part : parts) {
-    EK_ASSIGN_OR_RETURN(ShardFacts facts, ShardFacts::Parse(part, params_->size()));
-    by_rank.push_back(std::move(facts));
+    EK_ASSIGN_OR_RETURN(by_rank.emplace_back(), ShardFacts::Parse(part, params_->size()));
   }
   EK_ASSIGN_OR_RETURN(const ShardMove move, PlanShardMove(by_rank, change.source));
   EK_RETURN_IF_ERROR(MoveState(move));
@@ -205,12 +199,6 @@ PlacedOptimizer::Ranges WholeTensorsOptimizer::RangesToLoad() const {
 absl::Status WholeTensorsOptimizer::TakeState(const OptimizerState& state,
                                               const std::map<int, int64_t>& steps,
                                               const Ranges& ranges) {
-  EK_RETURN_IF_ERROR(OwnLoaded(steps));
-  return updater_.Import(state, ranges,
-                         [this](int param) { return owner(param) == communicator().rank(); });
-}
-
-absl::Status WholeTensorsOptimizer::OwnLoaded(const std::map<int, int64_t>& steps) {
   const PlanPtr old = plan();
   std::set<int> to_own;  // Trained in the past, but not since this optimizer was made.
   for (const auto& [param, step] : steps) {
@@ -220,7 +208,8 @@ absl::Status WholeTensorsOptimizer::OwnLoaded(const std::map<int, int64_t>& step
   was_updated_.assign(was_updated_.size(), 0);
   for (const auto& [param, step] : steps) was_updated_[param] = 1;
   is_torn_ = false;
-  return absl::OkStatus();
+  return updater_.Import(state, ranges,
+                         [this](int param) { return owner(param) == communicator().rank(); });
 }
 
 }  // namespace evenkeel::internal

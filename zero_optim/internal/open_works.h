@@ -1,5 +1,5 @@
-// Waits for several operations, each of them, with the first error; and OpenWorks, operations that a
-// device's stream waits for, and the host does not: what the end of steps that the host has left
+// Waits for several operations, each of them, with the first error; and OpenWorks, operations that
+// a device's stream waits for, and the host does not: what the end of steps that the host has left
 // still depends on.
 //
 //   open.Add(std::move(broadcasts));            // with each step

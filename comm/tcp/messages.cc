@@ -20,20 +20,15 @@ auto TakeFrom(Container& container, typename Container::iterator at) {
   return taken;
 }
 
-bool Accepts(const PostedReceive& receive, int from) {
-  return std::find(receive.from.begin(), receive.from.end(), from) != receive.from.end();
-}
-
 void FailOperation(OperationState* operation, const absl::Status& why) {
   if (operation == nullptr) return;
   if (operation->error.ok()) operation->error = why;
   operation->Notify();
 }
 
-void Finish(OperationState* operation, int peer) {
+void Finish(OperationState* operation) {
   if (operation == nullptr) return;
   operation->is_done = true;
-  operation->peer = peer;
   operation->Notify();
 }
 
@@ -75,52 +70,47 @@ void MessageTable::Send(OperationState* operation, int to, uint64_t slot, const 
 }
 
 absl::Status MessageTable::Receive(PostedReceive receive) {
-  const uint64_t slot_id = receive.slot;
   auto owner = std::make_unique<PostedReceive>(std::move(receive));
-  if (const auto found = slots_.find(slot_id); found != slots_.end()) {
-    Slot& slot = found->second;
-    const auto at =
-        std::find_if(slot.arrivals.begin(), slot.arrivals.end(),
-                     [&](const Arrival& arrival) { return Accepts(*owner, arrival.from); });
-    if (at != slot.arrivals.end()) {
-      const Arrival arrival = TakeFrom(slot.arrivals, at);
-      if (slot.arrivals.empty() && slot.posted.empty()) slots_.erase(found);
-      EK_RETURN_IF_ERROR(CheckSize(*owner, arrival.from, arrival.bytes));
-      if (arrival.is_announced) {
-        Expect(arrival.from, std::move(owner));
-        return absl::OkStatus();
-      }
-      if (arrival.bytes > 0) std::memcpy(owner->data, arrival.data.get(), arrival.bytes);
-      peers_[arrival.from].held -= CostOf(arrival.bytes);
-      Write(arrival.from, Kind::kTaken, slot_id, 0);
-      FinishReceive(*owner, arrival.from);
-      return absl::OkStatus();
-    }
+  Peer& peer = peers_[owner->from];
+  Flow& flow = peer.flows[owner->slot];
+  if (flow.arrivals.empty()) {
+    if (owner->bytes > kMaxSmall) Ask(flow, owner->from, owner->slot);
+    flow.posted.push_back(std::move(owner));
+    return absl::OkStatus();
   }
-  if (owner->from.size() == 1 && owner->bytes > kMaxSmall) Ask(owner->from[0], slot_id);
-  slots_[slot_id].posted.push_back(std::move(owner));
+  const Arrival arrival = TakeFrom(flow.arrivals, flow.arrivals.begin());
+  EK_RETURN_IF_ERROR(CheckSize(*owner, arrival.bytes));
+  if (arrival.is_announced) {
+    Expect(flow, std::move(owner));
+    return absl::OkStatus();
+  }
+  if (arrival.bytes > 0) std::memcpy(owner->data, arrival.data.get(), arrival.bytes);
+  peer.held -= CostOf(arrival.bytes);
+  Write(owner->from, Kind::kTaken, owner->slot, 0);
+  FinishReceive(*owner);
+  Drop(owner->from, owner->slot);
   return absl::OkStatus();
 }
 
 absl::Status MessageTable::OnSmall(int from, uint64_t slot, absl::string_view bytes) {
-  EK_ASSIGN_OR_RETURN(const std::unique_ptr<PostedReceive> receive,
-                      Match(from, slot, bytes.size()));
+  Peer& peer = peers_[from];
+  Flow& flow = peer.flows[slot];
+  EK_ASSIGN_OR_RETURN(const std::unique_ptr<PostedReceive> receive, Match(flow, bytes.size()));
   if (receive != nullptr) {
     if (receive->operation != nullptr && !bytes.empty())
       std::memcpy(receive->data, bytes.data(), bytes.size());
     Write(from, Kind::kTaken, slot, 0);
-    FinishReceive(*receive, from);
+    FinishReceive(*receive);
+    Drop(from, slot);
     return absl::OkStatus();
   }
-  Peer& peer = peers_[from];
   peer.held += CostOf(bytes.size());
   if (peer.held > kSmallBudget) {
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", names_[from], " sent rank ", names_[rank_],
                      " more unrequested data than the limit of ", kSmallBudget, " bytes"));
   }
-  Arrival& arrival =
-      slots_[slot].arrivals.emplace_back(Arrival{.from = from, .bytes = bytes.size()});
+  Arrival& arrival = flow.arrivals.emplace_back(Arrival{.bytes = bytes.size()});
   if (bytes.empty()) return absl::OkStatus();
   arrival.data = std::make_unique_for_overwrite<char[]>(bytes.size());
   std::memcpy(arrival.data.get(), bytes.data(), bytes.size());
@@ -139,7 +129,7 @@ absl::Status MessageTable::OnHeader(int from, const MessageHeader& header) {
     peer.credit += CostOf(send.bytes);
     Drop(from, header.slot);
     if (send.small <= peer.small_written) {
-      Finish(send.operation, from);
+      Finish(send.operation);
       return absl::OkStatus();
     }
     // Its answer was faster than the call that writes it: the send ends with the call, as those of
@@ -149,8 +139,8 @@ absl::Status MessageTable::OnHeader(int from, const MessageHeader& header) {
     }
     return absl::OkStatus();
   }
+  Flow& flow = peer.flows[header.slot];
   if (header.kind == Kind::kAsk) {
-    Flow& flow = peer.flows[header.slot];
     if (flow.waiting.empty()) {
       ++flow.asked_here;
       return absl::OkStatus();
@@ -164,13 +154,11 @@ absl::Status MessageTable::OnHeader(int from, const MessageHeader& header) {
     Drop(from, header.slot);
     return absl::OkStatus();
   }
-  EK_ASSIGN_OR_RETURN(std::unique_ptr<PostedReceive> receive,
-                      Match(from, header.slot, header.bytes));
+  EK_ASSIGN_OR_RETURN(std::unique_ptr<PostedReceive> receive, Match(flow, header.bytes));
   if (receive == nullptr) {
-    slots_[header.slot].arrivals.push_back(
-        Arrival{.from = from, .bytes = header.bytes, .is_announced = true});
+    flow.arrivals.push_back(Arrival{.bytes = header.bytes, .is_announced = true});
   } else {
-    Expect(from, std::move(receive));
+    Expect(flow, std::move(receive));
   }
   return absl::OkStatus();
 }
@@ -183,10 +171,10 @@ absl::StatusOr<std::unique_ptr<PostedReceive>> MessageTable::OnBody(int from,
   if (found != peer.flows.end() && found->second.asked_there > 0) {
     Flow& flow = found->second;
     if (header.kind == Kind::kDirect) {
-      EK_ASSIGN_OR_RETURN(receive, Match(from, header.slot, header.bytes));
+      EK_ASSIGN_OR_RETURN(receive, Match(flow, header.bytes));
     } else if (!flow.expected.empty()) {
       receive = TakeFrom(flow.expected, flow.expected.begin());
-      EK_RETURN_IF_ERROR(CheckSize(*receive, from, header.bytes));
+      EK_RETURN_IF_ERROR(CheckSize(*receive, header.bytes));
     }
     if (receive != nullptr) {
       --flow.asked_there;
@@ -199,15 +187,13 @@ absl::StatusOr<std::unique_ptr<PostedReceive>> MessageTable::OnBody(int from,
                                                  " did not ask for"));
 }
 
-void MessageTable::FinishReceive(const PostedReceive& receive, int from) {
-  Finish(receive.operation, from);
-}
+void MessageTable::FinishReceive(const PostedReceive& receive) { Finish(receive.operation); }
 
 void MessageTable::FinishWrite(int to) {
   Peer& peer = peers_[to];
   const OutgoingMessage& written = peer.outgoing.front();
   if (written.small == 0) {
-    Finish(written.operation, to);
+    Finish(written.operation);
   } else {
     peer.small_written = written.small;
   }
@@ -219,11 +205,7 @@ void MessageTable::Fail(int peer, const absl::Status& why) {
     for (const WaitingSend& send : flow.waiting) FailOperation(send.operation, why);
     for (const WaitingSend& send : flow.untaken) FailOperation(send.operation, why);
     for (const auto& receive : flow.expected) FailOperation(receive->operation, why);
-  }
-  for (auto& [id, slot] : slots_) {
-    for (const auto& receive : slot.posted) {
-      if (Accepts(*receive, peer)) FailOperation(receive->operation, why);
-    }
+    for (const auto& receive : flow.posted) FailOperation(receive->operation, why);
   }
 }
 
@@ -233,15 +215,13 @@ void MessageTable::FailOutgoing(int peer, const absl::Status& why) {
 }
 
 std::vector<int> MessageTable::Forget(OperationState* operation) {
-  for (auto& [id, slot] : slots_) {
-    for (const auto& receive : slot.posted) ForgetOperation(*receive, operation);
-  }
   std::vector<int> cheated;
   for (size_t i = 0; i < peers_.size(); ++i) {
     Peer& peer = peers_[i];
     bool is_cheated = false;
     for (auto& [id, flow] : peer.flows) {
       for (const auto& receive : flow.expected) ForgetOperation(*receive, operation);
+      for (const auto& receive : flow.posted) ForgetOperation(*receive, operation);
       for (WaitingSend& send : flow.untaken) {
         if (send.operation == operation) send.operation = nullptr;
       }
@@ -261,8 +241,8 @@ std::vector<int> MessageTable::Forget(OperationState* operation) {
   return cheated;
 }
 
-void MessageTable::Ask(int from, uint64_t slot) {
-  ++peers_[from].flows[slot].asked_there;
+void MessageTable::Ask(Flow& flow, int from, uint64_t slot) {
+  ++flow.asked_there;
   Write(from, Kind::kAsk, slot, 0);
 }
 
@@ -272,23 +252,15 @@ void MessageTable::Drop(int peer, uint64_t slot) {
     flows.erase(found);
 }
 
-absl::StatusOr<std::unique_ptr<PostedReceive>> MessageTable::Match(int from, uint64_t slot,
-                                                                   size_t bytes) {
-  const auto found = slots_.find(slot);
-  if (found == slots_.end()) return nullptr;
-  auto& posted = found->second.posted;
-  const auto at = std::find_if(posted.begin(), posted.end(),
-                               [&](const auto& receive) { return Accepts(*receive, from); });
-  if (at == posted.end()) return nullptr;
-  EK_RETURN_IF_ERROR(CheckSize(**at, from, bytes));
-  std::unique_ptr<PostedReceive> receive = TakeFrom(posted, at);
-  if (posted.empty() && found->second.arrivals.empty()) slots_.erase(found);
-  return receive;
+absl::StatusOr<std::unique_ptr<PostedReceive>> MessageTable::Match(Flow& flow, size_t bytes) {
+  if (flow.posted.empty()) return nullptr;
+  EK_RETURN_IF_ERROR(CheckSize(*flow.posted.front(), bytes));
+  return TakeFrom(flow.posted, flow.posted.begin());
 }
 
-absl::Status MessageTable::CheckSize(const PostedReceive& receive, int from, size_t bytes) const {
+absl::Status MessageTable::CheckSize(const PostedReceive& receive, size_t bytes) const {
   if (receive.bytes == bytes) return absl::OkStatus();
-  const int sender = names_[from], receiver = names_[rank_];
+  const int sender = names_[receive.from], receiver = names_[rank_];
   return WithFailureInfo(absl::FailedPreconditionError(absl::StrCat(
                              "rank ", sender, " sent ", bytes, " bytes where rank ", receiver,
                              " expects ", receive.bytes, ": the ranks disagree")),
@@ -296,11 +268,11 @@ absl::Status MessageTable::CheckSize(const PostedReceive& receive, int from, siz
                           .ranks = {std::min(sender, receiver), std::max(sender, receiver)}});
 }
 
-void MessageTable::Expect(int from, std::unique_ptr<PostedReceive> receive) {
+void MessageTable::Expect(Flow& flow, std::unique_ptr<PostedReceive> receive) {
+  const int from = receive->from;
   const uint64_t slot = receive->slot;
-  Flow& flow = peers_[from].flows[slot];
   flow.expected.push_back(std::move(receive));
-  if (flow.asked_there < static_cast<int>(flow.expected.size())) Ask(from, slot);
+  if (flow.asked_there < static_cast<int>(flow.expected.size())) Ask(flow, from, slot);
 }
 
 }  // namespace evenkeel::internal

@@ -1,15 +1,15 @@
 // Which message goes where: the bookkeeping of one rank's transport, without sockets and threads.
 //
 //   messages.Send(&send, /*to=*/1, slot, data, bytes);  // what is to be written: outgoing(1)
-//   messages.Receive({.operation = &receive, .from = {1}, .slot = slot, .data = place,
+//   messages.Receive({.operation = &receive, .from = 1, .slot = slot, .data = place,
 //                     .bytes = bytes});
 //   ... headers that were received from rank 1: OnSmall(), OnHeader(), OnBody() ...
 //
 // Small messages are written at once, and the receiver keeps them until a receive meets them,
 // within a budget for each peer. Larger ones, and small ones beyond the budget, are written when
-// the receiver has asked for them. A receive from a single rank asks at once, so that it does not
-// wait for the announcement. So each message in flight has a place, and no slot can block another
-// one on the same connection.
+// the receiver has asked for them. A receive of a larger one asks at once, so that it does not wait
+// for the announcement. So each message in flight has a place, and no slot can block another one on
+// the same connection.
 //
 // A send does not end before it has met its receive: what nobody receives is never taken for done.
 //
@@ -51,7 +51,6 @@ struct OperationState {
   }
 
   bool is_done = false;
-  int peer = -1;       // The rank at the other end, once done.
   absl::Status error;  // It will never be done.
   absl::CondVar changed;
   std::function<void()> on_end;  // May be null.
@@ -70,7 +69,7 @@ struct OutgoingMessage {
 // A place for a message.
 struct PostedReceive {
   OperationState* operation = nullptr;  // Null: its owner is gone, the message will be dropped.
-  absl::InlinedVector<int, 1> from;
+  int from = -1;
   uint64_t slot = 0;
   char* data = nullptr;
   size_t bytes = 0;
@@ -93,7 +92,7 @@ class MessageTable {
   absl::StatusOr<std::unique_ptr<PostedReceive>> OnBody(int from, const MessageHeader& header);
 
   // A body is in its place.
-  static void FinishReceive(const PostedReceive& receive, int from);
+  static void FinishReceive(const PostedReceive& receive);
   // The oldest outgoing message is written.
   void FinishWrite(int to);
 
@@ -115,6 +114,12 @@ class MessageTable {
     size_t bytes = 0;
     int64_t small = 0;
   };
+  // A message that no receive has met yet.
+  struct Arrival {
+    size_t bytes = 0;
+    std::unique_ptr<char[]> data;  // Null if it was only announced.
+    bool is_announced = false;
+  };
   // The messages in flight with one peer on one slot.
   struct Flow {
     absl::InlinedVector<WaitingSend, 1> waiting;  // Announced, not asked for yet.
@@ -124,10 +129,12 @@ class MessageTable {
     absl::InlinedVector<std::unique_ptr<PostedReceive>, 1>
         expected;         // Announced by the peer, still to come.
     int asked_there = 0;  // Asked for, and has not come.
+    absl::InlinedVector<std::unique_ptr<PostedReceive>, 1> posted;  // Have met no message yet.
+    absl::InlinedVector<Arrival, 1> arrivals;
 
     bool IsEmpty() const {
       return waiting.empty() && untaken.empty() && asked_here == 0 && expected.empty() &&
-             asked_there == 0;
+             asked_there == 0 && posted.empty() && arrivals.empty();
     }
   };
   struct Peer {
@@ -138,31 +145,18 @@ class MessageTable {
     int64_t small_sent = 0;         // The number of the last small message,
     int64_t small_written = 0;      // and of the last one that is written.
   };
-  // A message that no receive has met yet.
-  struct Arrival {
-    int from = 0;
-    size_t bytes = 0;
-    std::unique_ptr<char[]> data;  // Null if it was only announced.
-    bool is_announced = false;
-  };
-  struct Slot {
-    absl::InlinedVector<std::unique_ptr<PostedReceive>, 1> posted;
-    absl::InlinedVector<Arrival, 1> arrivals;
-  };
-
   void Write(int to, MessageHeader::Kind kind, uint64_t slot, uint64_t value);
-  void Ask(int from, uint64_t slot);
+  void Ask(Flow& flow, int from, uint64_t slot);
   void Drop(int peer, uint64_t slot);  // The flow, if nothing is under way any more.
-  // Takes the oldest receive that a message of `from` meets out of the slot; null if there is none.
-  absl::StatusOr<std::unique_ptr<PostedReceive>> Match(int from, uint64_t slot, size_t bytes);
-  absl::Status CheckSize(const PostedReceive& receive, int from, size_t bytes) const;
+  // Takes the receive that the next message meets out of the flow; null if there is none.
+  absl::StatusOr<std::unique_ptr<PostedReceive>> Match(Flow& flow, size_t bytes);
+  absl::Status CheckSize(const PostedReceive& receive, size_t bytes) const;
   // Keeps the receive until its announced message comes.
-  void Expect(int from, std::unique_ptr<PostedReceive> receive);
+  void Expect(Flow& flow, std::unique_ptr<PostedReceive> receive);
 
   const int rank_;
   const RankNames names_;
   std::vector<Peer> peers_;
-  std::map<uint64_t, Slot> slots_;  // Ordered for the same reason.
 };
 
 }  // namespace evenkeel::internal

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <limits>
 #include <optional>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
@@ -134,24 +135,24 @@ TcpTransport::Pending TcpTransport::Send(int to, uint64_t slot, const void* data
   return pending;
 }
 
-TcpTransport::Pending TcpTransport::Receive(absl::Span<const int> from, uint64_t slot, void* data,
-                                            size_t bytes, OnEnd on_end) {
+TcpTransport::Pending TcpTransport::Receive(int from, uint64_t slot, void* data, size_t bytes,
+                                            OnEnd on_end) {
   Pending pending(shared_from_this());
   pending.operation_->on_end = std::move(on_end);
   absl::Status& error = pending.operation_->error;
   absl::MutexLock lock(&mutex_);
-  for (const int peer : from) error.Update(CheckUsable(peer));
+  error = CheckUsable(from);
   if (!error.ok()) {
     pending.operation_->Notify();
     return pending;
   }
   error = messages_.Receive({.operation = pending.operation_.get(),
-                             .from = {from.begin(), from.end()},
+                             .from = from,
                              .slot = slot,
                              .data = static_cast<char*>(data),
                              .bytes = bytes});
   if (error.ok()) {
-    for (const int peer : from) Write(*connections_[peer]);
+    Write(*connections_[from]);
   } else {
     End(error);
     pending.operation_->Notify();
@@ -489,7 +490,7 @@ absl::Status TcpTransport::TakeHeaders(Connection& connection) {
 }
 
 void TcpTransport::FinishBody(Connection& connection) {
-  MessageTable::FinishReceive(*connection.body, connection.peer);
+  MessageTable::FinishReceive(*connection.body);
   connection.body = nullptr;
   connection.body_done = 0;
 }

@@ -4,7 +4,7 @@
 //   EK_ASSIGN_OR_RETURN(std::shared_ptr<TcpTransport> transport,
 //                       TcpTransport::Create(rank, std::move(connections)));
 //   TcpTransport::Pending send = transport->Send(/*to=*/1, slot, data, bytes);
-//   TcpTransport::Pending receive = transport->Receive(/*from=*/{1}, slot, place, bytes);
+//   TcpTransport::Pending receive = transport->Receive(/*from=*/1, slot, place, bytes);
 //   EK_RETURN_IF_ERROR(receive.Wait(deadline));
 //   EK_RETURN_IF_ERROR(send.Wait(deadline));
 //   ... on any thread: transport->Abort(why) ...  // every wait, now and later, returns `why`
@@ -33,7 +33,6 @@
 #include <memory>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -41,7 +40,6 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "absl/types/span.h"
 #include "evenkeel/comm/base/warn.h"
 #include "evenkeel/comm/net/socket.h"
 #include "evenkeel/comm/ranks/rank_names.h"
@@ -73,8 +71,6 @@ class TcpTransport : public std::enable_shared_from_this<TcpTransport> {
     absl::Status Wait(absl::Time deadline);
     // Returns whether Wait() would not block.
     bool HasEnded() const;
-    // Returns the rank at the other end of an operation that has ended.
-    int peer() const { return operation_->peer; }
 
    private:
     friend class TcpTransport;
@@ -100,12 +96,7 @@ class TcpTransport : public std::enable_shared_from_this<TcpTransport> {
   // any thread, maybe before this returns, and maybe twice. It must not call the transport.
   using OnEnd = std::function<void()>;
   Pending Send(int to, uint64_t slot, const void* data, size_t bytes, OnEnd on_end = nullptr);
-  // The next message on the slot of any of the ranks in `from`.
-  Pending Receive(absl::Span<const int> from, uint64_t slot, void* data, size_t bytes,
-                  OnEnd on_end = nullptr);
-  Pending Receive(int from, uint64_t slot, void* data, size_t bytes, OnEnd on_end = nullptr) {
-    return Receive(absl::MakeConstSpan(&from, 1), slot, data, bytes, std::move(on_end));
-  }
+  Pending Receive(int from, uint64_t slot, void* data, size_t bytes, OnEnd on_end = nullptr);
 
   // Waits until the kernel has all that this rank has to send: acknowledgements are sent after the
   // end of the receive that they are for.

@@ -13,10 +13,10 @@
 #include "evenkeel/comm/arith/reduce_kernels.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/start_thread.h"
-#include "evenkeel/comm/net/peer_greeting.h"
+#include "evenkeel/comm/net/peer_meeting.h"
+#include "evenkeel/comm/net/socket.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/tcp/collectives.h"
-#include "evenkeel/comm/tcp/mesh.h"
 #include "evenkeel/comm/tcp/message.h"
 #include "evenkeel/comm/tcp/transport.h"
 
@@ -36,8 +36,8 @@ class TcpBackend::Lane {
  public:
   explicit Lane(TcpBackend* backend)
       : backend_(backend),
-        collectives_(backend->mesh_ ? backend->mesh_->transport() : nullptr, backend->rank_,
-                     backend->world_size_, backend->generation_, backend->names_) {}
+        collectives_(backend->transport_, backend->rank_, backend->world_size_,
+                     backend->generation_, backend->names_) {}
   // The group has ended, so nothing takes long.
   ~Lane() {
     {
@@ -104,12 +104,12 @@ class TcpBackend::Lane {
   void Begin(Entry entry) {
     if (const absl::Status ended = backend_->Enter(); !ended.ok()) return entry.work->Finish(ended);
     const int64_t number = next_message_++;
-    auto message = std::make_unique<TcpMessage>(
-        std::move(entry.operation), *backend_->mesh_->transport(), backend_->rank_,
-        backend_->generation_, backend_->names_, [this, number] {
-          absl::MutexLock lock(&mutex_);
-          news_.push_back(number);
-        });
+    auto message = std::make_unique<TcpMessage>(std::move(entry.operation), *backend_->transport_,
+                                                backend_->rank_, backend_->generation_,
+                                                backend_->names_, [this, number] {
+                                                  absl::MutexLock lock(&mutex_);
+                                                  news_.push_back(number);
+                                                });
     messages_.emplace(number, UnderWay{std::move(message), std::move(entry.work)});
     backend_->Leave();
   }
@@ -185,29 +185,25 @@ TcpBackend::~TcpBackend() {
     lanes.swap(lanes_);
   }
   lanes.clear();
-  mesh_ = nullptr;  // Its thread calls SetEnded().
+  transport_ = nullptr;  // Its thread calls SetEnded().
 }
 
 absl::StatusOr<std::string> TcpBackend::Listen(
     const std::string& bind_address, std::string key,
     std::function<void(const absl::Status& why)> on_lost) {
-  const auto end = [this, on_lost = std::move(on_lost)](const absl::Status& why) {
-    SetEnded(why);
-    on_lost(why);
-  };
-  EK_ASSIGN_OR_RETURN(std::unique_ptr<TcpMesh> mesh,
-                      TcpMesh::Create(rank_, {group_, world_size_, std::move(key), names_},
-                                      bind_address, {.warn = warn_, .on_lost = end}));
-  const std::string address = mesh->address();
+  EK_ASSIGN_OR_RETURN(std::unique_ptr<PeerMeeting> meeting,
+                      PeerMeeting::OverTcp(rank_, {group_, world_size_, std::move(key), names_},
+                                           bind_address, {.warn = warn_}));
   absl::MutexLock lock(&mutex_);
-  mesh_ = std::move(mesh);
-  return address;
+  on_lost_ = std::move(on_lost);
+  meeting_ = std::move(meeting);
+  return meeting_->address();
 }
 
 absl::Status TcpBackend::Connect(const std::vector<std::string>& addresses,
                                  absl::Duration timeout) {
   EK_RETURN_IF_ERROR(Enter());
-  absl::Status status = mesh_->Connect(addresses, SteadyNow() + timeout);
+  const absl::Status status = Meet(addresses, SteadyNow() + timeout);
   Leave();
   if (status.ok()) {
     absl::MutexLock lock(&mutex_);
@@ -218,6 +214,21 @@ absl::Status TcpBackend::Connect(const std::vector<std::string>& addresses,
       Annotate(status, absl::StrCat("rank ", names_[rank_], " could not connect to all others")),
       absl::IsPermissionDenied(status) || absl::IsResourceExhausted(status) ? absl::ZeroDuration()
                                                                             : kPatience);
+}
+
+absl::Status TcpBackend::Meet(const std::vector<std::string>& addresses, absl::Time deadline) {
+  const auto end = [this](const absl::Status& why) {
+    SetEnded(why);
+    on_lost_(why);
+  };
+  EK_ASSIGN_OR_RETURN(std::vector<UniqueFd> connections, meeting_->Run(addresses, deadline));
+  EK_ASSIGN_OR_RETURN(std::shared_ptr<TcpTransport> transport,
+                      TcpTransport::Create(rank_, std::move(connections),
+                                           {.names = names_, .warn = warn_, .on_lost = end}));
+  absl::MutexLock lock(&mutex_);
+  if (!ended_.ok()) return ended_;
+  transport_ = std::move(transport);
+  return absl::OkStatus();
 }
 
 absl::Status TcpBackend::Supports(const Collective& what) const {
@@ -248,25 +259,28 @@ void TcpBackend::Start(Operation operation, std::shared_ptr<WorkState> work) {
 void TcpBackend::Abort(const absl::Status& why) {
   const auto nobody_inside = [this]()
                                  ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return inside_ == 0; };
-  TcpMesh* mesh = nullptr;
+  PeerMeeting* meeting = nullptr;
+  std::shared_ptr<TcpTransport> transport;
   SetEnded(why);
   {
     absl::MutexLock lock(&mutex_);
-    mesh = mesh_.get();
+    meeting = meeting_.get();
+    transport = transport_;
   }
-  if (mesh != nullptr) mesh->Abort(why);
+  if (meeting != nullptr) meeting->Cancel(why);
+  if (transport != nullptr) transport->Abort(why);
   // Who computes at the moment runs into it with the next call.
   absl::MutexLock lock(&mutex_);
   mutex_.Await(absl::Condition(&nobody_inside));
 }
 
 void TcpBackend::Flush(absl::Time deadline) {
-  TcpMesh* mesh = nullptr;
+  std::shared_ptr<TcpTransport> transport;
   {
     absl::MutexLock lock(&mutex_);
-    mesh = mesh_.get();
+    transport = transport_;
   }
-  if (mesh != nullptr && mesh->transport() != nullptr) mesh->transport()->Flush(deadline);
+  if (transport != nullptr) transport->Flush(deadline);
 }
 
 absl::Status TcpBackend::Enter() {

@@ -36,7 +36,8 @@
 
 namespace evenkeel::internal {
 
-class TcpMesh;
+class PeerMeeting;
+class TcpTransport;
 
 class TcpBackend : public Backend {
  public:
@@ -69,6 +70,8 @@ class TcpBackend : public Backend {
   // has ended, if it has: the lane must not begin then.
   absl::Status Enter();
   void Leave();
+  // Connects to the other ranks, and makes the transport.
+  absl::Status Meet(const std::vector<std::string>& addresses, absl::Time deadline);
   // Keeps the first cause.
   void SetEnded(const absl::Status& why);
   // Why the group has ended, if it has or does so within `patience`; else what was seen here.
@@ -80,7 +83,10 @@ class TcpBackend : public Backend {
   const RankNames names_;
   const WarnFunction warn_;
   const uint64_t generation_;  // In every tag.
-  std::unique_ptr<TcpMesh> mesh_;
+  // Those of Listen(), and then of Connect(); set once, under the mutex.
+  std::unique_ptr<PeerMeeting> meeting_;
+  std::function<void(const absl::Status& why)> on_lost_;
+  std::shared_ptr<TcpTransport> transport_;
 
   absl::Mutex mutex_;
   absl::Status ended_ ABSL_GUARDED_BY(mutex_);

@@ -13,13 +13,14 @@
 #include <utility>
 #include <vector>
 
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "benchmark/benchmark.h"
 #include "evenkeel/comm/backend.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/net/peer_meeting.h"
 #include "evenkeel/comm/tcp/collectives.h"
-#include "evenkeel/comm/tcp/mesh.h"
+#include "evenkeel/comm/tcp/transport.h"
 #include "evenkeel/comm/types.h"
 #include "gloo/allreduce.h"
 #include "gloo/barrier.h"
@@ -42,19 +43,20 @@ void OnAllRanks(int world_size, const std::function<void(int)>& body) {
 
 class OursGroup {
  public:
-  explicit OursGroup(int world_size) {
+  explicit OursGroup(int world_size) : collectives_(world_size) {
+    std::vector<std::unique_ptr<PeerMeeting>> meetings;
     std::vector<std::string> addresses;
     for (int rank = 0; rank < world_size; ++rank) {
-      meshes_.push_back(*TcpMesh::Create(rank, {"benchmark", world_size, "key"}, "127.0.0.1"));
-      addresses.push_back(meshes_.back()->address());
+      meetings.push_back(
+          *PeerMeeting::OverTcp(rank, {"benchmark", world_size, "key"}, "127.0.0.1"));
+      addresses.push_back(meetings.back()->address());
     }
     OnAllRanks(world_size, [&](int rank) {
-      meshes_[rank]->Connect(addresses, absl::Now() + absl::Seconds(10)).IgnoreError();
+      auto connections = meetings[rank]->Run(addresses, SteadyNow() + absl::Seconds(10)).value();
+      collectives_[rank] = std::make_unique<TcpCollectives>(
+          TcpTransport::Create(rank, std::move(connections)).value(), rank, world_size,
+          /*generation=*/1, RankNames());
     });
-    for (int rank = 0; rank < world_size; ++rank) {
-      collectives_.push_back(std::make_unique<TcpCollectives>(
-          meshes_[rank]->transport(), rank, world_size, /*generation=*/1, RankNames()));
-    }
   }
   absl::Status AllReduce(int rank, std::vector<float>& data, uint32_t tag) const {
     TcpCollectives& collectives = *collectives_[rank];
@@ -64,13 +66,12 @@ class OursGroup {
                       .count = static_cast<int64_t>(data.size())};
     operation.sequence = tag;
     operation.in = operation.out = {TensorView(absl::MakeSpan(data))};
-    operation.deadline = absl::Now() + absl::Seconds(30);
+    operation.deadline = SteadyNow() + absl::Seconds(30);
     return collectives.Run(operation);
   }
 
  private:
-  std::vector<std::unique_ptr<TcpMesh>> meshes_;
-  std::vector<std::unique_ptr<TcpCollectives>> collectives_;
+  std::vector<std::unique_ptr<TcpCollectives>> collectives_;  // By rank.
 };
 
 void Add(void* out, const void* a, const void* b, size_t n) {

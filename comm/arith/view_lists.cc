@@ -4,15 +4,25 @@
 #include <cstring>
 #include <functional>
 
+#include "evenkeel/comm/collective.h"
+
 namespace evenkeel::internal {
 namespace {
 
 char* Begin(const TensorView& view) { return static_cast<char*>(view.data); }
 char* End(const TensorView& view) { return Begin(view) + view.bytes(); }
 
-bool Overlap(const TensorView& a, const TensorView& b) {
-  const auto less = std::less<const char*>();
-  return a.count > 0 && b.count > 0 && less(Begin(a), End(b)) && less(Begin(b), End(a));
+// Whether `part` is the `rank`-th share of `count` elements of `whole`, element by element.
+bool IsShareOf(const TensorList& whole, const TensorList& part, int rank, int64_t count) {
+  ViewCursor share(part, 0);
+  for (ViewCursor at(whole, rank * count); count > 0;) {
+    const int64_t n = std::min({count, at.contiguous(), share.contiguous()});
+    if (n == 0 || at.data() != share.data()) return false;
+    at.Advance(n);
+    share.Advance(n);
+    count -= n;
+  }
+  return true;
 }
 
 }  // namespace
@@ -63,26 +73,56 @@ TensorList As(DType dtype, TensorList views) {
   return views;
 }
 
+bool Overlap(const TensorView& a, const TensorView& b) {
+  const auto less = std::less<const char*>();
+  return a.count > 0 && b.count > 0 && less(Begin(a), End(b)) && less(Begin(b), End(a));
+}
+
 bool Overlap(const TensorList& a, const TensorList& b) {
   return std::any_of(a.begin(), a.end(), [&](const TensorView& x) {
     return std::any_of(b.begin(), b.end(), [&](const TensorView& y) { return Overlap(x, y); });
   });
 }
 
+bool OutputEndangersInput(const Operation& operation, int rank) {
+  const Collective& what = operation.what;
+  const TensorList& in = operation.in;
+  const TensorList& out = operation.out;
+  switch (what.kind) {
+    case CollectiveKind::kAllReduce:
+    case CollectiveKind::kReduce:
+    case CollectiveKind::kBroadcast:
+      if (in == out) return false;  // Each element is read before it is written.
+      break;
+    case CollectiveKind::kAllGather:
+      if (IsShareOf(out, in, rank, what.count)) return false;
+      break;
+    case CollectiveKind::kAllGatherV:
+      if (out[rank].data == in[0].data) return false;
+      break;
+    case CollectiveKind::kReduceScatter:
+      if (IsShareOf(in, out, rank, what.count)) return false;
+      break;
+    default:
+      break;
+  }
+  return Overlap(in, out);
+}
+
 void Copy(const TensorList& from, const TensorList& to) {
-  if (from == to) return;
-  auto source = from.begin();
-  auto target = to.begin();
-  int64_t read = 0, written = 0;  // In `source` and `target`.
-  while (source != from.end() && target != to.end()) {
-    const int64_t n = std::min(source->count - read, target->count - written);
-    if (n > 0)
-      std::memcpy(target->Slice(written, n).data, source->Slice(read, n).data,
-                  n * SizeOf(source->dtype));
-    read += n;
-    written += n;
-    if (read == source->count) ++source, read = 0;
-    if (written == target->count) ++target, written = 0;
+  if (from != to) CopyRange(from, 0, to, 0, CountOf(from));
+}
+
+void CopyRange(const TensorList& from, int64_t from_begin, const TensorList& to, int64_t to_begin,
+               int64_t count) {
+  ViewCursor source(from, from_begin), target(to, to_begin);
+  while (count > 0) {
+    const int64_t n = std::min({count, source.contiguous(), target.contiguous()});
+    if (n == 0) return;  // A list is shorter than it says: nothing beyond its end is touched.
+    if (target.data() != source.data()) std::memcpy(target.data(), source.data(), source.bytes(n));
+    source.Advance(n);
+    target.Advance(n);
+    count -= n;
   }
 }
 

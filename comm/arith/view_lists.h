@@ -1,8 +1,15 @@
-// Lists of views that together behave like one tensor: pieces of them, and copies.
+// Lists of views that together behave like one tensor: walks through them, pieces of them, copies.
 //
 //   TensorList shares = {};
 //   // elements [2n, 3n) of `output`, wherever its views have them
 //   AppendRange(output, 2 * n, n, shares);
+//
+//   for (ViewCursor at(operation.in, begin); length > 0;) {
+//     const int64_t n = std::min(length, at.contiguous());
+//     ... n elements at at.data() ...
+//     at.Advance(n);
+//     length -= n;
+//   }
 //
 // Units:   elements.
 // Threads: pure functions on the caller's memory.
@@ -16,6 +23,30 @@
 #include "evenkeel/comm/types.h"
 
 namespace evenkeel::internal {
+
+// A position in a list of views that is read as one sequence.
+class ViewCursor {
+ public:
+  ViewCursor(const TensorList& list, int64_t element)
+      : view_(list.data()), end_(view_ + list.size()) {
+    Advance(element);
+  }
+
+  // Elements that lie in one piece from here on.
+  int64_t contiguous() const { return view_ == end_ ? 0 : view_->count - offset_; }
+  void* data() const { return static_cast<char*>(view_->data) + bytes(offset_); }
+  // The size of so many elements.
+  int64_t bytes(int64_t elements) const { return elements * SizeOf(view_->dtype); }
+  void Advance(int64_t elements) {
+    offset_ += elements;
+    for (; view_ != end_ && offset_ >= view_->count; ++view_) offset_ -= view_->count;
+  }
+
+ private:
+  const TensorView* view_;
+  const TensorView* end_;
+  int64_t offset_ = 0;
+};
 
 int64_t CountOf(const TensorList& views);
 
@@ -32,10 +63,19 @@ TensorList LaidOutLike(const TensorList& views, void* data);
 // The same bytes as elements of another type of that size.
 TensorList As(DType dtype, TensorList views);
 
+bool Overlap(const TensorView& a, const TensorView& b);
 bool Overlap(const TensorList& a, const TensorList& b);
+
+// Whether writing the output could destroy input that is still to be read. Not if each element is
+// read before it is written: in-place all_reduce, reduce and broadcast; the rank's own share of
+// all_gather, all_gather_v and reduce_scatter.
+bool OutputEndangersInput(const Operation& operation, int rank);
 
 // Copies all elements; both lists have as many. They may not overlap, unless they are the same.
 void Copy(const TensorList& from, const TensorList& to);
+// Copies `count` elements, from the given beginnings, but none beyond the end of a list.
+void CopyRange(const TensorList& from, int64_t from_begin, const TensorList& to, int64_t to_begin,
+               int64_t count);
 
 }  // namespace evenkeel::internal
 

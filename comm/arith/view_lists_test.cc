@@ -82,6 +82,14 @@ TEST_F(ViewListsTest, CopiesBetweenListsWithOtherParts) {
   EXPECT_EQ(copy, ElementsOf(Scattered()));
 }
 
+TEST_F(ViewListsTest, CopiesARangeAndNothingBeyondTheEndOfAList) {
+  std::vector<int32_t> copy(20, -1);
+  CopyRange(Scattered(), 10, {TensorView(absl::MakeSpan(copy))}, 15, 8);
+  std::vector<int32_t> expected(20, -1);
+  std::iota(expected.begin() + 15, expected.end(), 10);
+  EXPECT_EQ(copy, expected);
+}
+
 TEST_F(ViewListsTest, LaysMemoryOutLikeAList) {
   std::vector<int32_t> copy(20);
   const TensorList like = LaidOutLike(Scattered(), copy.data());

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
-#include "evenkeel/comm/arith/operation_views.h"
 #include "evenkeel/comm/arith/reduce_kernels.h"
 #include "evenkeel/comm/arith/view_lists.h"
 #include "evenkeel/comm/collective.h"

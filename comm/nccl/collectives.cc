@@ -5,7 +5,6 @@
 #include <string>
 #include <utility>
 
-#include "evenkeel/comm/arith/operation_views.h"
 #include "evenkeel/comm/arith/reduce_kernels.h"
 #include "evenkeel/comm/arith/view_lists.h"
 #include "evenkeel/comm/collective.h"

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "evenkeel/comm/arith/operation_views.h"
+#include "evenkeel/comm/arith/view_lists.h"
 #include "evenkeel/comm/types.h"
 
 namespace evenkeel::internal {

@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "absl/container/inlined_vector.h"
-#include "evenkeel/comm/arith/operation_views.h"
 #include "evenkeel/comm/arith/reduce_kernels.h"
 #include "evenkeel/comm/arith/view_lists.h"
 #include "evenkeel/comm/types.h"
@@ -58,17 +57,7 @@ void ShmTask::SetAsideEndangeredInput() {
 
 int64_t ShmTask::Copy(const TensorList& from, int64_t from_begin, const TensorList& to,
                       int64_t to_begin, int64_t length) const {
-  ViewCursor source(from, from_begin);
-  ViewCursor target(to, to_begin);
-  for (int64_t left = length; left > 0;) {
-    const int64_t n = std::min({left, source.contiguous(), target.contiguous()});
-    if (n == 0) break;  // A list is shorter than it says: nothing beyond its end is touched.
-    if (target.data() != source.data())
-      std::memcpy(target.data(), source.data(), n * element_bytes);
-    source.Advance(n);
-    target.Advance(n);
-    left -= n;
-  }
+  CopyRange(from, from_begin, to, to_begin, length);
   return length * element_bytes;
 }
 

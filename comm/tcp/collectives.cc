@@ -24,11 +24,6 @@ namespace {
 // How many pieces a step of the ring is behind the step before it: so many may be on their way.
 constexpr int kLag = 2;
 
-bool Overlap(const TensorView& a, const TensorView& b) {
-  const auto begin = [](const TensorView& view) { return reinterpret_cast<uintptr_t>(view.data); };
-  return begin(a) < begin(b) + b.bytes() && begin(b) < begin(a) + a.bytes();
-}
-
 // A scale on the contributions keeps sums of float16 in range. Where the result is no sum it
 // belongs to the result.
 bool ScalesContributions(ReduceOp op) { return op == ReduceOp::kSum || op == ReduceOp::kAverage; }
@@ -200,17 +195,11 @@ absl::Status TcpCollectives::ExchangeDirectly(const Operation& operation,
 
 TensorView TcpCollectives::Gather(const Operation& operation, const TensorList& views,
                                   const TensorList& avoid) {
-  const bool touches = views.size() == 1 &&
-                       std::any_of(avoid.begin(), avoid.end(),
-                                   [&](const TensorView& view) { return Overlap(views[0], view); });
-  if (views.size() == 1 && !touches) return views[0];
+  if (views.size() == 1 && !Overlap(views, avoid)) return views[0];
   const int64_t count = CountOf(views);
-  TensorView whole(in_.Get(count * SizeOf(operation.what.dtype)), count, operation.what.dtype);
-  char* to = static_cast<char*>(whole.data);
-  for (const TensorView& view : views) {
-    if (view.count > 0) std::memcpy(to, view.data, view.bytes());
-    to += view.bytes();
-  }
+  const TensorView whole(in_.Get(count * SizeOf(operation.what.dtype)), count,
+                         operation.what.dtype);
+  internal::Copy(views, {whole});
   return whole;
 }
 
@@ -220,14 +209,6 @@ TensorView TcpCollectives::Room(const Operation& operation, const TensorList& vi
   return TensorView(out_.Get(count * SizeOf(operation.what.dtype)), count, operation.what.dtype);
 }
 
-void TcpCollectives::Spread(const TensorView& whole, const TensorList& views) {
-  const char* from = static_cast<const char*>(whole.data);
-  for (const TensorView& view : views) {
-    if (view.data != from && view.count > 0) std::memcpy(view.data, from, view.bytes());
-    from += view.bytes();
-  }
-}
-
 // Reductions --------------------------------------------------------------------------------------
 
 absl::Status TcpCollectives::AllReduce(const Operation& operation) {
@@ -235,7 +216,7 @@ absl::Status TcpCollectives::AllReduce(const Operation& operation) {
   Contribute(operation, data);
   if (world_size_ > 1) EK_RETURN_IF_ERROR(Combine(operation, data));
   Conclude(operation, data);
-  Spread(data, operation.out);
+  internal::Copy({data}, operation.out);
   return absl::OkStatus();
 }
 
@@ -390,7 +371,7 @@ absl::Status TcpCollectives::Reduce(const Operation& operation) {
   }
   if (rank_ != root) return absl::OkStatus();
   Conclude(operation, data);
-  Spread(data, operation.out);
+  internal::Copy({data}, operation.out);
   return absl::OkStatus();
 }
 
@@ -414,7 +395,7 @@ absl::Status TcpCollectives::ReduceScatter(const Operation& operation) {
     Copy(output, result);
   }
   Conclude(operation, output);
-  Spread(output, operation.out);
+  internal::Copy({output}, operation.out);
   return absl::OkStatus();
 }
 
@@ -531,7 +512,7 @@ absl::Status TcpCollectives::Broadcast(const Operation& operation) {
     }
   }
   EK_RETURN_IF_ERROR(WaitForAll(sends));
-  if (rank_ != root) Spread(data, operation.out);
+  if (rank_ != root) internal::Copy({data}, operation.out);
   return absl::OkStatus();
 }
 
@@ -550,7 +531,7 @@ absl::Status TcpCollectives::AllGather(const Operation& operation) {
     for (int64_t piece = 0; piece < pieces; ++piece) gathering.Begin(piece);
     EK_RETURN_IF_ERROR(gathering.Finish());
   }
-  Spread(output, operation.out);
+  internal::Copy({output}, operation.out);
   return absl::OkStatus();
 }
 
@@ -562,7 +543,7 @@ absl::Status TcpCollectives::AllToAll(const Operation& operation) {
   const auto place = [&](int rank) { return output.Slice(rank * count, count); };
   Copy(place(rank_), part(rank_));
   EK_RETURN_IF_ERROR(ExchangeDirectly(operation, part, place));
-  Spread(output, operation.out);
+  internal::Copy({output}, operation.out);
   return absl::OkStatus();
 }
 

@@ -110,8 +110,6 @@ class TcpCollectives {
   TensorView Gather(const Operation& operation, const TensorList& views, const TensorList& avoid);
   // One piece of memory for the elements of all views.
   TensorView Room(const Operation& operation, const TensorList& views);
-  // From there to the views, if it is not theirs.
-  static void Spread(const TensorView& whole, const TensorList& views);
 
   const std::shared_ptr<TcpTransport> transport_;
   const int rank_;

@@ -210,15 +210,11 @@ class ShmBackend::Core : public std::enable_shared_from_this<ShmBackend::Core> {
 // Making ------------------------------------------------------------------------------------------
 
 absl::StatusOr<std::string> ShmBackend::Core::Listen(std::string key) {
-  EK_ASSIGN_OR_RETURN(std::unique_ptr<ShmMesh> mesh, ShmMesh::Listen({.rank = rank_,
-                                                                      .world_size = world_size_,
-                                                                      .group = group_,
-                                                                      .key = std::move(key),
-                                                                      .names = names_}));
-  const std::string address = mesh->address();
+  EK_ASSIGN_OR_RETURN(std::unique_ptr<ShmMesh> mesh,
+                      ShmMesh::Listen(rank_, {group_, world_size_, std::move(key), names_}));
   absl::MutexLock lock(&lanes_mutex_);
   mesh_ = std::move(mesh);
-  return address;
+  return mesh_->address();
 }
 
 absl::Status ShmBackend::Core::Connect(const std::vector<std::string>& addresses,

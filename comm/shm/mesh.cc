@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/memory/memory.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -142,44 +143,6 @@ std::optional<Received> Receive(const UniqueFd& from) {
   }
 }
 
-// The memory given to one peer. Not thread-safe.
-class Outbox {
- public:
-  // Sends what is owed first.
-  absl::StatusOr<Sent> Give(const UniqueFd& to, uint64_t id, const SharedMemory& memory) {
-    EK_ASSIGN_OR_RETURN(const Sent paid, Pay(to));
-    if (paid != Sent::kYes) return paid;
-    return SendOrNote(to, {kGiven, id, memory.bytes()}, memory.fd());
-  }
-  void TakeBack(const UniqueFd& to, uint64_t id) {
-    if (is_gone_) return;
-    owed_.push_back(id);
-    Pay(to).IgnoreError();  // The next time, then.
-  }
-
- private:
-  absl::StatusOr<Sent> Pay(const UniqueFd& to) {
-    while (!owed_.empty()) {
-      EK_ASSIGN_OR_RETURN(const Sent sent, SendOrNote(to, {kTakenBack, owed_.front(), 0}, -1));
-      if (sent != Sent::kYes) return sent;
-      owed_.pop_front();
-    }
-    return Sent::kYes;
-  }
-  absl::StatusOr<Sent> SendOrNote(const UniqueFd& to, const Message& message, int descriptor) {
-    if (is_gone_) return Sent::kPeerIsGone;
-    EK_ASSIGN_OR_RETURN(const Sent sent, Send(to, message, descriptor));
-    if (sent == Sent::kPeerIsGone) {
-      is_gone_ = true;
-      owed_.clear();
-    }
-    return sent;
-  }
-
-  std::deque<uint64_t> owed_;  // To be taken back, when there is room.
-  bool is_gone_ = false;
-};
-
 // The memory given by one peer. Not thread-safe.
 class Inbox {
  public:
@@ -248,154 +211,152 @@ absl::Status Inbox::Take(Received received) {
   return absl::OkStatus();
 }
 
-struct Peer {
+}  // namespace
+
+// The memory given to one peer. Not thread-safe.
+class ShmMesh::Outbox {
+ public:
+  // Sends what is owed first.
+  absl::StatusOr<Sent> Give(const UniqueFd& to, uint64_t id, const SharedMemory& memory) {
+    EK_ASSIGN_OR_RETURN(const Sent paid, Pay(to));
+    if (paid != Sent::kYes) return paid;
+    return SendOrNote(to, {kGiven, id, memory.bytes()}, memory.fd());
+  }
+  void TakeBack(const UniqueFd& to, uint64_t id) {
+    if (is_gone_) return;
+    owed_.push_back(id);
+    Pay(to).IgnoreError();  // The next time, then.
+  }
+
+ private:
+  absl::StatusOr<Sent> Pay(const UniqueFd& to) {
+    while (!owed_.empty()) {
+      EK_ASSIGN_OR_RETURN(const Sent sent, SendOrNote(to, {kTakenBack, owed_.front(), 0}, -1));
+      if (sent != Sent::kYes) return sent;
+      owed_.pop_front();
+    }
+    return Sent::kYes;
+  }
+  absl::StatusOr<Sent> SendOrNote(const UniqueFd& to, const Message& message, int descriptor) {
+    if (is_gone_) return Sent::kPeerIsGone;
+    EK_ASSIGN_OR_RETURN(const Sent sent, Send(to, message, descriptor));
+    if (sent == Sent::kPeerIsGone) {
+      is_gone_ = true;
+      owed_.clear();
+    }
+    return sent;
+  }
+
+  std::deque<uint64_t> owed_;  // To be taken back, when there is room.
+  bool is_gone_ = false;
+};
+
+struct ShmMesh::Peer {
   UniqueFd fd;
   absl::Mutex mutex;
   Inbox inbox ABSL_GUARDED_BY(mutex);
 };
 
-}  // namespace
-
-class ShmMesh::State {
- public:
-  State(const Options& options, std::unique_ptr<PeerMeeting> meeting)
-      : options_(options), meeting_(std::move(meeting)), outboxes_(options.world_size) {}
-
-  PeerMeeting& meeting() { return *meeting_; }
-
-  absl::Status Connect(const std::vector<std::string>& addresses, absl::Time deadline) {
-    if (!peers_.empty())
-      return absl::FailedPreconditionError("Connect: the ranks are connected already");
-    EK_ASSIGN_OR_RETURN(std::vector<UniqueFd> connections, meeting_->Run(addresses, deadline));
-    for (UniqueFd& connection : connections) {
-      peers_.push_back(std::make_unique<Peer>());
-      peers_.back()->fd = std::move(connection);
-    }
-    return absl::OkStatus();
+absl::StatusOr<std::unique_ptr<ShmMesh>> ShmMesh::Listen(int rank, const PeerGroup& group) {
+  if (rank < 0 || rank >= group.world_size) {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " of ", group.world_size));
   }
-
-  absl::Status Give(uint64_t id, const SharedMemory& memory, absl::Span<const int> to) {
-    absl::MutexLock lock(&mutex_);
-    const auto [at, is_new] = given_.try_emplace(id, options_.world_size);
-    if (is_new) {
-      if (const absl::Status status = CheckGivable(id, memory); !status.ok()) {
-        given_.erase(at);
-        return status;
-      }
-    }
-    return GiveTo(to, at->second, id, memory);
-  }
-  absl::Status Give(uint64_t id, const SharedMemory& memory) {
-    std::vector<int> all(options_.world_size);
-    std::iota(all.begin(), all.end(), 0);
-    return Give(id, memory, all);
-  }
-
-  void TakeBack(uint64_t id) {
-    absl::MutexLock lock(&mutex_);
-    const auto given = given_.find(id);
-    if (given == given_.end()) return;
-    const std::vector<bool> has = std::move(given->second);
-    given_.erase(given);
-    for (int peer = 0; peer < options_.world_size; ++peer) {
-      if (has[peer]) outboxes_[peer].TakeBack(peers_[peer]->fd, id);
-    }
-  }
-
-  absl::StatusOr<std::shared_ptr<SharedMemory>> Find(int peer, uint64_t id) {
-    if (peer < 0 || peer >= static_cast<int>(peers_.size()) || peer == options_.rank) {
-      return absl::InvalidArgumentError(absl::StrCat("Find: rank ", options_.names[peer],
-                                                     " is not connected to rank ",
-                                                     options_.names[options_.rank]));
-    }
-    Peer& from = *peers_[peer];
-    absl::MutexLock lock(&from.mutex);
-    absl::StatusOr<std::shared_ptr<SharedMemory>> memory = from.inbox.Find(from.fd, id);
-    if (!memory.ok()) return Annotate(memory.status(), absl::StrCat("rank ", options_.names[peer]));
-    return memory;
-  }
-
- private:
-  absl::Status CheckGivable(uint64_t id, const SharedMemory& memory) const {
-    if (peers_.empty())
-      return absl::FailedPreconditionError("Give: the ranks are not connected yet");
-    if (memory.fd() >= 0) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat("Give: memory ", id, " is another rank's"));
-  }
-
-  // Notes in `has` who was sent it. Who is gone lacks nothing.
-  absl::Status GiveTo(absl::Span<const int> to, std::vector<bool>& has, uint64_t id,
-                      const SharedMemory& memory) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    absl::Status failed;
-    std::vector<int> full;
-    for (const int peer : to) {
-      if (peer == options_.rank || has[peer]) continue;
-      const absl::StatusOr<Sent> sent = outboxes_[peer].Give(peers_[peer]->fd, id, memory);
-      if (!sent.ok()) {
-        failed = Annotate(sent.status(),
-                          absl::StrCat("memory ", id, " for rank ", options_.names[peer]));
-      } else if (*sent == Sent::kFull) {
-        full.push_back(peer);
-      } else {
-        has[peer] = true;
-      }
-    }
-    EK_RETURN_IF_ERROR(failed);
-    if (full.empty()) return absl::OkStatus();
-    return absl::UnavailableError(absl::StrCat("rank ", options_.names[options_.rank],
-                                               " cannot give memory ", id, " to ",
-                                               RankList(options_.names.Of(full)), " yet: no room"));
-  }
-
-  const Options options_;
-  const std::unique_ptr<PeerMeeting> meeting_;
-  std::vector<std::unique_ptr<Peer>>
-      peers_;  // By rank, once connected; this rank's has no descriptor.
-
-  absl::Mutex mutex_;
-  std::vector<Outbox> outboxes_ ABSL_GUARDED_BY(mutex_);                 // By rank.
-  std::map<uint64_t, std::vector<bool>> given_ ABSL_GUARDED_BY(mutex_);  // By rank: who has it.
-};
-
-absl::StatusOr<std::unique_ptr<ShmMesh>> ShmMesh::Listen(const Options& options) {
-  if (options.rank < 0 || options.rank >= options.world_size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("rank ", options.rank, " of ", options.world_size));
-  }
-  EK_ASSIGN_OR_RETURN(std::unique_ptr<PeerMeeting> meeting,
-                      PeerMeeting::OnThisHost(options.rank, {.name = options.group,
-                                                             .world_size = options.world_size,
-                                                             .key = options.key,
-                                                             .names = options.names}));
-  return std::unique_ptr<ShmMesh>(
-      new ShmMesh(std::make_unique<State>(options, std::move(meeting))));
+  EK_ASSIGN_OR_RETURN(std::unique_ptr<PeerMeeting> meeting, PeerMeeting::OnThisHost(rank, group));
+  return absl::WrapUnique(new ShmMesh(rank, group, std::move(meeting)));
 }
 
-ShmMesh::ShmMesh(std::unique_ptr<State> state) : state_(std::move(state)) {}
+ShmMesh::ShmMesh(int rank, const PeerGroup& group, std::unique_ptr<PeerMeeting> meeting)
+    : rank_(rank),
+      world_size_(group.world_size),
+      names_(group.names),
+      meeting_(std::move(meeting)),
+      outboxes_(group.world_size) {}
+
 ShmMesh::~ShmMesh() = default;
 
-const std::string& ShmMesh::address() const { return state_->meeting().address(); }
+const std::string& ShmMesh::address() const { return meeting_->address(); }
 
 absl::Status ShmMesh::Connect(const std::vector<std::string>& addresses, absl::Time deadline) {
-  return state_->Connect(addresses, deadline);
+  if (!peers_.empty())
+    return absl::FailedPreconditionError("Connect: the ranks are connected already");
+  EK_ASSIGN_OR_RETURN(std::vector<UniqueFd> connections, meeting_->Run(addresses, deadline));
+  for (UniqueFd& connection : connections) {
+    peers_.push_back(std::make_unique<Peer>());
+    peers_.back()->fd = std::move(connection);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status ShmMesh::Give(uint64_t id, const SharedMemory& memory, absl::Span<const int> to) {
-  return state_->Give(id, memory, to);
+  absl::MutexLock lock(&mutex_);
+  const auto [at, is_new] = given_.try_emplace(id, world_size_);
+  if (is_new) {
+    if (const absl::Status status = CheckGivable(id, memory); !status.ok()) {
+      given_.erase(at);
+      return status;
+    }
+  }
+  return GiveTo(to, at->second, id, memory);
 }
 
 absl::Status ShmMesh::Give(uint64_t id, const SharedMemory& memory) {
-  return state_->Give(id, memory);
+  std::vector<int> all(world_size_);
+  std::iota(all.begin(), all.end(), 0);
+  return Give(id, memory, all);
 }
 
-void ShmMesh::TakeBack(uint64_t id) { state_->TakeBack(id); }
+void ShmMesh::TakeBack(uint64_t id) {
+  absl::MutexLock lock(&mutex_);
+  const auto given = given_.find(id);
+  if (given == given_.end()) return;
+  const std::vector<bool> has = std::move(given->second);
+  given_.erase(given);
+  for (int peer = 0; peer < world_size_; ++peer) {
+    if (has[peer]) outboxes_[peer].TakeBack(peers_[peer]->fd, id);
+  }
+}
 
 absl::StatusOr<std::shared_ptr<SharedMemory>> ShmMesh::Find(int peer, uint64_t id) {
-  return state_->Find(peer, id);
+  if (peer < 0 || peer >= static_cast<int>(peers_.size()) || peer == rank_) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Find: rank ", names_[peer], " is not connected to rank ", names_[rank_]));
+  }
+  Peer& from = *peers_[peer];
+  absl::MutexLock lock(&from.mutex);
+  absl::StatusOr<std::shared_ptr<SharedMemory>> memory = from.inbox.Find(from.fd, id);
+  if (!memory.ok()) return Annotate(memory.status(), absl::StrCat("rank ", names_[peer]));
+  return memory;
 }
 
 void ShmMesh::Close() {
-  state_->meeting().Cancel(absl::CancelledError("shared memory: the group is closed"));
+  meeting_->Cancel(absl::CancelledError("shared memory: the group is closed"));
+}
+
+absl::Status ShmMesh::CheckGivable(uint64_t id, const SharedMemory& memory) const {
+  if (peers_.empty()) return absl::FailedPreconditionError("Give: the ranks are not connected yet");
+  if (memory.fd() >= 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("Give: memory ", id, " is another rank's"));
+}
+
+absl::Status ShmMesh::GiveTo(absl::Span<const int> to, std::vector<bool>& has, uint64_t id,
+                             const SharedMemory& memory) {
+  absl::Status failed;
+  std::vector<int> full;
+  for (const int peer : to) {
+    if (peer == rank_ || has[peer]) continue;
+    const absl::StatusOr<Sent> sent = outboxes_[peer].Give(peers_[peer]->fd, id, memory);
+    if (!sent.ok()) {
+      failed = Annotate(sent.status(), absl::StrCat("memory ", id, " for rank ", names_[peer]));
+    } else if (*sent == Sent::kFull) {
+      full.push_back(peer);
+    } else {
+      has[peer] = true;
+    }
+  }
+  EK_RETURN_IF_ERROR(failed);
+  if (full.empty()) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("rank ", names_[rank_], " cannot give memory ", id,
+                                             " to ", RankList(names_.Of(full)), " yet: no room"));
 }
 
 absl::StatusOr<std::string> HostIdentity() {

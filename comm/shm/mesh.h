@@ -1,7 +1,7 @@
 // The Unix sockets between the ranks of one host, over which they hand each other shared memory.
 //
 //   EK_ASSIGN_OR_RETURN(std::unique_ptr<ShmMesh> mesh,
-//                       ShmMesh::Listen({.rank = 1, .world_size = 4, .key = key}));
+//                       ShmMesh::Listen(/*rank=*/1, {"world", 4, key}));
 //   // ... mesh->address() goes to all ranks over the control plane, which knows who is missing ...
 //   EK_RETURN_IF_ERROR(mesh->Connect(addresses, deadline));
 //
@@ -19,30 +19,28 @@
 #define EVENKEEL_COMM_SHM_MESH_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "evenkeel/comm/base/shared_memory.h"
+#include "evenkeel/comm/net/peer_greeting.h"
 #include "evenkeel/comm/ranks/rank_names.h"
 
 namespace evenkeel::internal {
 
+class PeerMeeting;
+
 class ShmMesh {
  public:
-  struct Options {
-    int rank = 0;
-    int world_size = 1;
-    std::string group;     // Its name, part of what is proved.
-    std::string key;       // Shared by the group's ranks only.
-    RankNames names = {};  // For messages.
-  };
-
-  static absl::StatusOr<std::unique_ptr<ShmMesh>> Listen(const Options& options);
+  static absl::StatusOr<std::unique_ptr<ShmMesh>> Listen(int rank, const PeerGroup& group);
   ~ShmMesh();
 
   // Text, for Connect() of all ranks. Contains no secret.
@@ -68,9 +66,26 @@ class ShmMesh {
   void Close();
 
  private:
-  class State;
-  explicit ShmMesh(std::unique_ptr<State> state);
-  const std::unique_ptr<State> state_;
+  class Outbox;
+  struct Peer;
+
+  ShmMesh(int rank, const PeerGroup& group, std::unique_ptr<PeerMeeting> meeting);
+
+  absl::Status CheckGivable(uint64_t id, const SharedMemory& memory) const;
+  // Notes in `has` who was sent it. Who is gone lacks nothing.
+  absl::Status GiveTo(absl::Span<const int> to, std::vector<bool>& has, uint64_t id,
+                      const SharedMemory& memory) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const int rank_;
+  const int world_size_;
+  const RankNames names_;
+  const std::unique_ptr<PeerMeeting> meeting_;
+  std::vector<std::unique_ptr<Peer>>
+      peers_;  // By rank, once connected; this rank's has no descriptor.
+
+  absl::Mutex mutex_;
+  std::vector<Outbox> outboxes_ ABSL_GUARDED_BY(mutex_);                 // By rank.
+  std::map<uint64_t, std::vector<bool>> given_ ABSL_GUARDED_BY(mutex_);  // By rank: who has it.
 };
 
 // Tells hosts apart, as far as sharing memory goes: equal for processes that can hand each other

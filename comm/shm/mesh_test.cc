@@ -52,10 +52,7 @@ std::shared_ptr<SharedMemory> MemoryWith(char value, int64_t bytes = 1) {
 struct Meshes {
   explicit Meshes(int world_size, absl::string_view key = "the key") {
     for (int rank = 0; rank < world_size; ++rank) {
-      all.push_back(
-          ShmMesh::Listen(
-              {.rank = rank, .world_size = world_size, .group = "world", .key = std::string(key)})
-              .value());
+      all.push_back(ShmMesh::Listen(rank, {"world", world_size, std::string(key)}).value());
       addresses.push_back(all.back()->address());
     }
   }
@@ -117,8 +114,8 @@ TEST(ShmMeshTest, NothingIsFoundBeforeItIsGiven) {
 }
 
 TEST(ShmMeshTest, WrongCallsAreStatuses) {
-  EXPECT_TRUE(absl::IsInvalidArgument(ShmMesh::Listen({.rank = 2, .world_size = 2}).status()));
-  EXPECT_TRUE(absl::IsInvalidArgument(ShmMesh::Listen({.rank = -1, .world_size = 2}).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(ShmMesh::Listen(2, {"world", 2, "the key"}).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(ShmMesh::Listen(-1, {"world", 2, "the key"}).status()));
   Meshes ranks(2);
   EXPECT_TRUE(absl::IsFailedPrecondition(ranks[0].Give(1, *MemoryWith('x'))));
   EXPECT_TRUE(absl::IsInvalidArgument(ranks[0].Find(1, 1).status())) << "not connected yet";
@@ -253,8 +250,7 @@ TEST(ShmMeshTest, TwoProcesses) {
   ASSERT_EQ(pipe(to_child), 0);
   ASSERT_EQ(pipe(to_parent), 0);
   const auto run = [&](int rank, int in, int out) -> absl::StatusOr<std::unique_ptr<ShmMesh>> {
-    absl::StatusOr<std::unique_ptr<ShmMesh>> mesh =
-        ShmMesh::Listen({.rank = rank, .world_size = 2, .group = "world", .key = "the key"});
+    absl::StatusOr<std::unique_ptr<ShmMesh>> mesh = ShmMesh::Listen(rank, {"world", 2, "the key"});
     if (!mesh.ok()) return mesh;
     std::vector<std::string> addresses(2, (*mesh)->address());
     std::string& other =
@@ -306,8 +302,7 @@ TEST(ShmMeshTest, TwoProcesses) {
 // Rank 0 is a mesh, rank 1 a socket that says what the test wants.
 struct Spoken {
   Spoken() {
-    mesh =
-        ShmMesh::Listen({.rank = 0, .world_size = 2, .group = "world", .key = "the key"}).value();
+    mesh = ShmMesh::Listen(0, {"world", 2, "the key"}).value();
     auto meeting = PeerMeeting::OnThisHost(1, {"world", 2, "the key"}).value();
     std::thread connects([&] {
       EXPECT_TRUE(mesh->Connect({mesh->address(), ""}, absl::Now() + kSoon).ok());

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "evenkeel/comm/base/clock.h"
+#include "evenkeel/comm/base/fields.h"
 #include "evenkeel/comm/base/librarys_thread.h"
 #include "evenkeel/comm/base/start_thread.h"
 #include "evenkeel/comm/control/arrival.h"
@@ -89,14 +90,15 @@ absl::Status NcclBackend::Connect(ControlChannel& control, const std::string& un
                                   absl::Duration timeout) {
   const absl::Time deadline = SteadyNow() + timeout;
   control_ = &control;
-  NcclPeer mine{.version = api_.version(), .device = settings_.device};
+  NcclPeer mine{.version = api_.version(), .device = settings_.device.index};
   EK_ASSIGN_OR_RETURN(mine.place, api_.PlaceOf(settings_.device));
   EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
-                      AwaitArrival(control, "nccl peers", mine.Serialize(),
+                      AwaitArrival(control, "nccl peers", ToBytes(mine),
                                    {settings_.group, timeout, settings_.warn}));
   std::vector<NcclPeer> peers;
   for (const std::string& part : parts) {
-    EK_ASSIGN_OR_RETURN(NcclPeer peer, NcclPeer::Parse(part));
+    EK_ASSIGN_OR_RETURN(NcclPeer peer,
+                        FromBytes<NcclPeer>(part, "a rank's NCCL version and device"));
     peers.push_back(std::move(peer));
   }
   EK_RETURN_IF_ERROR(CheckPeers(peers));

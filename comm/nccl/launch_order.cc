@@ -1,29 +1,14 @@
 #include "evenkeel/comm/nccl/launch_order.h"
 
 #include <bit>
-#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/ranks/parties.h"
-#include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {
 namespace {
-
-void WriteKey(const LaunchKey& key, ByteWriter& writer) {
-  writer.U64(key.channel).I64(key.sequence).I32(key.from).I32(key.to);
-}
-LaunchKey ReadKey(ByteReader& reader) {
-  LaunchKey key;
-  key.channel = reader.U64();
-  key.sequence = reader.I64();
-  key.from = reader.I32();
-  key.to = reader.I32();
-  return key;
-}
 
 absl::Status DisagreementOf(const std::map<int, LaunchRequest>& requests) {
   std::map<int, AtOperation> ranks;
@@ -32,38 +17,6 @@ absl::Status DisagreementOf(const std::map<int, LaunchRequest>& requests) {
 }
 
 }  // namespace
-
-std::string LaunchRequest::Serialize() const {
-  ByteWriter writer;
-  WriteKey(key, writer);
-  return writer.U64(hash).U64(layout).Bytes(text).Take();
-}
-
-absl::StatusOr<LaunchRequest> LaunchRequest::Parse(absl::string_view bytes) {
-  ByteReader reader(bytes);
-  LaunchRequest request;
-  request.key = ReadKey(reader);
-  request.hash = reader.U64();
-  request.layout = reader.U64();
-  request.text = std::string(reader.Bytes());
-  EK_RETURN_IF_ERROR(reader.Finish("a rank's launch request"));
-  return request;
-}
-
-std::string LaunchTurn::Serialize() const {
-  ByteWriter writer;
-  WriteKey(key, writer);
-  return writer.Bool(is_alike).Take();
-}
-
-absl::StatusOr<LaunchTurn> LaunchTurn::Parse(absl::string_view bytes) {
-  ByteReader reader(bytes);
-  LaunchTurn turn;
-  turn.key = ReadKey(reader);
-  turn.is_alike = reader.Bool();
-  EK_RETURN_IF_ERROR(reader.Finish("the launch order of rank 0"));
-  return turn;
-}
 
 LaunchRequest RequestOf(const Operation& operation, int rank, uint64_t layout) {
   LaunchRequest request{.key = {operation.channel, operation.sequence}, .layout = layout};

@@ -24,7 +24,6 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "evenkeel/comm/backend.h"
 
 namespace evenkeel::internal {
@@ -39,6 +38,10 @@ struct LaunchKey {
 
   bool Concerns(int rank) const { return from < 0 || rank == from || rank == to; }
   friend auto operator<=>(const LaunchKey&, const LaunchKey&) = default;
+
+  static void VisitFields(auto& self, auto& visit) {
+    visit(self.channel, self.sequence, self.from, self.to);
+  }
 };
 
 // One rank's part in one.
@@ -48,8 +51,9 @@ struct LaunchRequest {
   uint64_t layout = 0;  // May differ, but changes how it is done.
   std::string text;
 
-  std::string Serialize() const;
-  static absl::StatusOr<LaunchRequest> Parse(absl::string_view bytes);
+  static void VisitFields(auto& self, auto& visit) {
+    visit(self.key, self.hash, self.layout, self.text);
+  }
 };
 // `layout`: of the operation's views, as its backend sees them.
 LaunchRequest RequestOf(const Operation& operation, int rank, uint64_t layout);
@@ -58,8 +62,7 @@ struct LaunchTurn {
   LaunchKey key;
   bool is_alike = true;  // All parts have the same layout.
 
-  std::string Serialize() const;
-  static absl::StatusOr<LaunchTurn> Parse(absl::string_view bytes);
+  static void VisitFields(auto& self, auto& visit) { visit(self.key, self.is_alike); }
 };
 
 class LaunchOrder {

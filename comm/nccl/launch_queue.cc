@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/base/bytes.h"
+#include "evenkeel/comm/base/fields.h"
 #include "evenkeel/comm/base/librarys_thread.h"
 #include "evenkeel/comm/base/start_thread.h"
 #include "evenkeel/comm/status.h"
@@ -46,7 +47,7 @@ void LaunchQueue::Push(const LaunchRequest& request, Launch launch) {
         Arrive(0, request);
       } else {
         control_.Send(0, requests_,
-                      ByteWriter().I32(control_.rank()).Bytes(request.Serialize()).Take());
+                      ByteWriter().I32(control_.rank()).Bytes(ToBytes(request)).Take());
       }
     }
   }
@@ -72,7 +73,8 @@ void LaunchQueue::RunRequests() {
     if (!word.ok()) return Abort(word.status());
     ByteReader reader(*word);
     const int rank = reader.I32();
-    const absl::StatusOr<LaunchRequest> request = LaunchRequest::Parse(reader.Bytes());
+    const absl::StatusOr<LaunchRequest> request =
+        FromBytes<LaunchRequest>(reader.Bytes(), "a rank's launch request");
     if (!request.ok()) return Abort(request.status());
     absl::MutexLock lock(&mutex_);
     Arrive(rank, *request);
@@ -88,7 +90,7 @@ void LaunchQueue::Arrive(int rank, const LaunchRequest& request) {
     return;
   }
   if (!turn->has_value()) return;
-  const std::string word = (*turn)->Serialize();
+  const std::string word = ToBytes(**turn);
   for (int other = 1; other < control_.world_size(); ++other) {
     if ((*turn)->key.Concerns(other)) control_.Send(other, turns_, word);
   }
@@ -115,7 +117,7 @@ void LaunchQueue::RunLaunches() {
 absl::StatusOr<LaunchTurn> LaunchQueue::NextTurn() {
   if (control_.rank() != 0) {
     EK_ASSIGN_OR_RETURN(const std::string word, control_.Receive(turns_, absl::InfiniteDuration()));
-    return LaunchTurn::Parse(word);
+    return FromBytes<LaunchTurn>(word, "the launch order of rank 0");
   }
   absl::MutexLock lock(&mutex_);
   const auto ready = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {

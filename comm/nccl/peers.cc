@@ -1,12 +1,13 @@
 #include "evenkeel/comm/nccl/peers.h"
 
 #include <map>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/ranks/parties.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/types.h"
 
 namespace evenkeel::internal {
 namespace {
@@ -31,39 +32,17 @@ absl::Status CheckDevices(const std::vector<NcclPeer>& peers) {
     const auto [first, is_new] =
         ranks.emplace(std::make_pair(peer.place.host, peer.place.device), static_cast<int>(rank));
     if (is_new) continue;
-    const Device theirs = peers[first->second].device;
+    const int theirs = peers[first->second].device;
     return absl::FailedPreconditionError(absl::StrCat(
         "ranks ", first->second, " and ", rank, " are on one device, ", peer.place.device, " of ",
-        peer.place.host, " (", ToString(theirs),
-        theirs == peer.device ? "" : absl::StrCat(" and ", ToString(peer.device)),
+        peer.place.host, " (", ToString(Device::Cuda(theirs)),
+        theirs == peer.device ? "" : absl::StrCat(" and ", ToString(Device::Cuda(peer.device))),
         "): NCCL needs one for each rank; start no more ranks on a host than it has devices"));
   }
   return absl::OkStatus();
 }
 
 }  // namespace
-
-std::string NcclPeer::Serialize() const {
-  return ByteWriter()
-      .I32(version)
-      .I32(device.index)
-      .Bytes(place.host)
-      .Bytes(place.device)
-      .Bool(place.may_share_device)
-      .Take();
-}
-
-absl::StatusOr<NcclPeer> NcclPeer::Parse(absl::string_view bytes) {
-  ByteReader reader(bytes);
-  NcclPeer peer;
-  peer.version = reader.I32();
-  peer.device = Device::Cuda(reader.I32());
-  peer.place.host = std::string(reader.Bytes());
-  peer.place.device = std::string(reader.Bytes());
-  peer.place.may_share_device = reader.Bool();
-  EK_RETURN_IF_ERROR(reader.Finish("a rank's NCCL version and device"));
-  return peer;
-}
 
 absl::Status CheckPeers(const std::vector<NcclPeer>& peers) {
   EK_RETURN_IF_ERROR(CheckVersions(peers));

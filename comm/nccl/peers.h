@@ -2,7 +2,7 @@
 // less.
 //
 //   NcclPeer mine{.version = api.version(), ...};
-//   ... exchange Serialize() over the control plane ...
+//   ... exchange ToBytes(mine) over the control plane ...
 //   EK_RETURN_IF_ERROR(CheckPeers(all));       // the same answer on all ranks
 //
 // Errors: FailedPrecondition that names ranks: other versions of NCCL; two ranks on one device. The
@@ -12,24 +12,22 @@
 #ifndef EVENKEEL_COMM_NCCL_PEERS_H_
 #define EVENKEEL_COMM_NCCL_PEERS_H_
 
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "evenkeel/comm/nccl/api.h"
-#include "evenkeel/comm/types.h"
 
 namespace evenkeel::internal {
 
 struct NcclPeer {
   int version = 0;
-  Device device;  // As that rank's process numbers them.
+  int device = 0;  // The number of its GPU in that rank's process.
   NcclPlace place;
 
-  std::string Serialize() const;
-  static absl::StatusOr<NcclPeer> Parse(absl::string_view bytes);
+  static void VisitFields(auto& self, auto& visit) {
+    visit(self.version, self.device, self.place.host, self.place.device,
+          self.place.may_share_device);
+  }
 };
 
 absl::Status CheckPeers(const std::vector<NcclPeer>& peers);

@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "evenkeel/comm/backend.h"
+#include "evenkeel/comm/base/fields.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/nccl/api.h"
 #include "evenkeel/comm/nccl/device.h"
@@ -141,18 +142,18 @@ std::vector<NcclPeer> Peers(int count) {
   std::vector<NcclPeer> peers(count);
   for (int rank = 0; rank < count; ++rank) {
     const std::string device = "0000:0" + std::to_string(rank);
-    peers[rank] = {22809, Device::Cuda(rank), {.host = "a", .device = device}};
+    peers[rank] = {22809, rank, {.host = "a", .device = device}};
   }
   return peers;
 }
 
 TEST(NcclPeersTest, AreReadAsTheyWereWritten) {
-  const NcclPeer peer{22809, Device::Cuda(3), {"host a", "0000:1b:00.0", true}};
-  const absl::StatusOr<NcclPeer> read = NcclPeer::Parse(peer.Serialize());
+  const NcclPeer peer{22809, 3, {"host a", "0000:1b:00.0", true}};
+  const absl::StatusOr<NcclPeer> read = FromBytes<NcclPeer>(ToBytes(peer), "peer");
   ASSERT_TRUE(read.ok()) << read.status();
-  EXPECT_EQ(read->Serialize(), peer.Serialize());
+  EXPECT_EQ(ToBytes(*read), ToBytes(peer));
   EXPECT_EQ(read->place.device, "0000:1b:00.0");
-  EXPECT_FALSE(NcclPeer::Parse("short").ok());
+  EXPECT_FALSE(FromBytes<NcclPeer>("short", "peer").ok());
 }
 
 TEST(NcclPeersTest, VersionsMustBeEqual) {

@@ -367,7 +367,7 @@ absl::Status HierarchicalCollectives::Barrier(const Operation& operation) {
 
 HierarchicalCollectives::Started HierarchicalCollectives::Start(Line& line, const Operation& whole,
                                                                 Step step) {
-  const bool is_message = step.kind == CollectiveKind::kSend || step.kind == CollectiveKind::kRecv;
+  const bool is_message = IsPair(step.kind);
   Operation operation;
   operation.what = whole.what;
   operation.what.kind = step.kind;

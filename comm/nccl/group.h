@@ -34,6 +34,13 @@ struct NcclGroupOptions {
   CommunicatorOptions communicator;
 };
 
+// Returns the device of a rank: the one that its rank on the host counts to. A process that sees a
+// single device has been given that one by whatever launched it (CUDA_VISIBLE_DEVICES for each
+// rank); if it was not, NCCL's ranks find out that they share it.
+inline int NcclDeviceFor(int local_rank, int visible_devices) {
+  return visible_devices == 1 ? 0 : local_rank;
+}
+
 // `runtime` and `api` outlive the group and its memory. An error instead of an `api` is returned on
 // all ranks.
 absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclGroupOver(

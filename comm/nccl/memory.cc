@@ -117,8 +117,7 @@ absl::Status NcclMemory::Clear(const Memory& memory) {
 }
 
 uint64_t NcclMemory::LayoutOf(const Operation& operation, const NcclPlan& plan) const {
-  const CollectiveKind kind = operation.what.kind;
-  const bool is_message = kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv;
+  const bool is_message = IsPair(operation.what.kind);
   uint64_t layout = 0;
   if (operation.in == operation.out) {  // In place, view by view.
     for (const TensorView& view : operation.in) {

@@ -1,6 +1,6 @@
 #include <utility>
 
-#include "evenkeel/comm/nccl/device.h"
+#include "evenkeel/comm/nccl/group.h"
 #include "evenkeel/comm/nccl/nccl.h"
 #include "evenkeel/comm/nccl/nccl_or_not.h"
 #include "evenkeel/comm/status.h"

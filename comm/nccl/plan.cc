@@ -62,15 +62,10 @@ void PlanScale(const Operation& operation, int world_size, NcclPlan& plan) {
 
 }  // namespace
 
-bool ReducesInNccl(CollectiveKind kind) {
-  return kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduce ||
-         kind == CollectiveKind::kReduceScatter;
-}
-
 NcclPlan PlanForNccl(const Operation& operation, int rank, int world_size, bool is_alike) {
   NcclPlan plan;
   const CollectiveKind kind = operation.what.kind;
-  const bool reduces = ReducesInNccl(kind);
+  const bool reduces = Reduces(kind);
   if (reduces) PlanScale(operation, world_size, plan);
   plan.fills_identity = reduces && !operation.contributes;
   if (plan.fills_identity) plan.before = 1.0;
@@ -96,7 +91,7 @@ absl::Status SupportedByNccl(const Collective& what) {
   if (IsUneven(what.kind))
     return absl::UnimplementedError(absl::StrCat("nccl: no ", ToString(what.kind)));
   if (what.tag != 0) return absl::UnimplementedError("nccl: messages have no tags");
-  if (!ReducesInNccl(what.kind)) return absl::OkStatus();
+  if (!Reduces(what.kind)) return absl::OkStatus();
   if (IsBitwise(what.op))
     return absl::UnimplementedError(absl::StrCat("nccl: no ", ToString(what.op)));
   if (what.dtype == DType::kInt16) {

@@ -36,7 +36,6 @@ struct NcclPlan {
 // not.
 NcclPlan PlanForNccl(const Operation& operation, int rank, int world_size, bool is_alike);
 
-bool ReducesInNccl(CollectiveKind kind);
 // OK, or Unimplemented.
 absl::Status SupportedByNccl(const Collective& what);
 

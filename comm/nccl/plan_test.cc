@@ -8,7 +8,7 @@
 #include "evenkeel/comm/base/fields.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/nccl/api.h"
-#include "evenkeel/comm/nccl/device.h"
+#include "evenkeel/comm/nccl/group.h"
 #include "evenkeel/comm/nccl/peers.h"
 #include "evenkeel/comm/types.h"
 #include "gmock/gmock.h"

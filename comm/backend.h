@@ -74,7 +74,7 @@ class Backend {
   // The runtime of that device; null on the CPU. Outlives the group.
   virtual DeviceRuntime* runtime() const { return nullptr; }
   // Returns OK, or Unimplemented with the reason, for a collective that is valid by itself.
-  virtual absl::Status Supports(const Collective& what) const = 0;
+  virtual absl::Status Supports(const Collective& /*what*/) const { return absl::OkStatus(); }
   // Returns whether two different collectives can never complete as a pair. If false, they can,
   // with garbage, so issued collectives are compared before results are used
   // (Communicator::CompareIssued()).

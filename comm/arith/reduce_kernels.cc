@@ -7,8 +7,6 @@
 #include <span>
 #include <type_traits>
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "evenkeel/comm/arith/float_blocks.h"
 #include "evenkeel/comm/base/instruction_set.h"
 #include "evenkeel/comm/types.h"
@@ -237,12 +235,6 @@ T IdentityOf(ReduceOp op) {
 }
 
 }  // namespace
-
-absl::Status CheckReducible(ReduceOp op, DType dtype) {
-  if (!IsBitwise(op) || !IsFloat(dtype)) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(ToString(op), " needs integers, not ", ToString(dtype)));
-}
 
 void ReduceInto(ReduceOp op, DType dtype, void* out, std::span<const void* const> in, int64_t n,
                 double scale) {

@@ -8,6 +8,7 @@
 //           machine: each processor's path gives the same bits (except for which NaN a NaN is).
 // Rounding: 16-bit floats are combined in float32, scaled there, and rounded once.
 // Integers: sums and products wrap around.
+// Bits:     bit_or, bit_and and bit_xor are for integers alone.
 // NaN:      min and max give NaN if any input is NaN.
 // Aliasing: `out` may be one of the inputs; partial overlap is not allowed.
 // Threads:  pure functions on the caller's memory.
@@ -18,15 +19,10 @@
 #include <cstdint>
 #include <span>
 
-#include "absl/status/status.h"
 #include "evenkeel/comm/base/instruction_set.h"
 #include "evenkeel/comm/types.h"
 
 namespace evenkeel::internal {
-
-// OK, or InvalidArgument: bit_or needs integers. The functions below may only be called with what
-//                         passes here.
-absl::Status CheckReducible(ReduceOp op, DType dtype);
 
 // out = in[0] op in[1] op ..., for n elements; at least one input. An average is a sum. The result
 // of floats is multiplied by `scale` (1.0: left alone), in float32, or float64 for float64;

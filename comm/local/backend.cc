@@ -364,7 +364,6 @@ class LocalBackend : public Backend {
   }
 
   absl::string_view name() const override { return "local"; }
-  absl::Status Supports(const Collective&) const override { return absl::OkStatus(); }
   bool checks_pairs() const override { return !group_->is_blind(); }
   void Start(Operation operation, std::shared_ptr<WorkState> work) override {
     if (!started_.ok()) return work->Finish(started_);  // Perhaps no worker would end it.

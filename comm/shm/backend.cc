@@ -17,7 +17,6 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "evenkeel/comm/arith/common_part.h"
-#include "evenkeel/comm/arith/reduce_kernels.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/librarys_thread.h"
 #include "evenkeel/comm/base/shared_memory.h"
@@ -641,13 +640,6 @@ absl::Status ShmBackend::Connect(const std::vector<std::string>& addresses,
                                  absl::Duration timeout) {
   EK_RETURN_IF_ERROR(core_->Connect(addresses, timeout));
   EK_ASSIGN_OR_RETURN(thread_, StartThread("shared memory", [core = core_.get()] { core->Run(); }));
-  return absl::OkStatus();
-}
-
-absl::Status ShmBackend::Supports(const Collective& what) const {
-  if (Reduces(what.kind)) {
-    return CheckReducible(what.op, what.dtype);
-  }
   return absl::OkStatus();
 }
 

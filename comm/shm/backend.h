@@ -47,7 +47,6 @@ class ShmBackend : public Backend {
   absl::Status Connect(const std::vector<std::string>& addresses, absl::Duration timeout);
 
   absl::string_view name() const override { return "shm"; }
-  absl::Status Supports(const Collective& what) const override;
   void Start(Operation operation, std::shared_ptr<WorkState> work) override;
   void Abort(const absl::Status& why) override;
   absl::StatusOr<Memory> Allocate(int64_t bytes) override;

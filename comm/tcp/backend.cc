@@ -10,7 +10,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/arith/common_part.h"
-#include "evenkeel/comm/arith/reduce_kernels.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/start_thread.h"
 #include "evenkeel/comm/net/peer_meeting.h"
@@ -228,13 +227,6 @@ absl::Status TcpBackend::Meet(const std::vector<std::string>& addresses, absl::T
   absl::MutexLock lock(&mutex_);
   if (!ended_.ok()) return ended_;
   transport_ = std::move(transport);
-  return absl::OkStatus();
-}
-
-absl::Status TcpBackend::Supports(const Collective& what) const {
-  if (Reduces(what.kind)) {
-    return CheckReducible(what.op, what.dtype);
-  }
   return absl::OkStatus();
 }
 

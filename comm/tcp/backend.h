@@ -56,7 +56,6 @@ class TcpBackend : public Backend {
   absl::Status Connect(const std::vector<std::string>& addresses, absl::Duration timeout);
 
   absl::string_view name() const override { return "tcp"; }
-  absl::Status Supports(const Collective& what) const override;
   void Start(Operation operation, std::shared_ptr<WorkState> work) override;
   void Abort(const absl::Status& why) override;
   void Flush(absl::Time deadline) override;

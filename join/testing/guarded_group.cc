@@ -43,7 +43,6 @@ class GuardedBackend : public Backend {
   absl::string_view name() const override { return "guarded"; }
   Device device() const override { return stream_.device; }
   DeviceRuntime* runtime() const override { return devices_; }
-  absl::Status Supports(const Collective&) const override { return absl::OkStatus(); }
   absl::StatusOr<Memory> Allocate(int64_t bytes) override {
     return devices_->Allocate(device(), bytes);
   }

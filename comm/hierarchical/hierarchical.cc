@@ -10,7 +10,7 @@
 #include "evenkeel/comm/control/arrival.h"
 #include "evenkeel/comm/hierarchical/backend.h"
 #include "evenkeel/comm/hierarchical/host_map.h"
-#include "evenkeel/comm/local/group_in_process.h"
+#include "evenkeel/comm/local/run_group.h"
 #include "evenkeel/comm/make_group.h"
 #include "evenkeel/comm/ranks/rank_names.h"
 #include "evenkeel/comm/shm/backend.h"
@@ -161,13 +161,13 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateHierarchicalGroup(
 
 absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> CreateHierarchicalGroupInProcess(
     const std::vector<std::string>& parts, const CommunicatorOptions& options) {
-  if (parts.empty())
-    return absl::InvalidArgumentError("CreateHierarchicalGroupInProcess: a group of 0 ranks");
-  return internal::CreateInProcess(
-      static_cast<int>(parts.size()), [&](int rank, std::unique_ptr<ControlLink> link) {
-        return CreateHierarchicalGroup(rank, static_cast<int>(parts.size()), std::move(link),
-                                       {.part_of_host = parts[rank], .communicator = options});
-      });
+  const int world_size = static_cast<int>(parts.size());
+  return internal::CreateInProcess("CreateHierarchicalGroupInProcess", world_size,
+                                   [&](int rank, std::unique_ptr<ControlLink> link) {
+                                     return CreateHierarchicalGroup(
+                                         rank, world_size, std::move(link),
+                                         {.part_of_host = parts[rank], .communicator = options});
+                                   });
 }
 
 }  // namespace evenkeel

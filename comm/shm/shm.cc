@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "evenkeel/comm/control/arrival.h"
-#include "evenkeel/comm/local/group_in_process.h"
+#include "evenkeel/comm/local/run_group.h"
 #include "evenkeel/comm/make_group.h"
 #include "evenkeel/comm/ranks/parties.h"
 #include "evenkeel/comm/shm/backend.h"
@@ -81,13 +81,10 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateShmGroup(int rank, int world
 
 absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> CreateShmGroupInProcess(
     int world_size, const CommunicatorOptions& options) {
-  if (world_size < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("CreateShmGroupInProcess: a group of ", world_size, " ranks"));
-  }
-  return internal::CreateInProcess(world_size, [&](int rank, std::unique_ptr<ControlLink> link) {
-    return CreateShmGroup(rank, world_size, std::move(link), {.communicator = options});
-  });
+  return internal::CreateInProcess(
+      "CreateShmGroupInProcess", world_size, [&](int rank, std::unique_ptr<ControlLink> link) {
+        return CreateShmGroup(rank, world_size, std::move(link), {.communicator = options});
+      });
 }
 
 }  // namespace evenkeel

@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/control/arrival.h"
-#include "evenkeel/comm/local/group_in_process.h"
+#include "evenkeel/comm/local/run_group.h"
 #include "evenkeel/comm/make_group.h"
 #include "evenkeel/comm/ranks/rank_names.h"
 #include "evenkeel/comm/status.h"
@@ -46,13 +46,10 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateTcpGroup(int rank, int world
 
 absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> CreateTcpGroupInProcess(
     int world_size, const CommunicatorOptions& options) {
-  if (world_size < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("CreateTcpGroupInProcess: a group of ", world_size, " ranks"));
-  }
-  return internal::CreateInProcess(world_size, [&](int rank, std::unique_ptr<ControlLink> link) {
-    return CreateTcpGroup(rank, world_size, std::move(link), {.communicator = options});
-  });
+  return internal::CreateInProcess(
+      "CreateTcpGroupInProcess", world_size, [&](int rank, std::unique_ptr<ControlLink> link) {
+        return CreateTcpGroup(rank, world_size, std::move(link), {.communicator = options});
+      });
 }
 
 }  // namespace evenkeel

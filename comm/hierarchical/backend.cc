@@ -99,16 +99,14 @@ absl::string_view HierarchicalBackend::name() const {
 }
 
 absl::Status HierarchicalBackend::Supports(const Collective& what) const {
-  for (const Backend* backend :
-       {transports_.inside.get(), transports_.between.get(), transports_.all.get()}) {
+  for (const Backend* backend : AllTransports()) {
     if (backend != nullptr) EK_RETURN_IF_ERROR(backend->Supports(what));
   }
   return absl::OkStatus();
 }
 
 bool HierarchicalBackend::checks_pairs() const {
-  for (const Backend* backend :
-       {transports_.inside.get(), transports_.between.get(), transports_.all.get()}) {
+  for (const Backend* backend : AllTransports()) {
     if (backend != nullptr && !backend->checks_pairs()) return false;
   }
   return true;

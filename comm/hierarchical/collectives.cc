@@ -124,7 +124,7 @@ absl::Status HierarchicalCollectives::AllReduce(const Operation& operation) {
   const auto cross = [&](size_t i) -> absl::Status {
     if (!leads()) return absl::OkStatus();
     if (is_shared()) {
-      EK_RETURN_IF_ERROR(Await(reduced[i]));
+      EK_RETURN_IF_ERROR(reduced[i]->Wait());
     } else {
       ContributeAlone(operation, chunks[i]);
     }
@@ -136,7 +136,7 @@ absl::Status HierarchicalCollectives::AllReduce(const Operation& operation) {
     return absl::OkStatus();
   };
   const auto spread_out = [&](size_t i) -> absl::Status {
-    if (leads()) EK_RETURN_IF_ERROR(Await(crossed[i]));
+    if (leads()) EK_RETURN_IF_ERROR(crossed[i]->Wait());
     if (!is_shared()) return absl::OkStatus();
     spread.push_back(
         Start(inside_, operation,
@@ -150,8 +150,8 @@ absl::Status HierarchicalCollectives::AllReduce(const Operation& operation) {
     if (i > 0) EK_RETURN_IF_ERROR(spread_out(i - 1));
   }
   EK_RETURN_IF_ERROR(spread_out(n - 1));
-  for (size_t i = 0; is_shared() && !leads() && i < n; ++i) EK_RETURN_IF_ERROR(Await(reduced[i]));
-  for (const Started& last : spread) EK_RETURN_IF_ERROR(Await(last));
+  for (size_t i = 0; is_shared() && !leads() && i < n; ++i) EK_RETURN_IF_ERROR(reduced[i]->Wait());
+  for (const Started& last : spread) EK_RETURN_IF_ERROR(last->Wait());
   return absl::OkStatus();
 }
 
@@ -208,10 +208,10 @@ absl::Status HierarchicalCollectives::Broadcast(const Operation& operation) {
       first.push_back(is_source ? inside(chunk) : between(chunk));
   }
   for (size_t i = 0; i < chunks.size(); ++i) {
-    if (has_first) EK_RETURN_IF_ERROR(Await(first[i]));
+    if (has_first) EK_RETURN_IF_ERROR(first[i]->Wait());
     if (has_second) second.push_back(is_source ? between(chunks[i]) : inside(chunks[i]));
   }
-  for (const Started& last : second) EK_RETURN_IF_ERROR(Await(last));
+  for (const Started& last : second) EK_RETURN_IF_ERROR(last->Wait());
   return absl::OkStatus();
 }
 
@@ -295,7 +295,7 @@ absl::Status HierarchicalCollectives::AllGatherV(const Operation& operation) {
         Start(between_, operation,
               {.kind = CollectiveKind::kAllGatherV, .in = mine, .out = std::move(blocks)}));
   }
-  for (const Started& step : crossed) EK_RETURN_IF_ERROR(Await(step));
+  for (const Started& step : crossed) EK_RETURN_IF_ERROR(step->Wait());
   if (!is_shared()) return absl::OkStatus();
   return Do(inside_, operation,
             {.kind = CollectiveKind::kBroadcast, .root = 0, .in = others, .out = others});

@@ -102,12 +102,9 @@ class HierarchicalCollectives {
   absl::Status Barrier(const Operation& operation);
 
   Started Start(Line& line, const Operation& whole, Step step);
-  static absl::Status Await(const Started& started) { return started->Wait(); }
   absl::Status Do(Line& line, const Operation& whole, Step step) {
-    return Await(Start(line, whole, std::move(step)));
+    return Start(line, whole, std::move(step))->Wait();
   }
-
-  // "rank 3 at #17 barrier (user)"
 
   // Reductions of `in` to the leader's `out`, over this host and over all.
   Step ReduceInside(const Operation& whole, TensorList in, TensorList out) const;

@@ -45,36 +45,41 @@ absl::Status Both(const absl::Status& first, const absl::Status& second) {
 
 absl::StatusOr<std::unique_ptr<NcclBackend>> NcclBackend::Create(DeviceRuntime& runtime,
                                                                  absl::StatusOr<NcclApi*> api,
-                                                                 const Settings& settings) {
+                                                                 int rank, int world_size,
+                                                                 const NcclGroupOptions& options) {
+  const Device device = Device::Cuda(options.device);
   EK_ASSIGN_OR_RETURN(const int devices, runtime.DeviceCount());
-  if (settings.device.index < 0 || settings.device.index >= devices) {
-    return WithFailureInfo(absl::InvalidArgumentError(absl::StrCat(
-                               "rank ", settings.rank, " wants CUDA device ", settings.device.index,
-                               ", there ", devices == 1 ? "is " : "are ", devices)),
-                           {.ranks = {settings.rank}});
+  if (device.index < 0 || device.index >= devices) {
+    return WithFailureInfo(absl::InvalidArgumentError(
+                               absl::StrCat("rank ", rank, " wants CUDA device ", device.index,
+                                            ", there ", devices == 1 ? "is " : "are ", devices)),
+                           {.ranks = {rank}});
   }
   EK_ASSIGN_OR_RETURN(NcclApi* const nccl, api);
-  EK_ASSIGN_OR_RETURN(Stream stream, runtime.CreateStream(settings.device, StreamPriority::kHigh));
-  return std::unique_ptr<NcclBackend>(new NcclBackend(runtime, *nccl, settings, std::move(stream)));
+  EK_ASSIGN_OR_RETURN(Stream stream, runtime.CreateStream(device, StreamPriority::kHigh));
+  return std::unique_ptr<NcclBackend>(
+      new NcclBackend(runtime, *nccl, rank, world_size, options, std::move(stream)));
 }
 
-NcclBackend::NcclBackend(DeviceRuntime& runtime, NcclApi& api, const Settings& settings,
-                         Stream stream)
+NcclBackend::NcclBackend(DeviceRuntime& runtime, NcclApi& api, int rank, int world_size,
+                         const NcclGroupOptions& options, Stream stream)
     : runtime_(runtime),
       api_(api),
-      settings_(settings),
-      connection_(std::make_shared<NcclConnection>(api, settings.device, settings.abort_patience)),
+      rank_(rank),
+      world_size_(world_size),
+      options_(options),
+      device_(Device::Cuda(options.device)),
+      connection_(std::make_shared<NcclConnection>(api, device_, options.abort_patience)),
       memory_(runtime, api, connection_,
-              {.device = settings.device,
-               .rank = settings.rank,
-               .least_registered = settings.least_registered,
-               .warn = settings.warn}),
-      collectives_(runtime, api, connection_,
-                   {settings.device, settings.rank, settings.world_size}),
+              {.device = device_,
+               .rank = rank,
+               .least_registered = options.least_registered,
+               .warn = options.communicator.watch.warn}),
+      collectives_(runtime, api, connection_, {device_, rank, world_size}),
       stream_(std::move(stream)) {}
 
 NcclBackend::~NcclBackend() {
-  Abort(absl::CancelledError(absl::StrCat("rank ", settings_.rank, " left the group")));
+  Abort(absl::CancelledError(absl::StrCat("rank ", rank_, " left the group")));
   queue_.reset();
   {
     absl::MutexLock lock(&mutex_);
@@ -86,15 +91,15 @@ NcclBackend::~NcclBackend() {
 
 // Connecting --------------------------------------------------------------------------------------
 
-absl::Status NcclBackend::Connect(ControlChannel& control, const std::string& unique_id,
-                                  absl::Duration timeout) {
-  const absl::Time deadline = SteadyNow() + timeout;
+absl::Status NcclBackend::Connect(ControlChannel& control) {
+  const absl::Time deadline = SteadyNow() + options_.connect_timeout;
   control_ = &control;
-  NcclPeer mine{.version = api_.version(), .device = settings_.device.index};
-  EK_ASSIGN_OR_RETURN(mine.place, api_.PlaceOf(settings_.device));
-  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
-                      AwaitArrival(control, "nccl peers", ToBytes(mine),
-                                   {settings_.group, timeout, settings_.warn}));
+  NcclPeer mine{.version = api_.version(), .device = device_.index};
+  EK_ASSIGN_OR_RETURN(mine.place, api_.PlaceOf(device_));
+  EK_ASSIGN_OR_RETURN(
+      const ControlChannel::Parts parts,
+      AwaitArrival(control, "nccl peers", ToBytes(mine),
+                   {options_.group, options_.connect_timeout, options_.communicator.watch.warn}));
   std::vector<NcclPeer> peers;
   for (const std::string& part : parts) {
     EK_ASSIGN_OR_RETURN(NcclPeer peer,
@@ -102,8 +107,8 @@ absl::Status NcclBackend::Connect(ControlChannel& control, const std::string& un
     peers.push_back(std::move(peer));
   }
   EK_RETURN_IF_ERROR(CheckPeers(peers));
-  EK_ASSIGN_OR_RETURN(const std::string id, AgreeOnId(control, unique_id, deadline - SteadyNow()));
-  EK_RETURN_IF_ERROR(connection_->Open(id, settings_.rank, settings_.world_size, deadline));
+  EK_ASSIGN_OR_RETURN(const std::string id, AgreeOnId(control, deadline - SteadyNow()));
+  EK_RETURN_IF_ERROR(connection_->Open(id, rank_, world_size_, deadline));
   absl::MutexLock lock(&mutex_);
   if (!ended_.ok()) return ended_;
   queue_ = std::make_unique<LaunchQueue>(control, "nccl");
@@ -112,13 +117,12 @@ absl::Status NcclBackend::Connect(ControlChannel& control, const std::string& un
 }
 
 absl::StatusOr<std::string> NcclBackend::AgreeOnId(ControlChannel& control,
-                                                   const std::string& given,
                                                    absl::Duration timeout) {
-  if (!given.empty()) return given;
-  if (settings_.rank != 0) return control.Get("nccl unique id", timeout);
+  if (!options_.unique_id.empty()) return options_.unique_id;
+  if (rank_ != 0) return control.Get("nccl unique id", timeout);
   std::string id;
   EK_RETURN_IF_ERROR(ToStatus("ncclGetUniqueId", api_.GetUniqueId(&id)));
-  if (settings_.world_size > 1) control.Put("nccl unique id", id);
+  if (world_size_ > 1) control.Put("nccl unique id", id);
   return id;
 }
 
@@ -138,8 +142,8 @@ void NcclBackend::Start(Operation operation, std::shared_ptr<WorkState> work) {
                                 deadline = flight->work->deadline()](StreamRef stream) {
     return OrderBefore(op, *mark, stream, deadline);
   };
-  const NcclPlan plan = PlanForNccl(op, settings_.rank, settings_.world_size, /*is_alike=*/true);
-  queue_->Push(RequestOf(op, settings_.rank, memory_.LayoutOf(op, plan)),
+  const NcclPlan plan = PlanForNccl(op, rank_, world_size_, /*is_alike=*/true);
+  queue_->Push(RequestOf(op, rank_, memory_.LayoutOf(op, plan)),
                [this, flight](const LaunchQueue::Turn& turn) {
                  if (turn.status.ok()) return Launch(flight, turn.is_alike);
                  flight->mark->is_decided.Notify();
@@ -254,18 +258,18 @@ void NcclBackend::EndGroup(const absl::Status& why) {
     absl::MutexLock lock(&mutex_);
     if (!ended_.ok()) return;
   }
-  const absl::Status named = AsErrorOf(settings_.rank, why);
+  const absl::Status named = AsErrorOf(rank_, why);
   control_->Fail(named);
   Abort(named);
 }
 
 absl::Status NcclBackend::Drain() {
   EK_ASSIGN_OR_RETURN(const Event end, runtime_.Record(stream_.ref()));
-  const absl::Status drained = runtime_.Synchronize(end, SteadyNow() + settings_.abort_patience);
+  const absl::Status drained = runtime_.Synchronize(end, SteadyNow() + options_.abort_patience);
   if (!absl::IsDeadlineExceeded(drained)) return drained;
   return absl::DeadlineExceededError(
-      absl::StrCat("the stream of ", ToString(settings_.device), " is still not empty ",
-                   absl::FormatDuration(settings_.abort_patience), " after the abort"));
+      absl::StrCat("the stream of ", ToString(device_), " is still not empty ",
+                   absl::FormatDuration(options_.abort_patience), " after the abort"));
 }
 
 void NcclBackend::Abort(const absl::Status& why) {
@@ -275,7 +279,7 @@ void NcclBackend::Abort(const absl::Status& why) {
     absl::MutexLock lock(&mutex_);
     if (!ended_.ok()) {
       // Another thread does it; after it nothing touches a buffer.
-      (void)AwaitFor(mutex_, absl::Condition(&has_drained_), 5 * settings_.abort_patience);
+      (void)AwaitFor(mutex_, absl::Condition(&has_drained_), 5 * options_.abort_patience);
       return;
     }
     first = ended_ = why;
@@ -307,7 +311,7 @@ absl::Status NcclBackend::LetGo(const absl::Status& why) {
   {
     absl::MutexLock lock(&mutex_);
     const auto is_free = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !is_launching_; };
-    if (!AwaitFor(mutex_, absl::Condition(&is_free), settings_.abort_patience)) {
+    if (!AwaitFor(mutex_, absl::Condition(&is_free), options_.abort_patience)) {
       trouble = Both(trouble, absl::DeadlineExceededError("a launch has not returned"));
     }
   }

@@ -39,6 +39,7 @@
 #include "evenkeel/comm/nccl/api.h"
 #include "evenkeel/comm/nccl/collectives.h"
 #include "evenkeel/comm/nccl/connection.h"
+#include "evenkeel/comm/nccl/group.h"
 #include "evenkeel/comm/nccl/launch_queue.h"
 #include "evenkeel/comm/nccl/memory.h"
 
@@ -46,27 +47,17 @@ namespace evenkeel::internal {
 
 class NcclBackend : public Backend {
  public:
-  struct Settings {
-    int rank = 0;
-    int world_size = 1;
-    std::string group;  // For messages.
-    Device device;
-    absl::Duration abort_patience;  // For NCCL, and then for the stream.
-    int64_t least_registered = 0;
-    std::function<void(const std::string& text)> warn;  // Null: to stderr.
-  };
   static absl::StatusOr<std::unique_ptr<NcclBackend>> Create(DeviceRuntime& runtime,
-                                                             absl::StatusOr<NcclApi*> api,
-                                                             const Settings& settings);
+                                                             absl::StatusOr<NcclApi*> api, int rank,
+                                                             int world_size,
+                                                             const NcclGroupOptions& options);
   ~NcclBackend() override;
 
-  // Waits until all ranks have come here. `control` lives until this has gone. `unique_id`: empty,
-  // or known to all.
-  absl::Status Connect(ControlChannel& control, const std::string& unique_id,
-                       absl::Duration timeout);
+  // Waits until all ranks have come here. `control` lives until this has gone.
+  absl::Status Connect(ControlChannel& control);
 
   absl::string_view name() const override { return "nccl"; }
-  Device device() const override { return settings_.device; }
+  Device device() const override { return device_; }
   DeviceRuntime* runtime() const override { return &runtime_; }
   absl::Status Supports(const Collective& what) const override { return SupportedByNccl(what); }
   // NCCL sends no header; but nothing is launched that rank 0 has not compared.
@@ -89,10 +80,10 @@ class NcclBackend : public Backend {
     std::vector<Memory> kept;  // Memory that the stream still uses.
   };
 
-  NcclBackend(DeviceRuntime& runtime, NcclApi& api, const Settings& settings, Stream stream);
+  NcclBackend(DeviceRuntime& runtime, NcclApi& api, int rank, int world_size,
+              const NcclGroupOptions& options, Stream stream);
 
-  absl::StatusOr<std::string> AgreeOnId(ControlChannel& control, const std::string& given,
-                                        absl::Duration timeout);
+  absl::StatusOr<std::string> AgreeOnId(ControlChannel& control, absl::Duration timeout);
   absl::Status OrderBefore(const Operation& operation, const Mark& mark, StreamRef stream,
                            absl::Time deadline);
   void Launch(const std::shared_ptr<Flight>& flight, bool is_alike);
@@ -111,7 +102,10 @@ class NcclBackend : public Backend {
 
   DeviceRuntime& runtime_;
   NcclApi& api_;
-  const Settings settings_;
+  const int rank_;
+  const int world_size_;
+  const NcclGroupOptions options_;
+  const Device device_;
   const std::shared_ptr<NcclConnection> connection_;
   NcclMemory memory_;
   NcclCollectives collectives_;  // The launch thread only.

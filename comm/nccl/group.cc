@@ -18,14 +18,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclGroupOver(
                                                    " is out of range for ", world_size, " ranks"));
   }
   auto channel = std::make_unique<ControlChannel>(rank, world_size, std::move(control));
-  const NcclBackend::Settings settings{.rank = rank,
-                                       .world_size = world_size,
-                                       .group = options.group,
-                                       .device = Device::Cuda(options.device),
-                                       .abort_patience = options.abort_patience,
-                                       .least_registered = options.least_registered,
-                                       .warn = options.communicator.watch.warn};
-  absl::StatusOr<std::unique_ptr<NcclBackend>> made = NcclBackend::Create(runtime, api, settings);
+  absl::StatusOr<std::unique_ptr<NcclBackend>> made =
+      NcclBackend::Create(runtime, api, rank, world_size, options);
   if (!made.ok()) {
     channel->Fail(AsErrorOf(rank, made.status()));
     return made.status();
@@ -42,8 +36,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclGroupOver(
         next.unique_id.clear();  // Good for one group.
         return CreateNcclGroupOver(runtime, api, next_rank, next_world_size, std::move(link), next);
       });
-  const absl::Status connected =
-      backend.Connect(comm->control(), options.unique_id, options.connect_timeout);
+  const absl::Status connected = backend.Connect(comm->control());
   if (connected.ok()) return comm;
   // An error that all ranks found alike names them all.
   const bool is_everybodys = absl::IsFailedPrecondition(connected);

@@ -1,8 +1,8 @@
+#include <algorithm>
 #include <cstddef>
 #include <optional>
 #include <span>
 #include <string>
-#include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -12,7 +12,6 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/data/batch.h"
 #include "evenkeel/trainer/device/device_attention.h"
-#include "evenkeel/trainer/device/device_gpt_memory.h"
 #include "evenkeel/trainer/device/device_models.h"
 #include "evenkeel/trainer/device/device_work.h"
 #include "evenkeel/trainer/device/gpt_layers.h"
@@ -20,8 +19,8 @@
 #include "evenkeel/trainer/device/math.h"
 #include "evenkeel/trainer/device/rounded_matrices.h"
 #include "evenkeel/trainer/device/token_buckets.h"
-#include "evenkeel/trainer/gpt/attention_rows.h"
-#include "evenkeel/trainer/gpt/gpt_pass.h"
+#include "evenkeel/trainer/gpt/gpt_memory.h"
+#include "evenkeel/trainer/gpt/gpt_passes.h"
 #include "evenkeel/trainer/layers/gradient_sink.h"
 #include "evenkeel/trainer/layers/strided_shape.h"
 #include "evenkeel/trainer/models/batch_result.h"
@@ -29,12 +28,26 @@
 namespace evenkeel {
 namespace {
 
-// A pass puts its launches on the stream in the order of the CPU's model (trainer/gpt/gpt.cc), but
-// that the sum at the end of each part and the norm after it are one launch.
-class DeviceGptModel : public Gpt {
+// From row to row of the scores over the vocabulary: rows begin where products read fastest.
+int64_t ScoreStride(int64_t vocabulary) { return (vocabulary + 7) / 8 * 8; }
+
+// Returns the bytes of the workspace that the layers share.
+int64_t SumsBytes(const GptOptions& options, int64_t rows, bool trains) {
+  int64_t bytes = DeviceGptLayers::TokenLossWorkspaceBytes(rows);
+  if (!trains) return bytes;
+  const int64_t floats = std::max(DeviceGptLayers::NormWorkspace(rows, options.width),
+                                  DeviceGptLayers::SumRowsWorkspace(rows, 4 * options.width));
+  return std::max(bytes, floats * static_cast<int64_t>(sizeof(float)));
+}
+
+// Each operation puts its launches on the stream. The sum at the end of a part and the norm after
+// it are one launch.
+class DeviceGptModel : public GptPasses<DeviceGptModel, float, void> {
+  friend GptPasses;
+
  public:
   DeviceGptModel(const GptOptions& options, const DeviceGptOptions& device_options)
-      : options_(options), device_options_(device_options), buckets_(options.vocabulary) {}
+      : GptPasses(options), device_options_(device_options), buckets_(options.vocabulary) {}
 
   absl::Status Init(const Gpt& host, const DevicePlace& place) {
     EK_RETURN_IF_ERROR(InitOnDevice(place, host));
@@ -44,7 +57,6 @@ class DeviceGptModel : public Gpt {
     return matrices_.Init(*work_, *this, operand(), position_table_);
   }
 
-  const GptOptions& options() const override { return options_; }
   absl::StatusOr<std::span<const float>> NextToken(std::span<const int32_t> tokens) override {
     EK_ASSIGN_OR_RETURN(const int64_t row, ScorePrompt(tokens));
     DeviceRuntime& runtime = work_->runtime();
@@ -63,47 +75,6 @@ class DeviceGptModel : public Gpt {
 
  private:
   using Operands = void;
-  using Layer = DeviceGptMemory::Layer;
-
-  absl::Status Check(const Batch& batch) const override {
-    return CheckTokens(batch, options_.context, options_.vocabulary).status();
-  }
-
-  absl::StatusOr<PendingResult> DoForward(const Batch& any, Mode mode,
-                                          const PassOptions& options) override {
-    EK_RETURN_IF_ERROR(Prepare(std::get<TokenBatch>(any), mode, options));
-    const int64_t rows = pass_.rows(), width = options_.width;
-    EK_RETURN_IF_ERROR(layers_->EmbeddingForward(
-        rows, pass_.context, width, pass_.Noise(kEmbeddingStream), tokens_.inputs,
-        Vector(token_table_), Vector(position_table_), memory_.embedded));
-    const WeightAndBias& first_norm = blocks_[0].ln_1;
-    EK_RETURN_IF_ERROR(layers_->NormForward(rows, width, memory_.embedded,
-                                            Vector(first_norm.weight), Vector(first_norm.bias),
-                                            Of(0).norm_1, Of(0).statistics_1));
-    for (int layer = 0; layer < options_.layers; ++layer) EK_RETURN_IF_ERROR(ForwardBlock(layer));
-
-    EK_RETURN_IF_ERROR(LinearInput(Head(), token_table_, memory_.final, AsFloats(memory_.scores)));
-    DeviceLoss* const loss = work_->loss();
-    EK_RETURN_IF_ERROR(layers_->TokenLoss(rows, options_.vocabulary, Head().input_stride,
-                                          memory_.scores, tokens_.targets,
-                                          options.weight / static_cast<double>(rows),
-                                          mode == Mode::kTraining ? memory_.diff_scores : nullptr,
-                                          memory_.sums, &loss->sum, &loss->correct));
-    return work_->FetchLoss(rows);
-  }
-
-  absl::Status DoBackward(GradientSink& sink) override {
-    if (!sink.AnyTrainedBefore(parameters().size())) return absl::OkStatus();
-    // The head's part may overwrite what lies there; the embedding's is added to it.
-    const GradTarget<float> token_gradient = sink.Target<float>(token_table_);
-    EK_RETURN_IF_ERROR(HeadBackward(sink, token_gradient));
-    for (int layer = static_cast<int>(options_.layers) - 1; layer >= 0; --layer) {
-      if (!sink.AnyTrainedBefore(blocks_[layer].mlp_c_proj.bias + 1)) return absl::OkStatus();
-      EK_RETURN_IF_ERROR(BlockBackward(layer, sink));
-    }
-    if (!sink.AnyTrainedBefore(position_table_ + 1)) return absl::OkStatus();
-    return EmbeddingBackwardAndAnnounce(sink, token_gradient);
-  }
 
   void FindParameters() {
     const auto find = [this](const std::string& name) {
@@ -124,31 +95,30 @@ class DeviceGptModel : public Gpt {
     final_norm_ = find("ln_f");
   }
 
-  // Prepares a pass over the batch, and memory for it.
-  absl::Status Prepare(const TokenBatch& batch, Mode mode, const PassOptions& options) {
-    const bool trains = mode == Mode::kTraining;
-    const auto rows = static_cast<int64_t>(batch.inputs.size());
-    pass_ = GptPass(options_, batch, mode, options);
-    const DeviceGptSize size{.sequences = pass_.sequences,
-                             .context = pass_.context,
-                             .trains = trains,
-                             .drops = pass_.dropout > 0,
-                             .attention_rows = device_options_.attention_rows,
-                             .operand = operand()};
-    if (laid_out_ != size) {
-      const int64_t bytes = LayOutGptMemory(options_, size, nullptr).bytes;
-      laid_out_.reset();
-      if (const absl::Status taken = block_.Need(*work_, bytes); !taken.ok()) {
-        return absl::Status(
-            taken.code(),
-            absl::StrCat("gpt: ", trains ? "training" : "evaluation", " on ", pass_.sequences,
-                         " sequences of ", pass_.context, " tokens takes ", bytes,
-                         " bytes for activations: ", taken.message()));
-      }
-      memory_ = LayOutGptMemory(options_, size, block_.as<void>());
-      laid_out_ = size;
-    }
+  GptMemorySize SizeOf(int64_t rows, bool trains) const {
+    const int64_t matrices = pass_.sequences * options_.heads;
+    return {.rows = rows,
+            .trains = trains,
+            .drops = pass_.dropout > 0,
+            .operand_bytes = evenkeel::SizeOf(operand()),
+            .scores = rows * ScoreStride(options_.vocabulary),
+            .probabilities = matrices * pass_.context * pass_.context,
+            .attention_scores = matrices * AttentionRowsAtOnce() * pass_.context,
+            .sums_bytes = SumsBytes(options_, rows, trains),
+            .splits_heads = true};
+  }
 
+  absl::StatusOr<void*> Take(int64_t bytes, bool trains) {
+    const absl::Status taken = block_.Need(*work_, bytes);
+    if (taken.ok()) return block_.as<void>();
+    return absl::Status(taken.code(), absl::StrCat("gpt: ", trains ? "training" : "evaluation",
+                                                   " on ", pass_.sequences, " sequences of ",
+                                                   pass_.context, " tokens takes ", bytes,
+                                                   " bytes for activations: ", taken.message()));
+  }
+
+  absl::Status Prepare(const TokenBatch& batch, bool trains) {
+    const int64_t rows = pass_.rows();
     std::span<const std::byte> extra;
     if (trains) {
       bucket_memory_.resize(3 * rows);
@@ -166,143 +136,51 @@ class DeviceGptModel : public Gpt {
     return matrices_.Round(work_->stream());
   }
 
-  // From its first norm, which is there, to the norm that follows it.
-  absl::Status ForwardBlock(int layer) {
-    const int64_t rows = pass_.rows(), width = options_.width;
-    const BlockParameters& p = blocks_[layer];
-    const Layer& own = Of(layer);
-    EK_RETURN_IF_ERROR(
-        Linear(pass_.Linear(width, 3 * width), p.c_attn, own.norm_1, AsOperands(memory_.qkv_rows)));
-    EK_RETURN_IF_ERROR(layers_->SplitHeads(Heads(), 3, memory_.qkv_rows, own.qkv));
-    EK_RETURN_IF_ERROR(Attention(layer).Forward(own.qkv, own.probabilities, memory_.heads));
-    EK_RETURN_IF_ERROR(layers_->MergeHeads(Heads(), 1, memory_.heads, own.mixed));
-    EK_RETURN_IF_ERROR(
-        Linear(pass_.Linear(width, width), p.attn_c_proj, own.mixed, AsFloats(own.middle)));
-    EK_RETURN_IF_ERROR(layers_->SumAndNormForward(
-        rows, width, pass_.Noise(FirstStream(layer) + 1), Input(layer), own.middle, own.middle,
-        Vector(p.ln_2.weight), Vector(p.ln_2.bias), own.norm_2, own.statistics_2));
-    EK_RETURN_IF_ERROR(
-        Linear(pass_.Linear(width, 4 * width), p.c_fc, own.norm_2, AsFloats(own.hidden)));
-    EK_RETURN_IF_ERROR(layers_->GeluForward(4 * rows * width, own.hidden, own.activated));
-    EK_RETURN_IF_ERROR(
-        Linear(pass_.Linear(4 * width, width), p.mlp_c_proj, own.activated, AsFloats(own.output)));
-
-    const bool is_last = layer + 1 == options_.layers;
-    const WeightAndBias& norm = is_last ? final_norm_ : blocks_[layer + 1].ln_1;
-    return layers_->SumAndNormForward(
-        rows, width, pass_.Noise(FirstStream(layer) + 2), own.middle, own.output, own.output,
-        Vector(norm.weight), Vector(norm.bias), is_last ? memory_.final : Of(layer + 1).norm_1,
-        is_last ? memory_.statistics : Of(layer + 1).statistics_1);
+  const Operands* Matrix(int index) const { return matrices_[index]; }
+  absl::Status Product(const StridedShape& shape, const Operands* left, const Operands* right,
+                       const float* bias, float* output) {
+    return Product(shape, left, right, bias, {DType::kFloat32, output});
   }
-
-  absl::Status HeadBackward(GradientSink& sink, GradTarget<float> token_gradient) {
-    EK_RETURN_IF_ERROR(Product(Head().Forward(), memory_.diff_scores, matrices_[token_table_],
-                               nullptr, AsFloats(memory_.norm_diff)));
-    if (token_gradient) {
-      EK_RETURN_IF_ERROR(Product(Head().BackwardWeight(token_gradient.add), memory_.diff_scores,
-                                 memory_.final, nullptr, AsFloats(token_gradient.data)));
-    }
-    const int64_t bytes = pass_.rows() * options_.width * static_cast<int64_t>(sizeof(float));
-    EK_RETURN_IF_ERROR(work_->runtime().Zero(memory_.diff, bytes, work_->stream()));
-    return NormBackward(final_norm_, Input(static_cast<int>(options_.layers)), memory_.statistics,
-                        sink);
+  absl::Status Product(const StridedShape& shape, const Operands* left, const Operands* right,
+                       const float* bias, Operands* output) {
+    return Product(shape, left, right, bias, {operand(), output});
   }
-
-  absl::Status BlockBackward(int layer, GradientSink& sink) {
-    EK_RETURN_IF_ERROR(PerceptronBackward(layer, sink));
-    if (!sink.AnyTrainedBefore(blocks_[layer].ln_2.weight)) return absl::OkStatus();
-    return AttentionBackward(layer, sink);
-  }
-
-  absl::Status PerceptronBackward(int layer, GradientSink& sink) {
-    const BlockParameters& p = blocks_[layer];
-    const Layer& own = Of(layer);
-    const int64_t width = options_.width;
-    const LinearShape narrowing = pass_.Linear(4 * width, width),
-                      widening = pass_.Linear(width, 4 * width);
-    EK_ASSIGN_OR_RETURN(const Operands* const diff_end, BeginPart(FirstStream(layer) + 2));
-    EK_RETURN_IF_ERROR(LinearBackward(narrowing, p.mlp_c_proj, own.activated, diff_end,
-                                      AsFloats(memory_.wide), sink));
-    if (!sink.AnyTrainedBefore(p.mlp_c_proj.weight)) return absl::OkStatus();
-
-    Operands* const diff_hidden =
-        operand() == DType::kFloat32 ? memory_.wide : memory_.wide_operand;
-    EK_RETURN_IF_ERROR(
-        layers_->GeluBackward(4 * pass_.rows() * width, own.hidden, memory_.wide, diff_hidden));
-    EK_RETURN_IF_ERROR(LinearBackward(widening, p.c_fc, own.norm_2, diff_hidden,
-                                      AsFloats(memory_.norm_diff), sink));
-    if (!sink.AnyTrainedBefore(p.c_fc.weight)) return absl::OkStatus();
-    return NormBackward(p.ln_2, own.middle, own.statistics_2, sink);
-  }
-
-  absl::Status AttentionBackward(int layer, GradientSink& sink) {
-    const BlockParameters& p = blocks_[layer];
-    const Layer& own = Of(layer);
-    const int64_t width = options_.width;
-    const LinearShape projection = pass_.Linear(width, width),
-                      widening = pass_.Linear(width, 3 * width);
-    EK_ASSIGN_OR_RETURN(const Operands* const diff_end, BeginPart(FirstStream(layer) + 1));
-    EK_RETURN_IF_ERROR(LinearBackward(projection, p.attn_c_proj, own.mixed, diff_end,
-                                      AsOperands(memory_.qkv_rows), sink));
-    if (!sink.AnyTrainedBefore(p.attn_c_proj.weight)) return absl::OkStatus();
-
-    EK_RETURN_IF_ERROR(layers_->SplitHeads(Heads(), 1, memory_.qkv_rows, memory_.heads));
-    EK_RETURN_IF_ERROR(
-        Attention(layer).Backward(own.qkv, own.probabilities, memory_.heads, memory_.wide));
-    Operands* const diff_qkv = memory_.qkv_rows;
-    EK_RETURN_IF_ERROR(layers_->MergeHeadGradients(Heads(), 3, memory_.wide, diff_qkv));
-    EK_RETURN_IF_ERROR(LinearBackward(widening, p.c_attn, own.norm_1, diff_qkv,
-                                      AsFloats(memory_.norm_diff), sink));
-    if (!sink.AnyTrainedBefore(p.c_attn.weight)) return absl::OkStatus();
-    return NormBackward(p.ln_1, Input(layer), own.statistics_1, sink);
-  }
-
-  absl::Status EmbeddingBackwardAndAnnounce(GradientSink& sink, GradTarget<float> token_gradient) {
-    const DropoutNoise noise = pass_.Noise(kEmbeddingStream);
-    if (const GradTarget<float> target = sink.Target<float>(position_table_)) {
-      EK_RETURN_IF_ERROR(layers_->EmbeddingBackwardPositions(pass_.rows(), pass_.context,
-                                                             options_.context, options_.width,
-                                                             noise, memory_.diff, target));
-    }
-    if (token_gradient) {
-      EK_RETURN_IF_ERROR(layers_->EmbeddingBackwardTokens(options_.width, noise, tokens_,
-                                                          memory_.diff, token_gradient.data));
-    }
-    EK_RETURN_IF_ERROR(sink.Announce(position_table_));
-    return sink.Announce(token_table_);
-  }
-
   absl::Status Product(const StridedShape& shape, const Operands* left, const Operands* right,
                        const float* bias, TypedPointer output) {
-    return work_->math().Product(shape, AsOperands(const_cast<Operands*>(left)), right, bias,
+    return work_->math().Product(shape, {operand(), const_cast<Operands*>(left)}, right, bias,
                                  output, work_->stream());
   }
 
-  // output = input * weight + bias, and its ways back.
-  absl::Status Linear(const LinearShape& shape, const WeightAndBias& linear, const Operands* input,
-                      TypedPointer output) {
-    return Product(shape.Forward(), input, matrices_[linear.weight], Vector(linear.bias), output);
+  absl::Status EmbeddingForward() {
+    return layers_->EmbeddingForward(
+        pass_.rows(), pass_.context, options_.width, pass_.Noise(kEmbeddingStream), tokens_.inputs,
+        Vector(token_table_), Vector(position_table_), memory_.embedded);
   }
 
-  absl::Status LinearInput(const LinearShape& shape, int weight, const Operands* diff_output,
-                           TypedPointer diff_input) {
-    return Product(shape.BackwardInput(), diff_output, matrices_[weight], nullptr, diff_input);
+  absl::Status EmbeddingBackward(GradTarget<float> token_gradient,
+                                 GradTarget<float> position_gradient) {
+    const DropoutNoise noise = pass_.Noise(kEmbeddingStream);
+    if (position_gradient) {
+      EK_RETURN_IF_ERROR(layers_->EmbeddingBackwardPositions(
+          pass_.rows(), pass_.context, options_.context, options_.width, noise, memory_.diff,
+          position_gradient));
+    }
+    if (!token_gradient) return absl::OkStatus();
+    return layers_->EmbeddingBackwardTokens(options_.width, noise, tokens_, memory_.diff,
+                                            token_gradient.data);
   }
 
-  absl::Status LinearBackward(const LinearShape& shape, const WeightAndBias& linear,
-                              const Operands* input, const Operands* diff_output,
-                              TypedPointer diff_input, GradientSink& sink) {
-    EK_RETURN_IF_ERROR(LinearInput(shape, linear.weight, diff_output, diff_input));
-    EK_RETURN_IF_ERROR(sink.Write<float>(linear.bias, [&](GradTarget<float> target) {
-      return layers_->SumRows(shape.rows, shape.outputs, diff_output, Sums(), target);
-    }));
-    return sink.Write<float>(linear.weight, [&](GradTarget<float> target) {
-      return Product(shape.BackwardWeight(target.add), input, diff_output, nullptr,
-                     AsFloats(target.data));
-    });
+  absl::Status NormForward(const float* input, const Norm& norm) {
+    return layers_->NormForward(pass_.rows(), options_.width, input, Vector(norm.parameters.weight),
+                                Vector(norm.parameters.bias), norm.output, norm.statistics);
+  }
+  absl::Status SumAndNormForward(const DropoutNoise& noise, const float* around, float* part,
+                                 const Norm& norm) {
+    return layers_->SumAndNormForward(pass_.rows(), options_.width, noise, around, part, part,
+                                      Vector(norm.parameters.weight), Vector(norm.parameters.bias),
+                                      norm.output, norm.statistics);
   }
 
-  // Adds to memory_.diff; gradients of the norm's parameters included.
   absl::Status NormBackward(const WeightAndBias& norm, const float* input,
                             RowStatistics<float> statistics, GradientSink& sink) {
     const int64_t rows = pass_.rows(), width = options_.width;
@@ -317,29 +195,44 @@ class DeviceGptModel : public Gpt {
     });
   }
 
-  // The gradient of a part's end, as products take it.
-  absl::StatusOr<const void*> BeginPart(uint64_t stream) {
-    if (pass_.dropout == 0) return AsOperand(options_.width, memory_.diff, memory_.narrow_operand);
-    EK_RETURN_IF_ERROR(layers_->Dropout(pass_.rows(), options_.width, pass_.Noise(stream),
-                                        memory_.diff, memory_.narrow_operand));
-    return memory_.narrow_operand;
+  absl::Status AttentionForward(int layer) {
+    const Layer& at = LayerAt(layer);
+    EK_RETURN_IF_ERROR(layers_->SplitHeads(Heads(), 3, Qkv(layer), at.qkv));
+    EK_RETURN_IF_ERROR(Attention(layer).Forward(at.qkv, at.probabilities, memory_.heads));
+    return layers_->MergeHeads(Heads(), 1, memory_.heads, at.mixed);
+  }
+  absl::StatusOr<const Operands*> AttentionBackward(int layer) {
+    const Layer& at = LayerAt(layer);
+    EK_RETURN_IF_ERROR(layers_->SplitHeads(Heads(), 1, memory_.diff_rows, memory_.heads));
+    EK_RETURN_IF_ERROR(
+        Attention(layer).Backward(at.qkv, at.probabilities, memory_.heads, memory_.wide));
+    EK_RETURN_IF_ERROR(layers_->MergeHeadGradients(Heads(), 3, memory_.wide, memory_.diff_rows));
+    return memory_.diff_rows;
+  }
+  DeviceAttention Attention(int layer) const {
+    return DeviceAttention(
+        *work_, *layers_, Heads(), pass_.Noise(FirstStream(layer)), AttentionRowsAtOnce(),
+        {.scores = memory_.attention_scores, .operands = memory_.attention_operands});
+  }
+  int64_t AttentionRowsAtOnce() const {
+    return std::min(device_options_.attention_rows, pass_.context);
   }
 
-  // `values` themselves where products take them as they are.
-  absl::StatusOr<const void*> AsOperand(int64_t width, const float* values, Operands* to) {
-    if (operand() == DType::kFloat32) return values;
-    EK_RETURN_IF_ERROR(layers_->Dropout(pass_.rows(), width, {}, values, to));
-    return to;
+  absl::Status GeluForward(int64_t n, const float* input, Operands* output) {
+    return layers_->GeluForward(n, input, output);
+  }
+  absl::Status GeluBackward(int64_t n, const float* input, const float* diff_output,
+                            Operands* diff_input) {
+    return layers_->GeluBackward(n, input, diff_output, diff_input);
+  }
+  absl::Status Dropout(const DropoutNoise& noise, const float* input, Operands* output) {
+    return layers_->Dropout(pass_.rows(), options_.width, noise, input, output);
+  }
+  absl::Status SumRows(int64_t rows, int64_t columns, const Operands* matrix,
+                       GradTarget<float> target) {
+    return layers_->SumRows(rows, columns, matrix, Sums(), target);
   }
 
-  DType operand() const {
-    return options_.compute == GptCompute::kBFloat16 ? DType::kBFloat16 : DType::kFloat32;
-  }
-  const float* Vector(int index) const {
-    return static_cast<const float*>(parameters()[index].value.data);
-  }
-  TypedPointer AsOperands(Operands* data) const { return {operand(), data}; }
-  static TypedPointer AsFloats(float* data) { return {DType::kFloat32, data}; }
   // As that of the host (trainer/gpt/gpt.cc); rows of scores are apart by more.
   LinearShape Head() const {
     return {.rows = pass_.rows(),
@@ -347,34 +240,43 @@ class DeviceGptModel : public Gpt {
             .outputs = options_.width,
             .input_stride = ScoreStride(options_.vocabulary)};
   }
-  Layer& Of(int layer) { return memory_.layers[layer % memory_.layers.size()]; }
-  const float* Input(int layer) { return layer == 0 ? memory_.embedded : Of(layer - 1).output; }
-  AttentionShape Heads() const { return pass_.Attention(options_.width, options_.heads); }
-  DeviceAttention Attention(int layer) const {
-    return DeviceAttention(
-        *work_, *layers_, Heads(), pass_.Noise(FirstStream(layer)), laid_out_->block_rows(),
-        {.scores = memory_.attention_scores, .operands = memory_.attention_operands});
+
+  absl::StatusOr<PendingResult> HeadForward(std::span<const int32_t> /*targets*/, double weight) {
+    const int64_t rows = pass_.rows();
+    EK_RETURN_IF_ERROR(Product(Head().BackwardInput(), memory_.final, Matrix(token_table_), nullptr,
+                               memory_.scores));
+    DeviceLoss* const loss = work_->loss();
+    EK_RETURN_IF_ERROR(layers_->TokenLoss(rows, options_.vocabulary, Head().input_stride,
+                                          memory_.scores, tokens_.targets,
+                                          weight / static_cast<double>(rows), memory_.diff_scores,
+                                          memory_.sums, &loss->sum, &loss->correct));
+    return work_->FetchLoss(rows);
   }
 
+  absl::Status HeadBackward(GradTarget<float> token_gradient) {
+    EK_RETURN_IF_ERROR(Product(Head().Forward(), memory_.diff_scores, Matrix(token_table_), nullptr,
+                               memory_.norm_diff));
+    if (token_gradient) {
+      EK_RETURN_IF_ERROR(Product(Head().BackwardWeight(token_gradient.add), memory_.diff_scores,
+                                 memory_.final, nullptr, token_gradient.data));
+    }
+    const int64_t bytes = pass_.rows() * options_.width * static_cast<int64_t>(sizeof(float));
+    return work_->runtime().Zero(memory_.diff, bytes, work_->stream());
+  }
+
+  DType operand() const {
+    return options_.compute == GptCompute::kBFloat16 ? DType::kBFloat16 : DType::kFloat32;
+  }
   float* Sums() const { return static_cast<float*>(memory_.sums); }
 
-  const GptOptions options_;
   const DeviceGptOptions device_options_;
-  int token_table_ = 0;
-  int position_table_ = 0;
-  std::vector<BlockParameters> blocks_;
-  WeightAndBias final_norm_;
-
   RoundedMatrices matrices_;
-  DeviceBuffer block_;
-  std::optional<DeviceGptSize> laid_out_;
-  DeviceGptMemory memory_;  // In `block_`.
-  Memory next_scores_;      // For NextToken, on the host.
+  DeviceBuffer block_;  // Has memory_.
+  Memory next_scores_;  // For NextToken, on the host.
   TokenBuckets buckets_;
   std::vector<int32_t> bucket_memory_;
 
-  GptPass pass_;  // The last Forward's.
-  DeviceTokens tokens_;
+  DeviceTokens tokens_;               // The last Forward's.
   std::unique_ptr<DeviceWork> work_;  // Goes first: waits for what uses the rest.
   std::optional<DeviceGptLayers> layers_;
 };

@@ -1,6 +1,7 @@
 #include "evenkeel/trainer/gpt/attention.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
@@ -59,6 +60,15 @@ absl::Status ForEachPart(const AttentionShape& shape, int64_t block_bytes, const
 int64_t BlockSize(int64_t context) { return kAttentionRows * context; }
 
 }  // namespace
+
+template <typename T, typename O>
+int64_t CausalAttention<T, O>::WorkBytes(const AttentionShape& shape, bool trains) {
+  const int64_t block = BlockSize(shape.context), block_bytes = block * sizeof(T);
+  const int64_t size =
+      block * std::clamp<int64_t>(kAttentionPartBytes / block_bytes, 1, shape.matrices());
+  const int64_t operand_areas = (trains ? 1 : 0) + (std::is_same_v<T, O> ? 0 : 1);
+  return size * (sizeof(T) + operand_areas * sizeof(O));
+}
 
 template <typename T, typename O>
 absl::Status CausalAttention<T, O>::Forward(const AttentionShape& shape, const DropoutNoise& noise,

@@ -54,6 +54,8 @@ class CausalAttention {
                        O* output);
   absl::Status Backward(const AttentionShape& shape, const DropoutNoise& noise, const O* qkv,
                         const O* diff_output, T* diff_qkv);
+  // Returns the bytes of the work areas that Forward() takes, or both if a pass `trains`; at least.
+  static int64_t WorkBytes(const AttentionShape& shape, bool trains);
 
  private:
   // A block of rows of some matrices, of which `first_matrix` is the first.

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <utility>
 
 namespace evenkeel {
 
@@ -27,9 +28,11 @@ class Buffer {
   T* Resize(int64_t count) {
     if (count > count_) {
       memory_.reset();
-      *held_ += (count - count_) * static_cast<int64_t>(sizeof(T));
+      *held_ -= std::exchange(count_, 0) * kBytes;
+      const int64_t bytes = count * kBytes;
+      memory_.reset(static_cast<T*>(::operator new(bytes, kAlignment)));
       count_ = count;
-      memory_.reset(static_cast<T*>(::operator new(count * sizeof(T), kAlignment)));
+      *held_ += bytes;
     }
     return memory_.get();
   }
@@ -37,6 +40,7 @@ class Buffer {
   T* data() const { return memory_.get(); }
 
  private:
+  static constexpr int64_t kBytes = sizeof(T);
   // A cache line, and the widest vector register.
   static constexpr std::align_val_t kAlignment{64};
   struct Deleter {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstddef>
 #include <type_traits>
-#include <variant>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -13,16 +13,21 @@
 #include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/data/batch.h"
 #include "evenkeel/trainer/data/stable_random.h"
-#include "evenkeel/trainer/gpt/block.h"
+#include "evenkeel/trainer/gpt/attention.h"
+#include "evenkeel/trainer/gpt/attention_rows.h"
 #include "evenkeel/trainer/gpt/buffer.h"
 #include "evenkeel/trainer/gpt/dropout.h"
 #include "evenkeel/trainer/gpt/embedding.h"
-#include "evenkeel/trainer/gpt/gpt_pass.h"
+#include "evenkeel/trainer/gpt/gelu.h"
+#include "evenkeel/trainer/gpt/gpt_memory.h"
+#include "evenkeel/trainer/gpt/gpt_passes.h"
 #include "evenkeel/trainer/gpt/layer_norm.h"
 #include "evenkeel/trainer/gpt/operands.h"
+#include "evenkeel/trainer/gpt/strided_product.h"
 #include "evenkeel/trainer/layers/gradient_sink.h"
 #include "evenkeel/trainer/layers/initialize.h"
 #include "evenkeel/trainer/layers/rows.h"
+#include "evenkeel/trainer/layers/strided_shape.h"
 #include "evenkeel/trainer/layers/tensor_memory.h"
 #include "evenkeel/trainer/layers/token_loss.h"
 
@@ -70,18 +75,32 @@ absl::Status Check(const GptOptions& options) {
 
 constexpr double kDeviation = 0.02;
 
+// Returns how many of `rows` the head takes at once: scores of 16 MiB, or those of 256 rows if that
+// is more. Products of fewer rows are slower, because each reads the token table and updates its
+// gradient.
+int64_t HeadRows(int64_t rows, int64_t vocabulary, int64_t bytes_per_score) {
+  constexpr int64_t kBytes = 16 << 20, kLeastRows = 256;
+  return std::min(rows, std::max(kLeastRows, kBytes / (vocabulary * bytes_per_score)));
+}
+
 // The model for each precision: T is the type of values, gradients and sums, O the operand type of
 // matrix products.
 template <typename T, typename O>
-class GptModel : public Gpt {
+class GptModel : public GptPasses<GptModel<T, O>, T, O> {
+  using Base = GptPasses<GptModel<T, O>, T, O>;
+  using Base::AddParameter, Base::parameters, Base::options_, Base::Vector, Base::Heads, Base::Qkv;
+  using Base::LayerAt, Base::memory_, Base::pass_, Base::blocks_, Base::final_norm_;
+  using Base::position_table_, Base::token_table_;
+  using typename Base::Norm;
+  friend Base;
+
  public:
-  explicit GptModel(const GptOptions& options)
-      : Gpt(options.is_plan), options_(options), tools_(&parameters(), &held_) {
+  explicit GptModel(const GptOptions& options) : Base(options), operands_(&parameters(), &held_) {
     token_table_ =
         AddParameter("wte.weight", DTypeOf<T>::value, {options.vocabulary, options.width});
     position_table_ =
         AddParameter("wpe.weight", DTypeOf<T>::value, {options.context, options.width});
-    tools_.operands.AddMatrix(token_table_);
+    operands_.AddMatrix(token_table_);
     for (int table : {token_table_, position_table_}) {
       FillNormal(Value(table), kDeviation, StableRandom(options.seed, table));
     }
@@ -89,13 +108,12 @@ class GptModel : public Gpt {
     final_norm_ = AddNorm("ln_f");
   }
 
-  const GptOptions& options() const override { return options_; }
   absl::StatusOr<std::span<const float>> NextToken(std::span<const int32_t> tokens) override {
-    EK_ASSIGN_OR_RETURN(const int64_t row, ScorePrompt(tokens));
-    T* scores = scores_.data();  // Has room for one row.
-    EK_RETURN_IF_ERROR(tools_.products.Run(Head(/*rows=*/1).BackwardInput(),
-                                           final_.data() + row * options_.width,
-                                           tools_.operands.Matrix(token_table_), nullptr, scores));
+    EK_ASSIGN_OR_RETURN(const int64_t row, this->ScorePrompt(tokens));
+    T* scores = memory_.scores;  // Has room for one row.
+    EK_RETURN_IF_ERROR(Product(Head(/*rows=*/1).BackwardInput(),
+                               memory_.final + row * options_.width, Matrix(token_table_), nullptr,
+                               scores));
     if constexpr (std::is_same_v<T, float>) {
       return std::span(scores, options_.vocabulary);
     } else {
@@ -106,7 +124,15 @@ class GptModel : public Gpt {
 
   int64_t ActivationBytes() const override { return held_; }
   absl::Status PlanPass(int64_t samples, Mode mode) override {
-    held_ = std::max(held_, GptActivationBytes(options_, samples, mode));
+    const bool trains = mode == Mode::kTraining;
+    const GptMemorySize size = SizeOf(samples * options_.context, trains);
+    const AttentionShape heads{.sequences = samples,
+                               .context = options_.context,
+                               .heads = options_.heads,
+                               .head_width = options_.width / options_.heads};
+    held_ = std::max(held_, LayOutGptMemory<T, O>(options_, size, nullptr).bytes +
+                                CausalAttention<T, O>::WorkBytes(heads, trains) +
+                                operands_.RoundedBytes());
     return absl::OkStatus();
   }
 
@@ -125,7 +151,7 @@ class GptModel : public Gpt {
         .weight = AddParameter(name + ".weight", DTypeOf<T>::value, {inputs, outputs}),
         .bias = AddParameter(name + ".bias", DTypeOf<T>::value, {outputs})};
     FillNormal(Value(linear.weight), deviation, StableRandom(options_.seed, linear.weight));
-    tools_.operands.AddMatrix(linear.weight);
+    operands_.AddMatrix(linear.weight);
     return linear;
   }
 
@@ -142,164 +168,173 @@ class GptModel : public Gpt {
     own.ln_2 = AddNorm(name + "ln_2");
     own.c_fc = AddLinear(name + "mlp.c_fc", width, 4 * width, kDeviation);
     own.mlp_c_proj = AddLinear(name + "mlp.c_proj", 4 * width, width, into_sum);
-    blocks_.emplace_back(own, width, options_.heads, layer);
-    memory_.emplace_back(&held_);
+    blocks_.push_back(own);
   }
 
   std::span<T> Value(int index) { return this->template Initial<T>(index); }
 
-  absl::Status Check(const Batch& batch) const override {
-    return CheckTokens(batch, options_.context, options_.vocabulary).status();
-  }
-
-  absl::StatusOr<PendingResult> DoForward(const Batch& any, Mode mode,
-                                          const PassOptions& options) override {
-    const auto& batch = std::get<TokenBatch>(any);
-    const Operands<T, O>& operands = tools_.operands;
-    const int64_t rows = static_cast<int64_t>(batch.inputs.size()), size = rows * options_.width;
-    pass_ = GptPass(options_, batch, mode, options);
-    inputs_ = batch.inputs;
-    tools_.operands.Refresh();
-
-    T* sum = embedded_.Resize(size);
-    EmbeddingForward(batch.context, options_.width, batch.inputs, operands.Vector(token_table_),
-                     operands.Vector(position_table_), sum);
-    if (pass_.dropout > 0) {
-      Dropout(pass_.Noise(kEmbeddingStream), WholeMatrix(rows, options_.width), sum, sum);
-    }
-    for (size_t layer = 0; layer < blocks_.size(); ++layer) {
-      BlockMemory<T, O>& memory = Memory(layer, mode);
-      EK_RETURN_IF_ERROR(blocks_[layer].Forward(tools_, pass_, sum, memory));
-      sum = memory.output.data();
-    }
-    statistics_.Resize(2 * rows);
-    LayerNormForward(rows, options_.width, sum, operands.Vector(final_norm_.weight),
-                     operands.Vector(final_norm_.bias), final_.Resize(size), FinalStatistics());
-
-    return HeadPass(batch.targets, mode, options.weight);
-  }
-
-  // Scores, loss and, in training, what Backward requires of them: the gradients of the last norm's
-  // output and of the head's weight. Some rows go through all steps together, so that the scores of
-  // all of them never exist at once.
-  absl::StatusOr<PendingResult> HeadPass(std::span<const int32_t> targets, Mode mode,
-                                         double weight) {
-    const int64_t rows = pass_.rows(), vocabulary = options_.vocabulary, width = options_.width;
-    const bool trains = mode == Mode::kTraining;
-    const O* table = tools_.operands.Matrix(token_table_);
-    const int64_t chunk = HeadRows(rows, vocabulary, sizeof(T));
-    T* scores = scores_.Resize(chunk * vocabulary);
-    O* diff_scores = trains ? OperandMemory(scores, chunk * vocabulary, diff_scores_) : nullptr;
-    T* diff = trains ? head_diff_.Resize(rows * width) : nullptr;
-    head_gradient_is_known_ = trains && parameters().trainable(token_table_);
-    T* gradient = head_gradient_is_known_ ? head_gradient_.Resize(vocabulary * width) : nullptr;
-
-    TokenLossResult loss;
-    for (int64_t begin = 0; begin < rows; begin += chunk) {
-      const LinearShape head = Head(std::min(chunk, rows - begin));
-      const O* input = final_.data() + begin * width;
-      EK_RETURN_IF_ERROR(tools_.products.Run(head.BackwardInput(), input, table, nullptr, scores));
-      loss += TokenLoss(vocabulary, scores, targets.subspan(begin, head.rows),
-                        weight / static_cast<double>(rows), diff_scores);
-      if (!trains) continue;
-      EK_RETURN_IF_ERROR(
-          tools_.products.Run(head.Forward(), diff_scores, table, nullptr, diff + begin * width));
-      if (gradient == nullptr) continue;
-      EK_RETURN_IF_ERROR(tools_.products.Run(head.BackwardWeight(/*add=*/begin > 0), diff_scores,
-                                             input, nullptr, gradient));
-    }
-    return BatchResult{.loss_mean = loss.sum / static_cast<double>(rows), .correct = loss.correct};
-  }
-
-  absl::Status DoBackward(GradientSink& sink) override {
-    if (!sink.AnyTrainedBefore(parameters().size())) return absl::OkStatus();
-    // The head's part may overwrite what lies there; the embedding's is added to it.
-    const GradTarget<T> token_gradient = sink.Target<T>(token_table_);
-    EK_RETURN_IF_ERROR(HeadBackward(sink, token_gradient));
-    for (size_t layer = blocks_.size(); layer-- > 0;) {
-      const Block<T, O>& block = blocks_[layer];
-      if (!sink.AnyTrainedBefore(block.parameters().mlp_c_proj.bias + 1)) return absl::OkStatus();
-      EK_RETURN_IF_ERROR(
-          block.Backward(tools_, pass_, BlockInput(layer), memory_[layer], sink, diff_.data()));
-    }
-    if (!sink.AnyTrainedBefore(position_table_ + 1)) return absl::OkStatus();
-    return EmbeddingBackwardAndAnnounce(sink, token_gradient);
-  }
-
-  absl::Status HeadBackward(GradientSink& sink, GradTarget<T> token_gradient) {
-    const int64_t rows = pass_.rows(), size = rows * options_.width;
-    if (token_gradient) {
-      if (!head_gradient_is_known_) {
-        return absl::FailedPreconditionError(
-            "gpt: wte.weight became trainable between Forward and Backward; change it before "
-            "Forward");
-      }
-      const int64_t elements = options_.vocabulary * options_.width;
-      if (token_gradient.add) {
-        SumRows(/*rows=*/1, elements, head_gradient_.data(), token_gradient);
-      } else {
-        std::copy_n(head_gradient_.data(), elements, token_gradient.data);
-      }
-    }
-    T* diff = diff_.Resize(size);
-    std::fill(diff, diff + size, T{0});
-    return NormBackward(tools_, rows, options_.width, final_norm_, BlockInput(blocks_.size()),
-                        FinalStatistics(), head_diff_.data(), sink, diff);
-  }
-
-  absl::Status EmbeddingBackwardAndAnnounce(GradientSink& sink, GradTarget<T> token_gradient) {
-    const int64_t rows = pass_.rows(), width = options_.width;
-    T* diff = diff_.data();
-    if (pass_.dropout > 0) {
-      Dropout(pass_.Noise(kEmbeddingStream), WholeMatrix(rows, width), diff, diff);
-    }
-    const GradTarget<T> position_gradient = sink.Target<T>(position_table_);
-    if (position_gradient && !position_gradient.add) {
-      std::fill(position_gradient.data, position_gradient.data + options_.context * width, T{0});
-    }
-    EmbeddingBackward<T>(pass_.context, width, inputs_, diff, token_gradient.data,
-                         position_gradient.data);
-    EK_RETURN_IF_ERROR(sink.Announce(position_table_));
-    return sink.Announce(token_table_);
-  }
-
-  // Evaluation needs nothing of a layer after the next one has run: two layers' memory take turns.
-  BlockMemory<T, O>& Memory(size_t layer, Mode mode) {
-    return memory_[mode == Mode::kTraining ? layer : layer % 2];
-  }
   // The head as the layer from scores to hidden states, which has wte as its weight: forward is
   // that one's way back.
   LinearShape Head(int64_t rows) const {
     return {.rows = rows, .inputs = options_.vocabulary, .outputs = options_.width};
   }
-  RowStatistics<T> FinalStatistics() const {
-    return {statistics_.data(), statistics_.data() + pass_.rows()};
+  DropoutMatrix Rows() const { return WholeMatrix(pass_.rows(), options_.width); }
+
+  GptMemorySize SizeOf(int64_t rows, bool trains) const {
+    const bool trains_table = trains && parameters().trainable(token_table_);
+    return {.rows = rows,
+            .trains = trains,
+            .drops = trains && options_.dropout > 0,
+            .operand_bytes = sizeof(O),
+            .scores = HeadRows(rows, options_.vocabulary, sizeof(T)) * options_.vocabulary,
+            .head_gradient = trains_table ? options_.vocabulary * options_.width : 0,
+            .sums_bytes = 2 * options_.width * static_cast<int64_t>(sizeof(T))};
   }
-  const T* BlockInput(size_t layer) const {
-    return layer == 0 ? embedded_.data() : memory_[layer - 1].output.data();
+  absl::StatusOr<void*> Take(int64_t bytes, bool /*trains*/) { return block_.Resize(bytes); }
+  absl::Status Prepare(const TokenBatch& batch, bool /*trains*/) {
+    inputs_ = batch.inputs;
+    operands_.Refresh();
+    return absl::OkStatus();
   }
 
-  const GptOptions options_;
+  const O* Matrix(int index) const { return operands_.Matrix(index); }
+  template <typename Result>
+  absl::Status Product(const StridedShape& shape, const O* left, const O* right, const T* bias,
+                       Result* output) {
+    return products_.Run(shape, left, right, bias, output);
+  }
+
+  absl::Status EmbeddingForward() {
+    T* sum = memory_.embedded;
+    evenkeel::EmbeddingForward(pass_.context, options_.width, inputs_, Vector(token_table_),
+                               Vector(position_table_), sum);
+    if (pass_.dropout > 0) evenkeel::Dropout(pass_.Noise(kEmbeddingStream), Rows(), sum, sum);
+    return absl::OkStatus();
+  }
+
+  absl::Status EmbeddingBackward(GradTarget<T> token_gradient, GradTarget<T> position_gradient) {
+    const int64_t width = options_.width;
+    T* diff = memory_.diff;
+    if (pass_.dropout > 0) evenkeel::Dropout(pass_.Noise(kEmbeddingStream), Rows(), diff, diff);
+    if (position_gradient && !position_gradient.add)
+      std::fill_n(position_gradient.data, options_.context * width, T{0});
+    evenkeel::EmbeddingBackward<T>(pass_.context, width, inputs_, diff, token_gradient.data,
+                                   position_gradient.data);
+    return absl::OkStatus();
+  }
+
+  absl::Status NormForward(const T* input, const Norm& norm) {
+    LayerNormForward(pass_.rows(), options_.width, input, Vector(norm.parameters.weight),
+                     Vector(norm.parameters.bias), norm.output, norm.statistics);
+    return absl::OkStatus();
+  }
+
+  absl::Status SumAndNormForward(const DropoutNoise& noise, const T* around, T* part,
+                                 const Norm& norm) {
+    const std::span<T> sum(part, pass_.rows() * options_.width);
+    if (noise.probability > 0) evenkeel::Dropout(noise, Rows(), part, part);
+    Add<T>(std::span(around, sum.size()), sum, sum);
+    return NormForward(part, norm);
+  }
+
+  absl::Status NormBackward(const WeightAndBias& norm, const T* input, RowStatistics<T> statistics,
+                            GradientSink& sink) {
+    const int64_t width = options_.width;
+    T* weight_sum = static_cast<T*>(memory_.sums);
+    T* bias_sum = weight_sum + width;
+    LayerNormBackward(pass_.rows(), width, input, statistics, Vector(norm.weight),
+                      memory_.norm_diff, weight_sum, bias_sum,
+                      sink.AnyTrainedBefore(norm.weight) ? memory_.diff : nullptr);
+    const auto write = [&](int index, const T* sum) {
+      return sink.Write<T>(
+          index, [&](GradTarget<T> target) { return SumRows(/*rows=*/1, width, sum, target); });
+    };
+    EK_RETURN_IF_ERROR(write(norm.bias, bias_sum));
+    return write(norm.weight, weight_sum);
+  }
+
+  absl::Status AttentionForward(int layer) {
+    return attention_.Forward(Heads(), pass_.Noise(FirstStream(layer)), Qkv(layer),
+                              LayerAt(layer).mixed);
+  }
+  absl::StatusOr<const O*> AttentionBackward(int layer) {
+    EK_RETURN_IF_ERROR(attention_.Backward(Heads(), pass_.Noise(FirstStream(layer)), Qkv(layer),
+                                           memory_.diff_rows, memory_.wide));
+    return AsOperand(3 * pass_.rows() * options_.width, memory_.wide, memory_.diff_rows);
+  }
+
+  absl::Status GeluForward(int64_t n, const T* input, O* output) {
+    evenkeel::GeluForward(n, input, output);
+    return absl::OkStatus();
+  }
+  absl::Status GeluBackward(int64_t n, const T* input, const T* diff_output, O* diff_input) {
+    evenkeel::GeluBackward(n, input, diff_output, diff_input);
+    return absl::OkStatus();
+  }
+  absl::Status Dropout(const DropoutNoise& noise, const T* input, O* output) {
+    if (noise.probability > 0) {
+      evenkeel::Dropout(noise, Rows(), input, output);
+    } else {
+      AsOperand(pass_.rows() * options_.width, input, output);
+    }
+    return absl::OkStatus();
+  }
+  template <typename Element>
+  absl::Status SumRows(int64_t rows, int64_t columns, const Element* matrix, GradTarget<T> target) {
+    evenkeel::SumRows(rows, columns, matrix, target);
+    return absl::OkStatus();
+  }
+
+  // Scores, loss and, in training, what Backward requires of them: the gradients of the last norm's
+  // output and of the head's weight. Some rows go through all steps together, so that the scores of
+  // all of them never exist at once.
+  absl::StatusOr<PendingResult> HeadForward(std::span<const int32_t> targets, double weight) {
+    const int64_t rows = pass_.rows(), vocabulary = options_.vocabulary, width = options_.width;
+    const int64_t chunk = HeadRows(rows, vocabulary, sizeof(T));
+    const O* table = Matrix(token_table_);
+    O* diff_scores = memory_.diff_scores;  // Null in evaluation.
+    T* gradient = memory_.head_gradient;
+
+    TokenLossResult loss;
+    for (int64_t begin = 0; begin < rows; begin += chunk) {
+      const LinearShape head = Head(std::min(chunk, rows - begin));
+      const O* input = memory_.final + begin * width;
+      EK_RETURN_IF_ERROR(Product(head.BackwardInput(), input, table, nullptr, memory_.scores));
+      loss += TokenLoss(vocabulary, memory_.scores, targets.subspan(begin, head.rows),
+                        weight / static_cast<double>(rows), diff_scores);
+      if (diff_scores == nullptr) continue;
+      EK_RETURN_IF_ERROR(
+          Product(head.Forward(), diff_scores, table, nullptr, memory_.norm_diff + begin * width));
+      if (gradient == nullptr) continue;
+      EK_RETURN_IF_ERROR(
+          Product(head.BackwardWeight(/*add=*/begin > 0), diff_scores, input, nullptr, gradient));
+    }
+    return BatchResult{.loss_mean = loss.sum / static_cast<double>(rows), .correct = loss.correct};
+  }
+
+  absl::Status HeadBackward(GradTarget<T> token_gradient) {
+    const int64_t elements = options_.vocabulary * options_.width;
+    const T* gradient = memory_.head_gradient;
+    if (token_gradient && gradient == nullptr) {
+      return absl::FailedPreconditionError(
+          "gpt: wte.weight became trainable between Forward and Backward; change it before "
+          "Forward");
+    }
+    if (token_gradient.add) {
+      EK_RETURN_IF_ERROR(SumRows(/*rows=*/1, elements, gradient, token_gradient));
+    } else if (token_gradient) {
+      std::copy_n(gradient, elements, token_gradient.data);
+    }
+    std::fill_n(memory_.diff, pass_.rows() * options_.width, T{0});
+    return absl::OkStatus();
+  }
+
   int64_t held_ = 0;
-  int token_table_ = 0;
-  int position_table_ = 0;
-  std::vector<Block<T, O>> blocks_;
-  WeightAndBias final_norm_;
-
-  BlockTools<T, O> tools_;
-  std::vector<BlockMemory<T, O>> memory_;  // By layer.
-  Buffer<T> embedded_{&held_};             // [rows, width]
-  Buffer<T> statistics_{&held_};           // [2, rows]
-  Buffer<O> final_{&held_};                // [rows, width], after the last norm
-  Buffer<T> scores_{&held_};  // [rows of a chunk, vocabulary]; where T is O, also their gradient
-  Buffer<O> diff_scores_{&held_};    // Unused where T is O.
-  Buffer<T> head_diff_{&held_};      // [rows, width]: of the last norm's output
-  Buffer<T> head_gradient_{&held_};  // [vocabulary, width]: the head's part of wte.weight's
-  bool head_gradient_is_known_ = false;
-  Buffer<T> diff_{&held_};  // [rows, width]: of what goes from layer to layer
-
-  GptPass pass_;                     // The last Forward's.
-  std::span<const int32_t> inputs_;  // The last training Forward's.
+  StridedProducts<O> products_;
+  Operands<T, O> operands_;
+  CausalAttention<T, O> attention_{&products_, &held_};
+  Buffer<std::byte> block_{&held_};  // Has memory_.
+  std::span<const int32_t> inputs_;  // The last Forward's.
   std::vector<float> next_scores_;   // Unused in float32.
 };
 

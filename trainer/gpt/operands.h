@@ -39,12 +39,14 @@ O* OperandMemory(T* values, int64_t n, Buffer<O>& memory) {
 
 // Returns `values` themselves where products take them as they are, else rounded in `memory`.
 template <typename T, typename O>
-const O* AsOperand(int64_t n, const T* values, Buffer<O>& memory) {
-  T* const from = const_cast<T*>(values);
-  O* const operands = OperandMemory(from, n, memory);
-  if constexpr (!std::is_same_v<T, O>)
-    ConvertFloats(TensorView(absl::MakeSpan(from, n)), TensorView(absl::MakeSpan(operands, n)));
-  return operands;
+const O* AsOperand(int64_t n, const T* values, O* memory) {
+  if constexpr (std::is_same_v<T, O>) {
+    return values;
+  } else {
+    ConvertFloats(TensorView(absl::MakeSpan(const_cast<T*>(values), n)),
+                  TensorView(absl::MakeSpan(memory, n)));
+    return memory;
+  }
 }
 
 // A model's parameters.
@@ -58,8 +60,16 @@ class Operands {
   }
 
   void Refresh() {
-    for (auto& [index, matrix] : rounded_)
-      AsOperand(parameters_[index].value.count, Vector(index), matrix);
+    for (auto& [index, matrix] : rounded_) {
+      const int64_t count = parameters_[index].value.count;
+      AsOperand(count, Vector(index), matrix.Resize(count));
+    }
+  }
+  // Returns the bytes that Refresh() takes.
+  int64_t RoundedBytes() const {
+    int64_t count = 0;
+    for (const auto& [index, matrix] : rounded_) count += parameters_[index].value.count;
+    return count * static_cast<int64_t>(sizeof(O));
   }
 
   const O* Matrix(int index) const {

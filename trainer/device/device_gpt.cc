@@ -95,7 +95,8 @@ class DeviceGptModel : public GptPasses<DeviceGptModel, float, void> {
     final_norm_ = find("ln_f");
   }
 
-  GptMemorySize SizeOf(int64_t rows, bool trains) const {
+  GptMemorySize SizeOf(bool trains) const {
+    const int64_t rows = pass_.rows();
     const int64_t matrices = pass_.sequences * options_.heads;
     return {.rows = rows,
             .trains = trains,

@@ -1,12 +1,10 @@
 #include "evenkeel/trainer/gpt/attention.h"
 
 #include <algorithm>
-#include <type_traits>
 
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/gpt/causal_softmax.h"
-#include "evenkeel/trainer/gpt/operands.h"
 #include "evenkeel/trainer/layers/strided_shape.h"
 
 namespace evenkeel {
@@ -62,12 +60,9 @@ int64_t BlockSize(int64_t context) { return kAttentionRows * context; }
 }  // namespace
 
 template <typename T, typename O>
-int64_t CausalAttention<T, O>::WorkBytes(const AttentionShape& shape, bool trains) {
-  const int64_t block = BlockSize(shape.context), block_bytes = block * sizeof(T);
-  const int64_t size =
-      block * std::clamp<int64_t>(kAttentionPartBytes / block_bytes, 1, shape.matrices());
-  const int64_t operand_areas = (trains ? 1 : 0) + (std::is_same_v<T, O> ? 0 : 1);
-  return size * (sizeof(T) + operand_areas * sizeof(O));
+int64_t CausalAttention<T, O>::WorkSize(const AttentionShape& shape) {
+  const int64_t block = BlockSize(shape.context), bytes = block * sizeof(T);
+  return block * std::clamp<int64_t>(kAttentionPartBytes / bytes, 1, shape.matrices());
 }
 
 template <typename T, typename O>
@@ -87,9 +82,8 @@ absl::Status CausalAttention<T, O>::Forward(const AttentionShape& shape, const D
 template <typename T, typename O>
 absl::Status CausalAttention<T, O>::ForwardBlock(const Block& block, const O* qkv, O* output) {
   const AttentionRows& rows = block.rows;
-  const int64_t width = rows.output.row,
-                size = rows.shape.matrices() * BlockSize(rows.shape.context);
-  O* weights = OperandMemory(scores_.Resize(size), size, operands_);
+  const int64_t width = rows.output.row;
+  O* weights = memory_.operands;
   EK_RETURN_IF_ERROR(Weigh(block, qkv, weights));
   if (block.noise.probability > 0) Drop(block, weights, weights);
   return products_.Run(rows.Output(), weights, qkv + 2 * width, nullptr,
@@ -102,10 +96,10 @@ absl::Status CausalAttention<T, O>::Weigh(const Block& block, const O* qkv, O* p
   const AttentionRows& rows = block.rows;
   const int64_t width = rows.output.row, context = rows.shape.context;
   EK_RETURN_IF_ERROR(products_.Run(rows.Scores(), qkv + rows.begin * 3 * width, qkv + width,
-                                   nullptr, scores_.data()));
+                                   nullptr, memory_.scores));
   for (int64_t i = 0; i < rows.shape.matrices(); ++i) {
     CausalSoftmaxForward({rows.begin, rows.count(), rows.end, context}, rows.Scale<T>(),
-                         scores_.data() + i * BlockSize(context),
+                         memory_.scores + i * BlockSize(context),
                          probabilities + i * BlockSize(context));
   }
   return absl::OkStatus();
@@ -144,12 +138,9 @@ absl::Status CausalAttention<T, O>::BackwardBlock(const Block& block, const O* q
   const AttentionRows& rows = block.rows;
   const bool drops = block.noise.probability > 0;
   const int64_t width = rows.output.row, first_query = rows.begin * 3 * width;
-  const int64_t block_size = BlockSize(rows.shape.context),
-                size = rows.shape.matrices() * block_size;
+  const int64_t block_size = BlockSize(rows.shape.context);
   const O* diff = diff_output + rows.begin * width;
-  T* scores = scores_.Resize(size);
-  O* operands = OperandMemory(scores, size, operands_);
-  O* probabilities = probabilities_.Resize(size);
+  const auto [scores, probabilities, operands] = memory_;
   EK_RETURN_IF_ERROR(Weigh(block, qkv, probabilities));
 
   // Gradients of the values, which the probabilities weighted after dropout.

@@ -1,7 +1,7 @@
 // Causal attention of several heads: each position takes a mean of the values up to its own,
 // weighted by the match of their keys with its query.
 //
-//   CausalAttention<float, float> attention(&products, &held);
+//   CausalAttention<float, float> attention(&products, {scores, probabilities, operands});
 //   const AttentionShape shape{.sequences = 8, .context = 128, .heads = 4, .head_width = 32};
 //   EK_RETURN_IF_ERROR(attention.Forward(shape, noise, qkv, output));
 //   EK_RETURN_IF_ERROR(attention.Backward(shape, noise, qkv, diff_output, diff_qkv));
@@ -13,13 +13,12 @@
 //
 // Shapes:    qkv and diff_qkv [sequences * context, 3 * width], width = heads * head_width:
 //            queries, keys, values; output and diff_output [sequences * context, width].
-// Memory:    at most 3 work areas of kAttentionPartBytes, or of a block of one matrix
-//            (kAttentionRows rows of `context` scores) if that is larger.
+// Memory:    three work areas of WorkSize() elements: of at most kAttentionPartBytes, or a block of
+//            one matrix (kAttentionRows rows of `context` scores) if that is larger.
 // Dropout:   of the probabilities, where noise.probability > 0; Backward requires the noise that
 //            Forward had.
 // Types:     T is float or double; O, the operand type of products, is T or, for float, BFloat16.
-// Ownership: `products` and `held` (buffer.h) outlive it. Nothing is kept from call to call but
-//            memory.
+// Ownership: `products` and the work areas outlive it; nothing in them is kept from call to call.
 // Threads:   thread-compatible, together with `products`.
 // Errors:    those of StridedProducts.
 // Source:    Vaswani et al., "Attention is all you need", 2017, section 3.2; Dao et al.,
@@ -32,7 +31,6 @@
 
 #include "absl/status/status.h"
 #include "evenkeel/trainer/gpt/attention_rows.h"
-#include "evenkeel/trainer/gpt/buffer.h"
 #include "evenkeel/trainer/gpt/dropout.h"
 #include "evenkeel/trainer/gpt/strided_product.h"
 
@@ -47,15 +45,22 @@ inline constexpr int64_t kAttentionRows = 64;
 template <typename T, typename O>
 class CausalAttention {
  public:
-  CausalAttention(StridedProducts<O>* products, int64_t* held)
-      : products_(*products), scores_(held), probabilities_(held), operands_(held) {}
+  struct Memory {
+    T* scores = nullptr;
+    O* probabilities = nullptr;  // Unused in Forward.
+    O* operands = nullptr;       // May be the scores' memory where T is O.
+  };
+
+  CausalAttention(StridedProducts<O>* products, const Memory& memory)
+      : products_(*products), memory_(memory) {}
+
+  // Returns the elements of a work area.
+  static int64_t WorkSize(const AttentionShape& shape);
 
   absl::Status Forward(const AttentionShape& shape, const DropoutNoise& noise, const O* qkv,
                        O* output);
   absl::Status Backward(const AttentionShape& shape, const DropoutNoise& noise, const O* qkv,
                         const O* diff_output, T* diff_qkv);
-  // Returns the bytes of the work areas that Forward() takes, or both if a pass `trains`; at least.
-  static int64_t WorkBytes(const AttentionShape& shape, bool trains);
 
  private:
   // A block of rows of some matrices, of which `first_matrix` is the first.
@@ -72,9 +77,7 @@ class CausalAttention {
   void Drop(const Block& block, const I* input, R* output) const;
 
   StridedProducts<O>& products_;
-  Buffer<T> scores_;         // [matrices, rows of a block, context], like the next two
-  Buffer<O> probabilities_;  // Unused in Forward.
-  Buffer<O> operands_;       // Unused where T is O: the scores' memory serves.
+  const Memory memory_;  // [matrices, rows of a block, context] each
 };
 
 }  // namespace evenkeel

@@ -19,6 +19,9 @@ template <typename T, typename O = T>
 struct Memory {
   explicit Memory(const AttentionShape& shape)
       : shape(shape),
+        scores(CausalAttention<T, O>::WorkSize(shape)),
+        probabilities(scores.size()),
+        operands(scores.size()),
         output(shape.sequences * shape.context * shape.width()),
         diff_qkv(3 * output.size(), 99) {}
 
@@ -31,9 +34,11 @@ struct Memory {
 
   AttentionShape shape;
   DropoutNoise noise;
-  int64_t held = 0;
   StridedProducts<O> products;
-  CausalAttention<T, O> attention{&products, &held};
+  std::vector<T> scores;
+  std::vector<O> probabilities, operands;
+  CausalAttention<T, O> attention{&products,
+                                  {scores.data(), probabilities.data(), operands.data()}};
   std::vector<O> output;
   std::vector<T> diff_qkv;
 };

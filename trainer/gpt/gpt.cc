@@ -3,26 +3,25 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstddef>
+#include <map>
 #include <type_traits>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "evenkeel/comm/arith/convert.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/data/batch.h"
 #include "evenkeel/trainer/data/stable_random.h"
 #include "evenkeel/trainer/gpt/attention.h"
-#include "evenkeel/trainer/gpt/attention_rows.h"
-#include "evenkeel/trainer/gpt/buffer.h"
 #include "evenkeel/trainer/gpt/dropout.h"
 #include "evenkeel/trainer/gpt/embedding.h"
 #include "evenkeel/trainer/gpt/gelu.h"
 #include "evenkeel/trainer/gpt/gpt_memory.h"
 #include "evenkeel/trainer/gpt/gpt_passes.h"
 #include "evenkeel/trainer/gpt/layer_norm.h"
-#include "evenkeel/trainer/gpt/operands.h"
 #include "evenkeel/trainer/gpt/strided_product.h"
 #include "evenkeel/trainer/layers/gradient_sink.h"
 #include "evenkeel/trainer/layers/initialize.h"
@@ -30,6 +29,7 @@
 #include "evenkeel/trainer/layers/strided_shape.h"
 #include "evenkeel/trainer/layers/tensor_memory.h"
 #include "evenkeel/trainer/layers/token_loss.h"
+#include "evenkeel/trainer/models/place.h"
 
 namespace evenkeel {
 namespace {
@@ -83,6 +83,18 @@ int64_t HeadRows(int64_t rows, int64_t vocabulary, int64_t bytes_per_score) {
   return std::min(rows, std::max(kLeastRows, kBytes / (vocabulary * bytes_per_score)));
 }
 
+// Returns `values` themselves where products take them as they are, else rounded in `memory`.
+template <typename T, typename O>
+const O* AsOperand(int64_t n, const T* values, O* memory) {
+  if constexpr (std::is_same_v<T, O>) {
+    return values;
+  } else {
+    ConvertFloats(TensorView(absl::MakeSpan(const_cast<T*>(values), n)),
+                  TensorView(absl::MakeSpan(memory, n)));
+    return memory;
+  }
+}
+
 // The model for each precision: T is the type of values, gradients and sums, O the operand type of
 // matrix products.
 template <typename T, typename O>
@@ -95,12 +107,12 @@ class GptModel : public GptPasses<GptModel<T, O>, T, O> {
   friend Base;
 
  public:
-  explicit GptModel(const GptOptions& options) : Base(options), operands_(&parameters(), &held_) {
+  explicit GptModel(const GptOptions& options) : Base(options) {
     token_table_ =
         AddParameter("wte.weight", DTypeOf<T>::value, {options.vocabulary, options.width});
     position_table_ =
         AddParameter("wpe.weight", DTypeOf<T>::value, {options.context, options.width});
-    operands_.AddMatrix(token_table_);
+    AddMatrix(token_table_);
     for (int table : {token_table_, position_table_}) {
       FillNormal(Value(table), kDeviation, StableRandom(options.seed, table));
     }
@@ -124,15 +136,9 @@ class GptModel : public GptPasses<GptModel<T, O>, T, O> {
 
   int64_t ActivationBytes() const override { return held_; }
   absl::Status PlanPass(int64_t samples, Mode mode) override {
-    const bool trains = mode == Mode::kTraining;
-    const GptMemorySize size = SizeOf(samples * options_.context, trains);
-    const AttentionShape heads{.sequences = samples,
-                               .context = options_.context,
-                               .heads = options_.heads,
-                               .head_width = options_.width / options_.heads};
-    held_ = std::max(held_, LayOutGptMemory<T, O>(options_, size, nullptr).bytes +
-                                CausalAttention<T, O>::WorkBytes(heads, trains) +
-                                operands_.RoundedBytes());
+    pass_ = GptPass(options_, samples, options_.context, mode);
+    const GptMemorySize size = SizeOf(mode == Mode::kTraining);
+    held_ = std::max(held_, LayOutGptMemory<T, O>(options_, size, nullptr).bytes);
     return absl::OkStatus();
   }
 
@@ -151,7 +157,7 @@ class GptModel : public GptPasses<GptModel<T, O>, T, O> {
         .weight = AddParameter(name + ".weight", DTypeOf<T>::value, {inputs, outputs}),
         .bias = AddParameter(name + ".bias", DTypeOf<T>::value, {outputs})};
     FillNormal(Value(linear.weight), deviation, StableRandom(options_.seed, linear.weight));
-    operands_.AddMatrix(linear.weight);
+    AddMatrix(linear.weight);
     return linear;
   }
 
@@ -180,24 +186,50 @@ class GptModel : public GptPasses<GptModel<T, O>, T, O> {
   }
   DropoutMatrix Rows() const { return WholeMatrix(pass_.rows(), options_.width); }
 
-  GptMemorySize SizeOf(int64_t rows, bool trains) const {
+  GptMemorySize SizeOf(bool trains) const {
     const bool trains_table = trains && parameters().trainable(token_table_);
+    const int64_t rows = pass_.rows(), work = CausalAttention<T, O>::WorkSize(Heads());
     return {.rows = rows,
             .trains = trains,
-            .drops = trains && options_.dropout > 0,
+            .drops = pass_.dropout > 0,
             .operand_bytes = sizeof(O),
             .scores = HeadRows(rows, options_.vocabulary, sizeof(T)) * options_.vocabulary,
             .head_gradient = trains_table ? options_.vocabulary * options_.width : 0,
+            .rounded = rounded_,
+            .probabilities = trains ? work : 0,
+            .attention_scores = work,
             .sums_bytes = 2 * options_.width * static_cast<int64_t>(sizeof(T))};
   }
-  absl::StatusOr<void*> Take(int64_t bytes, bool /*trains*/) { return block_.Resize(bytes); }
+  absl::StatusOr<void*> Take(int64_t bytes, bool /*trains*/) {
+    if (bytes > held_) {
+      block_ = {};
+      held_ = 0;
+      data_ = block_.Allocate(DType::kUint8, bytes).data;
+      held_ = bytes;
+    }
+    return data_;
+  }
   absl::Status Prepare(const TokenBatch& batch, bool /*trains*/) {
     inputs_ = batch.inputs;
-    operands_.Refresh();
+    for (const auto& [index, at] : rounded_at_)
+      AsOperand(parameters()[index].value.count, Vector(index), memory_.rounded + at);
     return absl::OkStatus();
   }
 
-  const O* Matrix(int index) const { return operands_.Matrix(index); }
+  // Gives a matrix its place in memory_.rounded.
+  void AddMatrix(int index) {
+    if constexpr (std::is_same_v<T, O>) return;
+    constexpr int64_t kBytes = sizeof(O);
+    rounded_at_[index] = rounded_;
+    rounded_ += AlignedBytes(parameters()[index].value.count * kBytes) / kBytes;
+  }
+  const O* Matrix(int index) const {
+    if constexpr (std::is_same_v<T, O>) {
+      return Vector(index);
+    } else {
+      return memory_.rounded + rounded_at_.at(index);
+    }
+  }
   template <typename Result>
   absl::Status Product(const StridedShape& shape, const O* left, const O* right, const T* bias,
                        Result* output) {
@@ -253,13 +285,17 @@ class GptModel : public GptPasses<GptModel<T, O>, T, O> {
     return write(norm.weight, weight_sum);
   }
 
+  CausalAttention<T, O> Attention(int layer) {
+    return {&products_,
+            {memory_.attention_scores, LayerAt(layer).probabilities, memory_.attention_operands}};
+  }
   absl::Status AttentionForward(int layer) {
-    return attention_.Forward(Heads(), pass_.Noise(FirstStream(layer)), Qkv(layer),
-                              LayerAt(layer).mixed);
+    return Attention(layer).Forward(Heads(), pass_.Noise(FirstStream(layer)), Qkv(layer),
+                                    LayerAt(layer).mixed);
   }
   absl::StatusOr<const O*> AttentionBackward(int layer) {
-    EK_RETURN_IF_ERROR(attention_.Backward(Heads(), pass_.Noise(FirstStream(layer)), Qkv(layer),
-                                           memory_.diff_rows, memory_.wide));
+    EK_RETURN_IF_ERROR(Attention(layer).Backward(Heads(), pass_.Noise(FirstStream(layer)),
+                                                 Qkv(layer), memory_.diff_rows, memory_.wide));
     return AsOperand(3 * pass_.rows() * options_.width, memory_.wide, memory_.diff_rows);
   }
 
@@ -329,11 +365,12 @@ class GptModel : public GptPasses<GptModel<T, O>, T, O> {
     return absl::OkStatus();
   }
 
-  int64_t held_ = 0;
   StridedProducts<O> products_;
-  Operands<T, O> operands_;
-  CausalAttention<T, O> attention_{&products_, &held_};
-  Buffer<std::byte> block_{&held_};  // Has memory_.
+  std::map<int, int64_t> rounded_at_;  // By parameter, in memory_.rounded; empty where T is O.
+  int64_t rounded_ = 0;
+  int64_t held_ = 0;  // The bytes of `block_`, or of a plan.
+  TensorMemory block_;
+  void* data_ = nullptr;             // In `block_`; has memory_.
   std::span<const int32_t> inputs_;  // The last Forward's.
   std::vector<float> next_scores_;   // Unused in float32.
 };

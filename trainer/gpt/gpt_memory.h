@@ -32,10 +32,12 @@ struct GptMemorySize {
   int64_t operand_bytes = 0;     // Of an O.
   int64_t scores = 0;            // The head's, of the rows that it takes at once.
   int64_t head_gradient = 0;     // 0: it is not computed in the forward pass.
+  int64_t rounded = 0;           // All matrices, as products take them.
   int64_t probabilities = 0;     // Of a layer's attention.
   int64_t attention_scores = 0;  // Of a block of attention's rows.
   int64_t sums_bytes = 0;
-  bool splits_heads = false;  // Attention takes heads apart from each other.
+  // A device's attention takes heads apart from each other, and keeps its probabilities.
+  bool splits_heads = false;
 
   friend bool operator==(const GptMemorySize&, const GptMemorySize&) = default;
 };
@@ -45,7 +47,7 @@ struct GptMemory {
   struct Layer {
     O* norm_1 = nullptr;            // [rows, width]
     O* qkv = nullptr;               // [rows, 3 width]; split: [3, sequences, heads, context, width]
-    O* probabilities = nullptr;     // [sequences, heads, context, context]
+    O* probabilities = nullptr;     // Kept: [sequences, heads, context, context].
     O* mixed = nullptr;             // [rows, width]: the heads' means
     T* middle = nullptr;            // [rows, width]: the sum after attention
     O* norm_2 = nullptr;            // [rows, width]
@@ -58,6 +60,7 @@ struct GptMemory {
   // In evaluation two, which take turns: nothing of a layer is needed after the next one has run.
   std::vector<Layer> layers;
 
+  O* rounded = nullptr;   // Matrices.
   T* embedded = nullptr;  // [rows, width]
   RowStatistics<T> statistics;
   O* final = nullptr;        // [rows, width], after the last norm
@@ -106,11 +109,12 @@ GptMemory<T, O> LayOutGptMemory(const GptOptions& options, const GptMemorySize& 
   };
 
   memory.layers.resize(size.trains ? options.layers : std::min<int64_t>(options.layers, 2));
-  O* const shared_probabilities = size.trains ? nullptr : operands(size.probabilities);
+  const bool keeps = size.trains && size.splits_heads;
+  O* const shared_probabilities = keeps ? nullptr : operands(size.probabilities);
   for (auto& layer : memory.layers) {
     layer.norm_1 = operands(n);
     layer.qkv = operands(3 * n);
-    layer.probabilities = size.trains ? operands(size.probabilities) : shared_probabilities;
+    layer.probabilities = keeps ? operands(size.probabilities) : shared_probabilities;
     layer.mixed = operands(n);
     layer.middle = values(n);
     layer.norm_2 = operands(n);
@@ -120,6 +124,7 @@ GptMemory<T, O> LayOutGptMemory(const GptOptions& options, const GptMemorySize& 
     layer.statistics_1 = statistics();
     layer.statistics_2 = statistics();
   }
+  memory.rounded = operands(size.rounded);
   memory.embedded = values(n);
   memory.statistics = statistics();
   memory.final = operands(n);
@@ -130,8 +135,11 @@ GptMemory<T, O> LayOutGptMemory(const GptOptions& options, const GptMemorySize& 
     memory.heads = operands(n);
   }
   memory.attention_scores = values(size.attention_scores);
-  if (size.drops || (size.trains && !is_one_type))
+  if (!size.splits_heads) {
+    memory.attention_operands = as_operands(memory.attention_scores, size.attention_scores);
+  } else if (size.drops || (size.trains && !is_one_type)) {
     memory.attention_operands = operands(size.attention_scores);
+  }
   if (size.trains) {
     memory.diff_scores = as_operands(memory.scores, size.scores);
     memory.diff = values(n);

@@ -13,7 +13,7 @@
 //
 // Types: those of gpt_memory.h. The operations that `Own` has:
 //
-//   GptMemorySize SizeOf(rows, trains)
+//   GptMemorySize SizeOf(trains)           of pass_
 //   StatusOr<void*> Take(bytes, trains)    the memory of a pass, whose content may be lost
 //   Status Prepare(batch, trains)          the batch, and the operands of all matrices
 //   Status EmbeddingForward()              memory_.embedded, after dropout
@@ -75,11 +75,12 @@ constexpr uint64_t FirstStream(int layer) { return 1 + 3 * static_cast<uint64_t>
 // The sizes and the dropout of a pass.
 struct GptPass {
   GptPass() = default;
-  GptPass(const GptOptions& model, const TokenBatch& batch, Mode mode, const PassOptions& options)
-      : sequences(static_cast<int64_t>(batch.inputs.size()) / batch.context),
-        context(batch.context),
+  GptPass(const GptOptions& model, int64_t sequences, int64_t context, Mode mode,
+          uint64_t noise = 0)
+      : sequences(sequences),
+        context(context),
         dropout(mode == Mode::kTraining ? model.dropout : 0),
-        noise(options.noise) {}
+        noise(noise) {}
 
   int64_t sequences = 0;
   int64_t context = 0;
@@ -150,9 +151,10 @@ class GptPasses : public Gpt {
   absl::StatusOr<PendingResult> DoForward(const Batch& any, Mode mode,
                                           const PassOptions& options) override {
     const auto& batch = std::get<TokenBatch>(any);
-    pass_ = GptPass(options_, batch, mode, options);
+    const int64_t sequences = static_cast<int64_t>(batch.inputs.size()) / batch.context;
+    pass_ = GptPass(options_, sequences, batch.context, mode, options.noise);
     const bool trains = mode == Mode::kTraining;
-    EK_RETURN_IF_ERROR(LayOut(own().SizeOf(pass_.rows(), trains)));
+    EK_RETURN_IF_ERROR(LayOut(own().SizeOf(trains)));
     EK_RETURN_IF_ERROR(own().Prepare(batch, trains));
     EK_RETURN_IF_ERROR(own().EmbeddingForward());
     EK_RETURN_IF_ERROR(own().NormForward(memory_.embedded, NormBefore(0)));

@@ -14,15 +14,6 @@ AttentionRows DeviceAttention::RowsFrom(int64_t begin) const {
   return {shape_, begin, end, block_rows_, heads, heads, noise_.probability > 0};
 }
 
-DeviceAttentionRows DeviceAttention::ForLayers(const AttentionRows& rows) const {
-  return {.matrices = shape_.matrices(),
-          .context = shape_.context,
-          .begin = rows.begin,
-          .end = rows.end,
-          .block_rows = block_rows_,
-          .scale = rows.Scale<float>()};
-}
-
 void* DeviceAttention::At(const void* operands, int64_t elements) const {
   return static_cast<std::byte*>(const_cast<void*>(operands)) +
          elements * SizeOf(layers_.operand());
@@ -52,7 +43,7 @@ absl::Status DeviceAttention::Weigh(const AttentionRows& rows, const Operands* q
                                     Operands* probabilities) const {
   EK_RETURN_IF_ERROR(Product(rows.Scores(), At(qkv, rows.begin * shape_.head_width),
                              At(qkv, size()), {DType::kFloat32, memory_.scores}));
-  return layers_.CausalSoftmaxForward(ForLayers(rows), noise_, memory_.scores,
+  return layers_.CausalSoftmaxForward(rows, noise_, memory_.scores,
                                       At(probabilities, rows.begin * shape_.context),
                                       rows.weights_in_block ? memory_.operands : nullptr);
 }
@@ -69,14 +60,13 @@ absl::Status DeviceAttention::Backward(const Operands* qkv, const Operands* prob
 absl::Status DeviceAttention::BackwardRows(const AttentionRows& rows, const Operands* qkv,
                                            const Operands* probabilities,
                                            const Operands* diff_output, float* diff_qkv) const {
-  const DeviceAttentionRows own = ForLayers(rows);
   const int64_t first_query = rows.begin * shape_.head_width;
   const void* const diff = At(diff_output, first_query);
   const void* const first = At(probabilities, rows.begin * shape_.context);
 
   // Gradients of the values, which the probabilities weighted after dropout.
   if (rows.weights_in_block)
-    EK_RETURN_IF_ERROR(layers_.DropProbabilities(own, noise_, first, memory_.operands));
+    EK_RETURN_IF_ERROR(layers_.DropProbabilities(rows, noise_, first, memory_.operands));
   EK_RETURN_IF_ERROR(Product(rows.DiffValues(), rows.weights_in_block ? memory_.operands : first,
                              diff, {DType::kFloat32, diff_qkv + 2 * size()}));
 
@@ -86,7 +76,7 @@ absl::Status DeviceAttention::BackwardRows(const AttentionRows& rows, const Oper
   void* const diff_scores =
       layers_.operand() == DType::kFloat32 ? memory_.scores : memory_.operands;
   EK_RETURN_IF_ERROR(
-      layers_.CausalSoftmaxBackward(own, noise_, first, memory_.scores, diff_scores));
+      layers_.CausalSoftmaxBackward(rows, noise_, first, memory_.scores, diff_scores));
 
   // Gradients of queries and keys.
   EK_RETURN_IF_ERROR(Product(rows.DiffQueries(), diff_scores, At(qkv, size()),

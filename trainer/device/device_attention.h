@@ -52,7 +52,6 @@ class DeviceAttention {
 
  private:
   AttentionRows RowsFrom(int64_t begin) const;
-  DeviceAttentionRows ForLayers(const AttentionRows& rows) const;
   // Elements of queries, of keys, ...
   int64_t size() const { return shape_.matrices() * shape_.context * shape_.head_width; }
   // Elements of operands.

@@ -142,16 +142,16 @@ LaunchShape BlockPerRow(const AttentionShape& shape, int parts) {
   return BlockPerRow(shape.sequences * shape.context, parts * shape.width());
 }
 
-gpt_kernel::CausalShape ShapeOf(const DeviceAttentionRows& rows, int most_threads,
-                                uint32_t aligned) {
-  return {.matrices = rows.matrices,
+gpt_kernel::CausalShape ShapeOf(const AttentionRows& rows, int most_threads, uint32_t aligned) {
+  const int64_t context = rows.shape.context;
+  return {.matrices = rows.shape.matrices(),
           .first_row = rows.begin,
-          .rows = rows.end - rows.begin,
+          .rows = rows.count(),
           .columns = rows.end,
-          .row_stride = rows.context,
-          .score_stride = rows.block_rows * rows.context,
-          .probability_stride = rows.context * rows.context,
-          .scale = rows.scale,
+          .row_stride = context,
+          .score_stride = rows.block_rows * context,
+          .probability_stride = context * context,
+          .scale = rows.Scale<float>(),
           .threads_per_row = ThreadsPerRow(rows.end, most_threads),
           .aligned = aligned};
 }
@@ -315,40 +315,41 @@ absl::Status DeviceGptLayers::MergeHeadGradients(const AttentionShape& shape, in
              rows);
 }
 
-absl::Status DeviceGptLayers::CausalSoftmaxForward(const DeviceAttentionRows& rows,
+absl::Status DeviceGptLayers::CausalSoftmaxForward(const AttentionRows& rows,
                                                    const DropoutNoise& noise, const float* scores,
                                                    Operands* probabilities,
                                                    Operands* dropped) const {
   const gpt_kernel::CausalShape shape =
-      ShapeOf(rows, 256, AreAligned(rows.context, scores, probabilities, dropped));
+      ShapeOf(rows, 256, AreAligned(rows.shape.context, scores, probabilities, dropped));
   return Run(kCausalForward, ShapeOfRows(shape.matrices * shape.rows, shape.threads_per_row), shape,
              NoiseOf(noise), scores, probabilities, dropped);
 }
 
-absl::Status DeviceGptLayers::CausalSoftmaxBackward(const DeviceAttentionRows& rows,
+absl::Status DeviceGptLayers::CausalSoftmaxBackward(const AttentionRows& rows,
                                                     const DropoutNoise& noise,
                                                     const Operands* probabilities,
                                                     const float* diff_dropped,
                                                     Operands* diff_scores) const {
   const gpt_kernel::CausalShape shape =
-      ShapeOf(rows, 256, AreAligned(rows.context, probabilities, diff_dropped, diff_scores));
+      ShapeOf(rows, 256, AreAligned(rows.shape.context, probabilities, diff_dropped, diff_scores));
   return Run(kCausalBackward, ShapeOfRows(shape.matrices * shape.rows, shape.threads_per_row),
              shape, NoiseOf(noise), probabilities, diff_dropped, diff_scores);
 }
 
-absl::Status DeviceGptLayers::DropProbabilities(const DeviceAttentionRows& rows,
+absl::Status DeviceGptLayers::DropProbabilities(const AttentionRows& rows,
                                                 const DropoutNoise& noise,
                                                 const Operands* probabilities,
                                                 Operands* dropped) const {
-  const gpt_kernel::DropoutShape shape{.matrices = rows.matrices,
-                                       .rows = rows.end - rows.begin,
+  const int64_t context = rows.shape.context;
+  const gpt_kernel::DropoutShape shape{.matrices = rows.shape.matrices(),
+                                       .rows = rows.count(),
                                        .columns = rows.end,
-                                       .row_stride = rows.context,
-                                       .input_stride = rows.context * rows.context,
-                                       .output_stride = rows.block_rows * rows.context,
+                                       .row_stride = context,
+                                       .input_stride = context * context,
+                                       .output_stride = rows.block_rows * context,
                                        .first_row = rows.begin,
-                                       .noise_rows = rows.context,
-                                       .aligned = AreAligned(rows.context, probabilities, dropped)};
+                                       .noise_rows = context,
+                                       .aligned = AreAligned(context, probabilities, dropped)};
   return Run(kDropOperands, BlockPerRow(shape.matrices * shape.rows, rows.end), shape,
              NoiseOf(noise), probabilities, dropped);
 }

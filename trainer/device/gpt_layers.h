@@ -48,17 +48,6 @@ struct DeviceTokens {
   int64_t buckets = 0;
 };
 
-// Rows `begin` to below `end` of square matrices, causal: of each the first `end` columns are
-// computed.
-struct DeviceAttentionRows {
-  int64_t matrices = 0;
-  int64_t context = 0;  // Rows and columns of a matrix, and from row to row in all memory.
-  int64_t begin = 0;
-  int64_t end = 0;
-  int64_t block_rows = 0;  // Rows of a matrix in `scores` and the like; the first is `begin`.
-  float scale = 1;
-};
-
 class DeviceGptLayers {
  public:
   using Operands = void;
@@ -129,17 +118,19 @@ class DeviceGptLayers {
   absl::Status MergeHeadGradients(const AttentionShape& shape, int parts, const float* heads,
                                   Operands* rows) const;
 
-  // `probabilities` begin at the rows' first; `dropped`, null without noise, lies as `scores` do.
-  absl::Status CausalSoftmaxForward(const DeviceAttentionRows& rows, const DropoutNoise& noise,
+  // Of each matrix the first `rows.end` columns are computed. `probabilities` begin at the rows'
+  // first, in whole matrices; scores, and what lies as they do, are the block's memory. `dropped`
+  // is null without noise.
+  absl::Status CausalSoftmaxForward(const AttentionRows& rows, const DropoutNoise& noise,
                                     const float* scores, Operands* probabilities,
                                     Operands* dropped) const;
   // diff_scores may be diff_dropped where operands are float32. diff_dropped: the gradient behind
   // dropout.
-  absl::Status CausalSoftmaxBackward(const DeviceAttentionRows& rows, const DropoutNoise& noise,
+  absl::Status CausalSoftmaxBackward(const AttentionRows& rows, const DropoutNoise& noise,
                                      const Operands* probabilities, const float* diff_dropped,
                                      Operands* diff_scores) const;
   // The probabilities after dropout once more.
-  absl::Status DropProbabilities(const DeviceAttentionRows& rows, const DropoutNoise& noise,
+  absl::Status DropProbabilities(const AttentionRows& rows, const DropoutNoise& noise,
                                  const Operands* probabilities, Operands* dropped) const;
 
   // loss_sum and correct, each one number of the device's memory. `stride`: from row to row of

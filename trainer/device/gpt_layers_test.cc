@@ -283,7 +283,12 @@ TYPED_TEST(DeviceGptLayersTest, SoftmaxesAreTheCpusBlockByBlock) {
     const int64_t block_rows = 16 < b.context ? 16 : b.context, in_block = block_rows * b.context,
                   whole = b.context * b.context;
     const DropoutNoise noise{.probability = b.dropout, .seed = 2, .stream = 1};
-    const float scale = 0.7f;
+    const AttentionRows rows{
+        .shape = {.sequences = b.matrices, .context = b.context, .heads = 1, .head_width = 2},
+        .begin = b.begin,
+        .end = b.end,
+        .block_rows = block_rows};
+    const auto scale = rows.Scale<float>();
     std::vector<float> scores = RandomValues<float>(b.matrices * in_block, 1, 9),
                        diff = RandomValues<float>(b.matrices * in_block, 2);
     const float* on_scores = this->Put(scores);
@@ -308,12 +313,6 @@ TYPED_TEST(DeviceGptLayersTest, SoftmaxesAreTheCpusBlockByBlock) {
       CausalSoftmaxBackward(block, scale, own, diff.data() + m * in_block,
                             diff_scores.data() + m * in_block);
     }
-    const DeviceAttentionRows rows{.matrices = b.matrices,
-                                   .context = b.context,
-                                   .begin = b.begin,
-                                   .end = b.end,
-                                   .block_rows = block_rows,
-                                   .scale = scale};
     O* first = on_probabilities + b.begin * b.context;
     const bool drops = b.dropout > 0;
     ASSERT_TRUE(

@@ -422,36 +422,21 @@ EK_KERNEL(256, ek_prepare_update)
   }
 }
 
-EK_KERNEL(256, ek_update_sgd_float)
-(const update::Tensor* tensors, const update::Chunk* chunks, int64_t first, int64_t last,
- const update::Numbers* numbers) {
-  update::UpdateChunks<update::SgdRule, float>(tensors, chunks, first, last, numbers);
-}
-EK_KERNEL(256, ek_update_sgd_bfloat)
-(const update::Tensor* tensors, const update::Chunk* chunks, int64_t first, int64_t last,
- const update::Numbers* numbers) {
-  update::UpdateChunks<update::SgdRule, kernel::BFloat>(tensors, chunks, first, last, numbers);
-}
-EK_KERNEL(256, ek_update_momentum_float)
-(const update::Tensor* tensors, const update::Chunk* chunks, int64_t first, int64_t last,
- const update::Numbers* numbers) {
-  update::UpdateChunks<update::MomentumRule, float>(tensors, chunks, first, last, numbers);
-}
-EK_KERNEL(256, ek_update_momentum_bfloat)
-(const update::Tensor* tensors, const update::Chunk* chunks, int64_t first, int64_t last,
- const update::Numbers* numbers) {
-  update::UpdateChunks<update::MomentumRule, kernel::BFloat>(tensors, chunks, first, last, numbers);
-}
-EK_KERNEL(256, ek_update_adam_float)
-(const update::Tensor* tensors, const update::Chunk* chunks, int64_t first, int64_t last,
- const update::Numbers* numbers) {
-  update::UpdateChunks<update::AdamRule, float>(tensors, chunks, first, last, numbers);
-}
-EK_KERNEL(256, ek_update_adam_bfloat)
-(const update::Tensor* tensors, const update::Chunk* chunks, int64_t first, int64_t last,
- const update::Numbers* numbers) {
-  update::UpdateChunks<update::AdamRule, kernel::BFloat>(tensors, chunks, first, last, numbers);
-}
+#define EK_UPDATE_KERNELS(rule, name)                                                             \
+  EK_KERNEL(256, ek_update_##name##_float)                                                        \
+  (const update::Tensor* tensors, const update::Chunk* chunks, int64_t first, int64_t last,       \
+   const update::Numbers* numbers) {                                                              \
+    update::UpdateChunks<update::rule, float>(tensors, chunks, first, last, numbers);             \
+  }                                                                                               \
+  EK_KERNEL(256, ek_update_##name##_bfloat)                                                       \
+  (const update::Tensor* tensors, const update::Chunk* chunks, int64_t first, int64_t last,       \
+   const update::Numbers* numbers) {                                                              \
+    update::UpdateChunks<update::rule, kernel::BFloat>(tensors, chunks, first, last, numbers);    \
+  }
+EK_UPDATE_KERNELS(SgdRule, sgd)
+EK_UPDATE_KERNELS(MomentumRule, momentum)
+EK_UPDATE_KERNELS(AdamRule, adam)
+#undef EK_UPDATE_KERNELS
 
 }  // namespace evenkeel
 

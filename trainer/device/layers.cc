@@ -57,9 +57,8 @@ absl::Status ForEach(DeviceWork& work, const KernelType& kernel, int64_t count, 
   return Launch(work.runtime(), kernel, ShapeFor(count, kPerThread), work.stream(), args...);
 }
 
-// The layer from outputs to inputs, as whose weight the own one lies.
 LinearShape FromOutputs(const DeviceDenseShape& shape) {
-  return {.rows = shape.batch, .inputs = shape.outputs, .outputs = shape.inputs};
+  return LinearShape::FromOutputs(shape.batch, shape.inputs, shape.outputs);
 }
 
 // Parts of a channel: large enough for a block, few enough for who adds them up.

@@ -46,7 +46,7 @@ template <typename T, typename O>
 struct GptMemory {
   struct Layer {
     O* norm_1 = nullptr;            // [rows, width]
-    O* qkv = nullptr;               // [rows, 3 width]; split: [3, sequences, heads, context, width]
+    O* qkv = nullptr;               // [rows, 3 width]; where heads are split, three of `heads`
     O* probabilities = nullptr;     // Kept: [sequences, heads, context, context].
     O* mixed = nullptr;             // [rows, width]: the heads' means
     T* middle = nullptr;            // [rows, width]: the sum after attention
@@ -69,7 +69,7 @@ struct GptMemory {
   void* sums = nullptr;      // The layers' workspace.
 
   O* qkv_rows = nullptr;            // [rows, 3 width]: before heads are split
-  O* heads = nullptr;               // [sequences, heads, context, width]: of attention's output
+  O* heads = nullptr;               // [sequences, heads, context, head_width]: of the output
   T* attention_scores = nullptr;    // [sequences, heads, rows of a block, context]
   O* attention_operands = nullptr;  // The same.
 

@@ -8,10 +8,9 @@
 
 #include "absl/status/status.h"
 #include "evenkeel/trainer/layers/compute_threads.h"
-#include "evenkeel/trainer/layers/dense.h"
-#include "evenkeel/trainer/layers/gradient_sink.h"
 #include "evenkeel/trainer/layers/matrix_product.h"
 #include "evenkeel/trainer/layers/rows.h"
+#include "evenkeel/trainer/layers/strided_shape.h"
 #include "evenkeel/trainer/layers/token_loss.h"
 
 namespace evenkeel {
@@ -19,14 +18,17 @@ namespace {
 
 struct Layer {
   explicit Layer(const benchmark::State& state)
-      : shape{state.range(0), state.range(1), state.range(2)},
-        input(shape.batch * shape.inputs, 0.5f),
-        weight(shape.outputs * shape.inputs, 0.25f),
-        bias(shape.outputs, 0.1f),
-        output(shape.batch * shape.outputs, 0.125f) {
+      : batch(state.range(0)),
+        inputs(state.range(1)),
+        outputs(state.range(2)),
+        input(batch * inputs, 0.5f),
+        weight(outputs * inputs, 0.25f),
+        bias(outputs, 0.1f),
+        output(batch * outputs, 0.125f) {
     SetComputeThreads(1);
   }
-  const DenseShape shape;
+  const int64_t batch, inputs, outputs;
+  const LinearShape shape = LinearShape::FromOutputs(batch, inputs, outputs);
   std::vector<float> input, weight, bias, output;
   MatrixProducts<float> products;
 };
@@ -41,8 +43,8 @@ void BM_Forward(benchmark::State& state) {
   Layer layer(state);
   for (auto _ : state) {
     const absl::Status status =
-        DenseForward(layer.products, layer.shape, Activation::kRelu, layer.input.data(),
-                     layer.weight.data(), layer.bias.data(), layer.output.data());
+        layer.products.Run(layer.shape.BackwardInput(), layer.input.data(), layer.weight.data(),
+                           layer.bias.data(), layer.output.data(), Activation::kRelu);
     if (!status.ok()) return state.SkipWithError("no product");
   }
   CountOperations(state);
@@ -52,8 +54,8 @@ void BM_BackwardWeight(benchmark::State& state) {
   Layer layer(state);
   for (auto _ : state) {
     const absl::Status status =
-        DenseBackwardWeight<float>(layer.products, layer.shape, layer.input.data(),
-                                   layer.output.data(), {.data = layer.weight.data()});
+        layer.products.Run(layer.shape.BackwardWeight(/*add=*/false), layer.output.data(),
+                           layer.input.data(), nullptr, layer.weight.data());
     if (!status.ok()) return state.SkipWithError("no product");
   }
   CountOperations(state);
@@ -62,8 +64,9 @@ void BM_BackwardWeight(benchmark::State& state) {
 void BM_BackwardInput(benchmark::State& state) {
   Layer layer(state);
   for (auto _ : state) {
-    const absl::Status status = DenseBackwardInput(layer.products, layer.shape, layer.weight.data(),
-                                                   layer.output.data(), layer.input.data());
+    const absl::Status status =
+        layer.products.Run(layer.shape.Forward(), layer.output.data(), layer.weight.data(), nullptr,
+                           layer.input.data());
     if (!status.ok()) return state.SkipWithError("no product");
   }
   CountOperations(state);
@@ -75,8 +78,7 @@ void BM_BackwardReluAndBias(benchmark::State& state) {
   std::vector<float> diff = layer.output;
   for (auto _ : state) {
     ReluBackward<float>(layer.output, diff);
-    SumRows<float, float>(layer.shape.batch, layer.shape.outputs, diff.data(),
-                          {.data = layer.bias.data()});
+    SumRows<float, float>(layer.batch, layer.outputs, diff.data(), {.data = layer.bias.data()});
     benchmark::ClobberMemory();
   }
 }

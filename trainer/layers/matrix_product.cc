@@ -2,27 +2,26 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <utility>
 
 namespace evenkeel {
 namespace {
 
 using Desc = dnnl::memory::desc;
-using Tag = dnnl::memory::format_tag;
+using Dims = dnnl::memory::dims;
 
 constexpr auto kFloat = dnnl::memory::data_type::f32;
 // A perceptron of some layers in both modes, with its usual batch and the last of an epoch.
 constexpr size_t kPlansKept = 64;
 
-Desc FactorDesc(int64_t rows, int64_t columns, Transposed transposed) {
-  return Desc({rows, columns}, kFloat, transposed == Transposed::kYes ? Tag::ba : Tag::ab);
+Desc DescOf(int64_t rows, int64_t columns, const MatrixStrides& strides) {
+  return Desc(Dims{rows, columns}, kFloat, Dims{strides.row, strides.column});
 }
 
-bool HasBias(Epilogue then) { return then == Epilogue::kBias || then == Epilogue::kBiasAndRelu; }
-
-dnnl::primitive_attr AttributeOf(Epilogue then) {
+dnnl::primitive_attr AttributeOf(Activation then) {
   dnnl::post_ops ops;
-  if (then == Epilogue::kBiasAndRelu) AppendRelu(ops);
+  if (then == Activation::kRelu) AppendRelu(ops);
   dnnl::primitive_attr attribute;
   attribute.set_post_ops(ops);
   return attribute;
@@ -31,30 +30,34 @@ dnnl::primitive_attr AttributeOf(Epilogue then) {
 // The products of backward passes, whose right factor lies as it is used: matmul is no faster
 // there, and for powers of two slower (a weight of 1024 x 1024 at batch 64: 1.6 ms, by BLAS 1.26).
 // Where the right factor is transposed it is the other way round (1.5 and 1.9 ms).
-absl::Status RunByBlas(const ProductShape& shape, const float* left, const float* right,
+absl::Status RunByBlas(const StridedShape& shape, const float* left, const float* right,
                        float* output) {
-  const auto letter = [](Transposed transposed) {
-    return transposed == Transposed::kYes ? 'T' : 'N';
-  };
+  // Where both strides are 1, a line has one element, and either way reads the same.
+  const bool turns_left = shape.left.row == 1, turns_right = shape.right.column != 1;
+  const int64_t left_line =
+      turns_left ? std::max(shape.left.column, shape.rows) : std::max(shape.left.row, shape.inner);
+  const int64_t right_line =
+      turns_right ? shape.right.column : std::max(shape.right.row, shape.columns);
   return StatusFromOneDnnCode(
-      "matrix product",
-      dnnl_sgemm(letter(shape.left), letter(shape.right), shape.rows, shape.columns, shape.inner,
-                 1.0f, left, shape.left == Transposed::kYes ? shape.rows : shape.inner, right,
-                 shape.right == Transposed::kYes ? shape.inner : shape.columns,
-                 shape.then == Epilogue::kAdd ? 1.0f : 0.0f, output, shape.columns));
+      "matrix product", dnnl_sgemm(turns_left ? 'T' : 'N', turns_right ? 'T' : 'N', shape.rows,
+                                   shape.columns, shape.inner, 1.0f, left, left_line, right,
+                                   right_line, shape.add ? 1.0f : 0.0f, output, shape.output.row));
 }
 
 }  // namespace
 
-const MatrixProducts<float>::Plan& MatrixProducts<float>::PlanFor(const ProductShape& shape) {
-  auto found = std::ranges::find(plans_, shape, &Plan::shape);
+const MatrixProducts<float>::Plan& MatrixProducts<float>::PlanFor(const StridedShape& shape,
+                                                                  Activation then) {
+  auto found = std::ranges::find_if(
+      plans_, [&](const Plan& plan) { return plan.shape == shape && plan.then == then; });
   if (found == plans_.end()) {
     Plan plan{.shape = shape,
-              .left = FactorDesc(shape.rows, shape.inner, shape.left),
-              .right = FactorDesc(shape.inner, shape.columns, shape.right),
-              .bias = Desc({1, shape.columns}, kFloat, Tag::ab),
-              .output = Desc({shape.rows, shape.columns}, kFloat, Tag::ab)};
-    const auto desc = ForwardPlan<dnnl::matmul>(dnn_, SharedScratch::In(AttributeOf(shape.then)),
+              .then = then,
+              .left = DescOf(shape.rows, shape.inner, shape.left),
+              .right = DescOf(shape.inner, shape.columns, shape.right),
+              .bias = DescOf(1, shape.columns, {.row = shape.columns}),
+              .output = DescOf(shape.rows, shape.columns, shape.output)};
+    const auto desc = ForwardPlan<dnnl::matmul>(dnn_, SharedScratch::In(AttributeOf(then)),
                                                 plan.left, plan.right, plan.bias, plan.output);
     scratch_.Grow(dnn_, desc);
     plan.primitive = dnnl::matmul(desc);
@@ -66,11 +69,12 @@ const MatrixProducts<float>::Plan& MatrixProducts<float>::PlanFor(const ProductS
   return plans_.front();
 }
 
-absl::Status MatrixProducts<float>::Run(const ProductShape& shape, const float* left,
-                                        const float* right, const float* bias, float* output) {
-  if (!HasBias(shape.then)) return RunByBlas(shape, left, right, output);
+absl::Status MatrixProducts<float>::Run(const StridedShape& shape, const float* left,
+                                        const float* right, const float* bias, float* output,
+                                        Activation then) {
+  if (bias == nullptr) return RunByBlas(shape, left, right, output);
   return StatusFromOneDnn("matrix product", [&] {
-    const Plan& plan = PlanFor(shape);
+    const Plan& plan = PlanFor(shape, then);
     plan.primitive.execute(dnn_.stream, {{DNNL_ARG_SRC, dnn_.Wrap(plan.left, left)},
                                          {DNNL_ARG_WEIGHTS, dnn_.Wrap(plan.right, right)},
                                          {DNNL_ARG_BIAS, dnn_.Wrap(plan.bias, bias)},
@@ -80,24 +84,21 @@ absl::Status MatrixProducts<float>::Run(const ProductShape& shape, const float* 
   });
 }
 
-absl::Status MatrixProducts<double>::Run(const ProductShape& shape, const double* left,
-                                         const double* right, const double* bias, double* output) {
-  const auto at = [](const double* data, Transposed transposed, int64_t rows, int64_t columns,
-                     int64_t row, int64_t column) {
-    return transposed == Transposed::kYes ? data[column * rows + row]
-                                          : data[row * columns + column];
+absl::Status MatrixProducts<double>::Run(const StridedShape& shape, const double* left,
+                                         const double* right, const double* bias, double* output,
+                                         Activation then) {
+  const auto at = [](const MatrixStrides& strides, int64_t row, int64_t column) {
+    return row * strides.row + column * strides.column;
   };
   for (int64_t row = 0; row < shape.rows; ++row) {
     for (int64_t column = 0; column < shape.columns; ++column) {
-      double& to = output[row * shape.columns + column];
+      double& to = output[at(shape.output, row, column)];
       double sum = 0;
-      for (int64_t i = 0; i < shape.inner; ++i) {
-        sum += at(left, shape.left, shape.rows, shape.inner, row, i) *
-               at(right, shape.right, shape.inner, shape.columns, i, column);
-      }
-      if (HasBias(shape.then)) sum += bias[column];
-      if (shape.then == Epilogue::kAdd) sum += to;
-      to = shape.then == Epilogue::kBiasAndRelu ? std::max(sum, 0.0) : sum;
+      for (int64_t i = 0; i < shape.inner; ++i)
+        sum += left[at(shape.left, row, i)] * right[at(shape.right, i, column)];
+      if (bias != nullptr) sum += bias[column];
+      if (shape.add) sum += to;
+      to = then == Activation::kRelu ? std::max(sum, 0.0) : sum;
     }
   }
   return absl::OkStatus();

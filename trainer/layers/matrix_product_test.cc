@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "evenkeel/trainer/data/stable_random.h"
+#include "evenkeel/trainer/layers/strided_shape.h"
 
 namespace evenkeel {
 namespace {
@@ -23,7 +24,7 @@ std::vector<T> Random(int64_t count, uint64_t seed) {
 
 // Written down from the header, in double.
 template <typename T>
-std::vector<double> Expected(const ProductShape& s, const std::vector<T>& left,
+std::vector<double> Expected(const StridedShape& s, Activation then, const std::vector<T>& left,
                              const std::vector<T>& right, const std::vector<T>& bias,
                              const std::vector<T>& before) {
   std::vector<double> output(before.begin(), before.end());
@@ -31,15 +32,14 @@ std::vector<double> Expected(const ProductShape& s, const std::vector<T>& left,
     for (int64_t column = 0; column < s.columns; ++column) {
       double sum = 0;
       for (int64_t i = 0; i < s.inner; ++i) {
-        const double a = left[s.left == Transposed::kYes ? i * s.rows + row : row * s.inner + i];
-        const double b =
-            right[s.right == Transposed::kYes ? column * s.inner + i : i * s.columns + column];
+        const double a = left[row * s.left.row + i * s.left.column];
+        const double b = right[i * s.right.row + column * s.right.column];
         sum += a * b;
       }
       double& to = output[row * s.columns + column];
-      if (s.then == Epilogue::kAdd) sum += to;
-      if (s.then == Epilogue::kBias || s.then == Epilogue::kBiasAndRelu) sum += bias[column];
-      to = s.then == Epilogue::kBiasAndRelu ? std::max(0.0, sum) : sum;
+      if (s.add) sum += to;
+      if (!bias.empty()) sum += bias[column];
+      to = then == Activation::kRelu ? std::max(0.0, sum) : sum;
     }
   }
   return output;
@@ -50,37 +50,48 @@ class MatrixProductTest : public testing::Test {};
 using Types = testing::Types<float, double>;
 TYPED_TEST_SUITE(MatrixProductTest, Types);
 
-TYPED_TEST(MatrixProductTest, EveryShapeAndEpilogueIsTheSumOfItsDefinition) {
+TYPED_TEST(MatrixProductTest, EveryShapeAndEndIsTheSumOfItsDefinition) {
   using T = TypeParam;
   const double tolerance = std::is_same_v<T, float> ? 2e-5 : 1e-13;
   const struct {
     int64_t rows, columns, inner;
-  } kSizes[] = {{1, 1, 1}, {3, 5, 7}, {64, 10, 33}, {17, 40, 129}};
+  } kSizes[] = {{1, 1, 1}, {3, 5, 1}, {1, 5, 7}, {3, 1, 7}, {3, 5, 7}, {64, 10, 33}, {17, 40, 129}};
+  const struct {
+    bool add, has_bias;
+    Activation then;
+  } kEnds[] = {{false, false, Activation::kNone},
+               {true, false, Activation::kNone},
+               {false, true, Activation::kNone},
+               {false, true, Activation::kRelu}};
   MatrixProducts<T> products;
   for (const auto& size : kSizes) {
     const std::vector<T> left = Random<T>(size.rows * size.inner, 1);
     const std::vector<T> right = Random<T>(size.inner * size.columns, 2);
-    const std::vector<T> bias = Random<T>(size.columns, 3);
-    for (Transposed left_transposed : {Transposed::kNo, Transposed::kYes}) {
-      for (Transposed right_transposed : {Transposed::kNo, Transposed::kYes}) {
-        for (Epilogue then :
-             {Epilogue::kNone, Epilogue::kAdd, Epilogue::kBias, Epilogue::kBiasAndRelu}) {
-          const ProductShape shape{.rows = size.rows,
+    const std::vector<T> values = Random<T>(size.columns, 3);
+    for (const bool turns_left : {false, true}) {
+      for (const bool turns_right : {false, true}) {
+        for (const auto& [add, has_bias, then] : kEnds) {
+          const StridedShape shape{.rows = size.rows,
                                    .columns = size.columns,
                                    .inner = size.inner,
-                                   .left = left_transposed,
-                                   .right = right_transposed,
-                                   .then = then};
+                                   .left = turns_left ? MatrixStrides{.row = 1, .column = size.rows}
+                                                      : MatrixStrides{.row = size.inner},
+                                   .right = turns_right
+                                                ? MatrixStrides{.row = 1, .column = size.inner}
+                                                : MatrixStrides{.row = size.columns},
+                                   .output = {.row = size.columns},
+                                   .add = add};
           SCOPED_TRACE(testing::Message()
-                       << size.rows << "x" << size.columns << "x" << size.inner << " "
-                       << (left_transposed == Transposed::kYes)
-                       << (right_transposed == Transposed::kYes) << static_cast<int>(then));
+                       << size.rows << "x" << size.columns << "x" << size.inner << " " << turns_left
+                       << turns_right << " " << add << has_bias << static_cast<int>(then));
           const std::vector<T> before = Random<T>(size.rows * size.columns, 4);
+          const std::vector<T> bias = has_bias ? values : std::vector<T>();
           std::vector<T> output = before;
           const absl::Status status =
-              products.Run(shape, left.data(), right.data(), bias.data(), output.data());
+              products.Run(shape, left.data(), right.data(), has_bias ? bias.data() : nullptr,
+                           output.data(), then);
           ASSERT_TRUE(status.ok()) << status;
-          const std::vector<double> expected = Expected(shape, left, right, bias, before);
+          const std::vector<double> expected = Expected(shape, then, left, right, bias, before);
           for (size_t i = 0; i < output.size(); ++i)
             ASSERT_NEAR(output[i], expected[i], tolerance) << i;
         }
@@ -97,8 +108,13 @@ TYPED_TEST(MatrixProductTest, ManyShapesComeAndGo) {
       const std::vector<T> ones(inner, T{1});
       T output = -1;
       ASSERT_TRUE(products
-                      .Run({.rows = 1, .columns = 1, .inner = inner}, ones.data(), ones.data(),
-                           nullptr, &output)
+                      .Run({.rows = 1,
+                            .columns = 1,
+                            .inner = inner,
+                            .left = {.row = inner},
+                            .right = {.row = 1},
+                            .output = {.row = 1}},
+                           ones.data(), ones.data(), nullptr, &output)
                       .ok());
       EXPECT_EQ(output, static_cast<T>(inner));
     }

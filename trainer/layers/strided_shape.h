@@ -43,6 +43,10 @@ struct LinearShape {
   int64_t outputs = 0;
   int64_t input_stride = inputs;  // From row to row of the input and its gradient.
 
+  static LinearShape FromOutputs(int64_t rows, int64_t inputs, int64_t outputs) {
+    return {.rows = rows, .inputs = outputs, .outputs = inputs};
+  }
+
   // The products of the three passes.
   StridedShape Forward() const {
     return {.rows = rows,

@@ -17,12 +17,12 @@
 #include "evenkeel/trainer/layers/average_pool.h"
 #include "evenkeel/trainer/layers/batch_norm_relu.h"
 #include "evenkeel/trainer/layers/convolution.h"
-#include "evenkeel/trainer/layers/dense.h"
 #include "evenkeel/trainer/layers/initialize.h"
 #include "evenkeel/trainer/layers/matrix_product.h"
 #include "evenkeel/trainer/layers/onednn.h"
 #include "evenkeel/trainer/layers/residual_block.h"
 #include "evenkeel/trainer/layers/rows.h"
+#include "evenkeel/trainer/layers/strided_shape.h"
 #include "evenkeel/trainer/layers/tensor_memory.h"
 #include "evenkeel/trainer/layers/token_loss.h"
 
@@ -63,7 +63,7 @@ class Network {
         mode_(mode),
         sync_(options.syncs_norms ? &sync : nullptr),
         indices_(indices),
-        dense_{batch, options.widths.back(), kClasses},
+        dense_(LinearShape::FromOutputs(batch, options.widths.back(), kClasses)),
         images_(
             dnn.Allocate({{batch, options.image.channels, options.image.side, options.image.side},
                           dnnl::memory::data_type::f32,
@@ -92,9 +92,9 @@ class Network {
     for (ResidualBlock& block : blocks_) features = block.Forward(features, parameters);
     means_ = pool_.Forward(norm_.Forward(features, StateOf(indices_.norm, parameters)));
     if (sync_ != nullptr) EK_RETURN_IF_ERROR(sync_->status);
-    EK_RETURN_IF_ERROR(DenseForward(products_, dense_, Activation::kNone, means_,
-                                    Value(parameters, indices_.fc_weight),
-                                    Value(parameters, indices_.fc_bias), scores_.data()));
+    EK_RETURN_IF_ERROR(products_.Run(dense_.BackwardInput(), means_,
+                                     Value(parameters, indices_.fc_weight),
+                                     Value(parameters, indices_.fc_bias), scores_.data()));
 
     // The scores' gradient takes their place: it is all that Backward needs of them.
     const TokenLossResult loss =
@@ -105,16 +105,18 @@ class Network {
 
   absl::Status Backward(const ParameterSet& parameters, GradientSink& sink) {
     EK_RETURN_IF_ERROR(sink.Write<float>(indices_.fc_bias, [&](GradTarget<float> target) {
-      SumRows(dense_.batch, dense_.outputs, scores_.data(), target);
+      SumRows(batch_, kClasses, scores_.data(), target);
       return absl::OkStatus();
     }));
     EK_RETURN_IF_ERROR(sink.Write<float>(indices_.fc_weight, [&](GradTarget<float> target) {
-      return DenseBackwardWeight(products_, dense_, means_, scores_.data(), target);
+      return products_.Run(dense_.BackwardWeight(target.add), scores_.data(), means_, nullptr,
+                           target.data);
     }));
     if (!sink.AnyTrainedBefore(indices_.fc_weight)) return absl::OkStatus();
 
-    EK_RETURN_IF_ERROR(DenseBackwardInput(products_, dense_, Value(parameters, indices_.fc_weight),
-                                          scores_.data(), diff_means_.data()));
+    EK_RETURN_IF_ERROR(products_.Run(dense_.Forward(), scores_.data(),
+                                     Value(parameters, indices_.fc_weight), nullptr,
+                                     diff_means_.data()));
     EK_ASSIGN_OR_RETURN(dnnl::memory diff, BackwardNorm(norm_, indices_.norm,
                                                         pool_.Backward(diff_means_.data()), sink));
     for (size_t i = blocks_.size(); i-- > 0;) {
@@ -152,7 +154,7 @@ class Network {
   const Mode mode_;
   BatchNormSync* const sync_;  // Null unless norms are over all ranks.
   const CnnIndices& indices_;
-  const DenseShape dense_;
+  const LinearShape dense_;
   MatrixProducts<float> products_;
   dnnl::memory images_;
   Convolution stem_;

@@ -15,10 +15,10 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/data/batch.h"
 #include "evenkeel/trainer/data/image_shape.h"
-#include "evenkeel/trainer/layers/dense.h"
 #include "evenkeel/trainer/layers/initialize.h"
 #include "evenkeel/trainer/layers/matrix_product.h"
 #include "evenkeel/trainer/layers/rows.h"
+#include "evenkeel/trainer/layers/strided_shape.h"
 #include "evenkeel/trainer/layers/tensor_memory.h"
 #include "evenkeel/trainer/layers/token_loss.h"
 
@@ -78,7 +78,9 @@ class Mlp : public Model {
   }
 
   const T* Value(int index) const { return static_cast<const T*>(parameters()[index].value.data); }
-  DenseShape ShapeOf(const Layer& layer) const { return {batch_, layer.inputs, layer.outputs}; }
+  LinearShape ShapeOf(const Layer& layer) const {
+    return LinearShape::FromOutputs(batch_, layer.inputs, layer.outputs);
+  }
 
   absl::Status Check(const Batch& batch) const override {
     return CheckImages(batch, pixels_, kClasses).status();
@@ -91,10 +93,9 @@ class Mlp : public Model {
     const T* input = images_ = InOwnPrecision(images);
     for (Layer& layer : layers_) {
       layer.output.resize(batch_ * layer.outputs);
-      EK_RETURN_IF_ERROR(
-          DenseForward(products_, ShapeOf(layer),
-                       &layer == &layers_.back() ? Activation::kNone : Activation::kRelu, input,
-                       Value(layer.weight), Value(layer.bias), layer.output.data()));
+      EK_RETURN_IF_ERROR(products_.Run(
+          ShapeOf(layer).BackwardInput(), input, Value(layer.weight), Value(layer.bias),
+          layer.output.data(), &layer == &layers_.back() ? Activation::kNone : Activation::kRelu));
       input = layer.output.data();
     }
     // The scores' gradient takes their place: it is all that Backward needs of them.
@@ -119,21 +120,21 @@ class Mlp : public Model {
     const T* diff = layers_.back().output.data();
     for (size_t i = layers_.size(); i-- > 0;) {
       const Layer& layer = layers_[i];
-      const DenseShape shape = ShapeOf(layer);
+      const LinearShape shape = ShapeOf(layer);
       EK_RETURN_IF_ERROR(sink.Write<T>(layer.bias, [&](GradTarget<T> target) {
-        SumRows(shape.batch, shape.outputs, diff, target);
+        SumRows(batch_, layer.outputs, diff, target);
         return absl::OkStatus();
       }));
       const T* input = i > 0 ? layers_[i - 1].output.data() : images_;
       EK_RETURN_IF_ERROR(sink.Write<T>(layer.weight, [&](GradTarget<T> target) {
-        return DenseBackwardWeight(products_, shape, input, diff, target);
+        return products_.Run(shape.BackwardWeight(target.add), diff, input, nullptr, target.data);
       }));
       if (!sink.AnyTrainedBefore(layer.weight)) return absl::OkStatus();
 
       Layer& below = layers_[i - 1];
       below.diff.resize(below.output.size());
       EK_RETURN_IF_ERROR(
-          DenseBackwardInput(products_, shape, Value(layer.weight), diff, below.diff.data()));
+          products_.Run(shape.Forward(), diff, Value(layer.weight), nullptr, below.diff.data()));
       ReluBackward<T>(below.output, below.diff);
       diff = below.diff.data();
     }

@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <cstddef>
+#include <memory>
 #include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -53,8 +53,7 @@ class DeviceGptModel : public GptPasses<DeviceGptModel, float, void> {
     EK_RETURN_IF_ERROR(InitOnDevice(place, host));
     EK_ASSIGN_OR_RETURN(work_, DeviceWork::Create(place));
     layers_.emplace(work_->runtime(), work_->stream(), operand());
-    FindParameters();
-    return matrices_.Init(*work_, *this, operand(), position_table_);
+    return matrices_.Init(*work_, *this, operand(), kPositionTable);
   }
 
   absl::StatusOr<std::span<const float>> NextToken(std::span<const int32_t> tokens) override {
@@ -75,25 +74,6 @@ class DeviceGptModel : public GptPasses<DeviceGptModel, float, void> {
 
  private:
   using Operands = void;
-
-  void FindParameters() {
-    const auto find = [this](const std::string& name) {
-      return WeightAndBias{.weight = parameters().Find(name + ".weight"),
-                           .bias = parameters().Find(name + ".bias")};
-    };
-    token_table_ = parameters().Find("wte.weight");
-    position_table_ = parameters().Find("wpe.weight");
-    for (int layer = 0; layer < options_.layers; ++layer) {
-      const std::string name = absl::StrCat("h.", layer, ".");
-      blocks_.push_back({.ln_1 = find(name + "ln_1"),
-                         .c_attn = find(name + "attn.c_attn"),
-                         .attn_c_proj = find(name + "attn.c_proj"),
-                         .ln_2 = find(name + "ln_2"),
-                         .c_fc = find(name + "mlp.c_fc"),
-                         .mlp_c_proj = find(name + "mlp.c_proj")});
-    }
-    final_norm_ = find("ln_f");
-  }
 
   GptMemorySize SizeOf(bool trains) const {
     const int64_t rows = pass_.rows();
@@ -153,9 +133,9 @@ class DeviceGptModel : public GptPasses<DeviceGptModel, float, void> {
   }
 
   absl::Status EmbeddingForward() {
-    return layers_->EmbeddingForward(
-        pass_.rows(), pass_.context, options_.width, pass_.Noise(kEmbeddingStream), tokens_.inputs,
-        Vector(token_table_), Vector(position_table_), memory_.embedded);
+    return layers_->EmbeddingForward(pass_.rows(), pass_.context, options_.width,
+                                     pass_.Noise(kEmbeddingStream), tokens_.inputs,
+                                     Vector(kTokenTable), Vector(kPositionTable), memory_.embedded);
   }
 
   absl::Status EmbeddingBackward(GradTarget<float> token_gradient,
@@ -244,7 +224,7 @@ class DeviceGptModel : public GptPasses<DeviceGptModel, float, void> {
 
   absl::StatusOr<PendingResult> HeadForward(std::span<const int32_t> /*targets*/, double weight) {
     const int64_t rows = pass_.rows();
-    EK_RETURN_IF_ERROR(Product(Head().BackwardInput(), memory_.final, Matrix(token_table_), nullptr,
+    EK_RETURN_IF_ERROR(Product(Head().BackwardInput(), memory_.final, Matrix(kTokenTable), nullptr,
                                memory_.scores));
     DeviceLoss* const loss = work_->loss();
     EK_RETURN_IF_ERROR(layers_->TokenLoss(rows, options_.vocabulary, Head().input_stride,
@@ -255,7 +235,7 @@ class DeviceGptModel : public GptPasses<DeviceGptModel, float, void> {
   }
 
   absl::Status HeadBackward(GradTarget<float> token_gradient) {
-    EK_RETURN_IF_ERROR(Product(Head().Forward(), memory_.diff_scores, Matrix(token_table_), nullptr,
+    EK_RETURN_IF_ERROR(Product(Head().Forward(), memory_.diff_scores, Matrix(kTokenTable), nullptr,
                                memory_.norm_diff));
     if (token_gradient) {
       EK_RETURN_IF_ERROR(Product(Head().BackwardWeight(token_gradient.add), memory_.diff_scores,

@@ -101,30 +101,27 @@ template <typename T, typename O>
 class GptModel : public GptPasses<GptModel<T, O>, T, O> {
   using Base = GptPasses<GptModel<T, O>, T, O>;
   using Base::AddParameter, Base::parameters, Base::options_, Base::Vector, Base::Heads, Base::Qkv;
-  using Base::LayerAt, Base::memory_, Base::pass_, Base::blocks_, Base::final_norm_;
-  using Base::position_table_, Base::token_table_;
+  using Base::LayerAt, Base::memory_, Base::pass_;
   using typename Base::Norm;
   friend Base;
 
  public:
   explicit GptModel(const GptOptions& options) : Base(options) {
-    token_table_ =
-        AddParameter("wte.weight", DTypeOf<T>::value, {options.vocabulary, options.width});
-    position_table_ =
-        AddParameter("wpe.weight", DTypeOf<T>::value, {options.context, options.width});
-    AddMatrix(token_table_);
-    for (int table : {token_table_, position_table_}) {
+    AddParameter("wte.weight", DTypeOf<T>::value, {options.vocabulary, options.width});
+    AddParameter("wpe.weight", DTypeOf<T>::value, {options.context, options.width});
+    AddMatrix(kTokenTable);
+    for (int table : {kTokenTable, kPositionTable}) {
       FillNormal(Value(table), kDeviation, StableRandom(options.seed, table));
     }
     for (int layer = 0; layer < options.layers; ++layer) AddBlock(layer);
-    final_norm_ = AddNorm("ln_f");
+    AddNorm("ln_f");
   }
 
   absl::StatusOr<std::span<const float>> NextToken(std::span<const int32_t> tokens) override {
     EK_ASSIGN_OR_RETURN(const int64_t row, this->ScorePrompt(tokens));
     T* scores = memory_.scores;  // Has room for one row.
     EK_RETURN_IF_ERROR(Product(Head(/*rows=*/1).BackwardInput(),
-                               memory_.final + row * options_.width, Matrix(token_table_), nullptr,
+                               memory_.final + row * options_.width, Matrix(kTokenTable), nullptr,
                                scores));
     if constexpr (std::is_same_v<T, float>) {
       return std::span(scores, options_.vocabulary);
@@ -143,22 +140,17 @@ class GptModel : public GptPasses<GptModel<T, O>, T, O> {
   }
 
  private:
-  WeightAndBias AddNorm(const std::string& name) {
-    const WeightAndBias norm = {
-        .weight = AddParameter(name + ".weight", DTypeOf<T>::value, {options_.width}),
-        .bias = AddParameter(name + ".bias", DTypeOf<T>::value, {options_.width})};
-    std::ranges::fill(Value(norm.weight), T{1});
-    return norm;
+  void AddNorm(const std::string& name) {
+    const int weight = AddParameter(name + ".weight", DTypeOf<T>::value, {options_.width});
+    AddParameter(name + ".bias", DTypeOf<T>::value, {options_.width});
+    std::ranges::fill(Value(weight), T{1});
   }
 
-  WeightAndBias AddLinear(const std::string& name, int64_t inputs, int64_t outputs,
-                          double deviation) {
-    const WeightAndBias linear = {
-        .weight = AddParameter(name + ".weight", DTypeOf<T>::value, {inputs, outputs}),
-        .bias = AddParameter(name + ".bias", DTypeOf<T>::value, {outputs})};
-    FillNormal(Value(linear.weight), deviation, StableRandom(options_.seed, linear.weight));
-    AddMatrix(linear.weight);
-    return linear;
+  void AddLinear(const std::string& name, int64_t inputs, int64_t outputs, double deviation) {
+    const int weight = AddParameter(name + ".weight", DTypeOf<T>::value, {inputs, outputs});
+    AddParameter(name + ".bias", DTypeOf<T>::value, {outputs});
+    FillNormal(Value(weight), deviation, StableRandom(options_.seed, weight));
+    AddMatrix(weight);
   }
 
   void AddBlock(int layer) {
@@ -167,14 +159,12 @@ class GptModel : public GptPasses<GptModel<T, O>, T, O> {
     // Projections back into the sum that runs through all layers: so that its variance doesn't grow
     // with their number.
     const double into_sum = kDeviation / std::sqrt(2.0 * static_cast<double>(options_.layers));
-    BlockParameters own;
-    own.ln_1 = AddNorm(name + "ln_1");
-    own.c_attn = AddLinear(name + "attn.c_attn", width, 3 * width, kDeviation);
-    own.attn_c_proj = AddLinear(name + "attn.c_proj", width, width, into_sum);
-    own.ln_2 = AddNorm(name + "ln_2");
-    own.c_fc = AddLinear(name + "mlp.c_fc", width, 4 * width, kDeviation);
-    own.mlp_c_proj = AddLinear(name + "mlp.c_proj", 4 * width, width, into_sum);
-    blocks_.push_back(own);
+    AddNorm(name + "ln_1");
+    AddLinear(name + "attn.c_attn", width, 3 * width, kDeviation);
+    AddLinear(name + "attn.c_proj", width, width, into_sum);
+    AddNorm(name + "ln_2");
+    AddLinear(name + "mlp.c_fc", width, 4 * width, kDeviation);
+    AddLinear(name + "mlp.c_proj", 4 * width, width, into_sum);
   }
 
   std::span<T> Value(int index) { return this->template Initial<T>(index); }
@@ -187,7 +177,7 @@ class GptModel : public GptPasses<GptModel<T, O>, T, O> {
   DropoutMatrix Rows() const { return WholeMatrix(pass_.rows(), options_.width); }
 
   GptMemorySize SizeOf(bool trains) const {
-    const bool trains_table = trains && parameters().trainable(token_table_);
+    const bool trains_table = trains && parameters().trainable(kTokenTable);
     const int64_t rows = pass_.rows(), work = CausalAttention<T, O>::WorkSize(Heads());
     return {.rows = rows,
             .trains = trains,
@@ -238,8 +228,8 @@ class GptModel : public GptPasses<GptModel<T, O>, T, O> {
 
   absl::Status EmbeddingForward() {
     T* sum = memory_.embedded;
-    evenkeel::EmbeddingForward(pass_.context, options_.width, inputs_, Vector(token_table_),
-                               Vector(position_table_), sum);
+    evenkeel::EmbeddingForward(pass_.context, options_.width, inputs_, Vector(kTokenTable),
+                               Vector(kPositionTable), sum);
     if (pass_.dropout > 0) evenkeel::Dropout(pass_.Noise(kEmbeddingStream), Rows(), sum, sum);
     return absl::OkStatus();
   }
@@ -327,7 +317,7 @@ class GptModel : public GptPasses<GptModel<T, O>, T, O> {
   absl::StatusOr<PendingResult> HeadForward(std::span<const int32_t> targets, double weight) {
     const int64_t rows = pass_.rows(), vocabulary = options_.vocabulary, width = options_.width;
     const int64_t chunk = HeadRows(rows, vocabulary, sizeof(T));
-    const O* table = Matrix(token_table_);
+    const O* table = Matrix(kTokenTable);
     O* diff_scores = memory_.diff_scores;  // Null in evaluation.
     T* gradient = memory_.head_gradient;
 

@@ -67,6 +67,9 @@ struct BlockParameters {
   WeightAndBias ln_1, c_attn, attn_c_proj, ln_2, c_fc, mlp_c_proj;
 };
 
+// The tables come before all blocks (gpt.h has the order).
+inline constexpr int kTokenTable = 0, kPositionTable = 1;
+
 // Streams of dropout: one of the embedding, then three of each layer, of its attention's weights,
 // the attention's end and the perceptron's end.
 inline constexpr uint64_t kEmbeddingStream = 0;
@@ -114,7 +117,22 @@ class GptPasses : public Gpt {
     RowStatistics<T> statistics;
   };
 
-  explicit GptPasses(const GptOptions& options) : Gpt(options.is_plan), options_(options) {}
+  explicit GptPasses(const GptOptions& options) : Gpt(options.is_plan), options_(options) {
+    int next = kPositionTable + 1;
+    const auto part = [&] {
+      next += 2;
+      return WeightAndBias{.weight = next - 2, .bias = next - 1};
+    };
+    for (int64_t layer = 0; layer < options.layers; ++layer) {
+      blocks_.push_back({.ln_1 = part(),
+                         .c_attn = part(),
+                         .attn_c_proj = part(),
+                         .ln_2 = part(),
+                         .c_fc = part(),
+                         .mlp_c_proj = part()});
+    }
+    final_norm_ = part();
+  }
 
   const T* Vector(int index) const {
     return static_cast<const T*>(this->parameters()[index].value.data);
@@ -125,15 +143,12 @@ class GptPasses : public Gpt {
   Layer& LayerAt(int layer) { return memory_.layers[layer % memory_.layers.size()]; }
 
   const GptOptions options_;
-  int token_table_ = 0;
-  int position_table_ = 0;
-  std::vector<BlockParameters> blocks_;  // By layer.
-  WeightAndBias final_norm_;
-
   GptMemory<T, O> memory_;
   GptPass pass_;  // The last Forward's.
 
  private:
+  std::vector<BlockParameters> blocks_;  // By layer.
+  WeightAndBias final_norm_;
   std::optional<GptMemorySize> laid_out_;  // The size of memory_.
 
   Own& own() { return static_cast<Own&>(*this); }
@@ -193,7 +208,7 @@ class GptPasses : public Gpt {
   absl::Status DoBackward(GradientSink& sink) override {
     if (!sink.AnyTrainedBefore(this->parameters().size())) return absl::OkStatus();
     // The head's part may overwrite what lies there; the embedding's is added to it.
-    const GradTarget<T> token_gradient = sink.Target<T>(token_table_);
+    const GradTarget<T> token_gradient = sink.Target<T>(kTokenTable);
     const int layers = static_cast<int>(options_.layers);
     EK_RETURN_IF_ERROR(own().HeadBackward(token_gradient));
     EK_RETURN_IF_ERROR(own().NormBackward(final_norm_, Input(layers), memory_.statistics, sink));
@@ -204,10 +219,10 @@ class GptPasses : public Gpt {
       if (!sink.AnyTrainedBefore(p.ln_2.weight)) return absl::OkStatus();
       EK_RETURN_IF_ERROR(AttentionBackward(layer, sink));
     }
-    if (!sink.AnyTrainedBefore(position_table_ + 1)) return absl::OkStatus();
-    EK_RETURN_IF_ERROR(own().EmbeddingBackward(token_gradient, sink.Target<T>(position_table_)));
-    EK_RETURN_IF_ERROR(sink.Announce(position_table_));
-    return sink.Announce(token_table_);
+    if (!sink.AnyTrainedBefore(kPositionTable + 1)) return absl::OkStatus();
+    EK_RETURN_IF_ERROR(own().EmbeddingBackward(token_gradient, sink.Target<T>(kPositionTable)));
+    EK_RETURN_IF_ERROR(sink.Announce(kPositionTable));
+    return sink.Announce(kTokenTable);
   }
 
   absl::Status PerceptronBackward(int layer, GradientSink& sink) {

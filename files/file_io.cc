@@ -19,6 +19,7 @@ namespace {
 // A file under a temporary name; deletes it if it still has one.
 struct Temporary {
   ~Temporary() {
+    fd = internal::UniqueFd();  // NFS keeps a file that is deleted while it is open.
     if (!path.empty()) unlink(path.c_str());
   }
 

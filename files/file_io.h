@@ -34,7 +34,7 @@ struct RegularFile {
   std::string path;
   int64_t bytes = 0;
 
-  // DataLoss if the file ends before.
+  // DataLoss if the file ends before `into` is full.
   absl::Status ReadAt(int64_t offset, absl::Span<std::byte> into) const;
 };
 absl::StatusOr<RegularFile> OpenRegularFile(const std::string& path);

@@ -171,7 +171,7 @@ TEST(ControlGroupsTest, AFailureIsNotInTheLastStateIfTheJobWentOn) {
 TEST(ControlGroupsTest, AFailureIsNotInTheLastStateIfOneRankRegrouped) {
   Server server(2);
   server.groups().OnDisconnect(1);
-  EXPECT_TRUE(server.groups().OnFrame(0, Serialize(to_hub::Regroup{.request = 1})).ok());
+  EXPECT_TRUE(server.groups().OnFrame(0, Serialize(ToHub(to_hub::Regroup{.request = 1}))).ok());
   EXPECT_EQ(server.groups().LastStatusJson(), "[]");
   server.groups().OnDisconnect(0);
   EXPECT_EQ(server.groups().LastStatusJson(), "[]");

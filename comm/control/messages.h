@@ -19,6 +19,7 @@
 
 #include <cstdint>
 #include <string>
+#include <type_traits>
 #include <variant>
 #include <vector>
 
@@ -227,9 +228,13 @@ inline constexpr char kRegroupTopic[] = "\tregroup";
 
 namespace internal {
 
-inline std::string Serialize(const ToHub& message) { return ToBytes(message); }
-inline std::string Serialize(const ToRank& message) { return ToBytes(message); }
-// ToHub or ToRank. InvalidArgument for anything that Serialize() does not give, whatever the bytes.
+// ToHub or ToRank. Templates: few of the many files that include this header convert messages.
+template <typename Message>
+std::string Serialize(const Message& message) requires std::is_same_v<Message, ToHub> ||
+    std::is_same_v<Message, ToRank> {
+  return ToBytes(message);
+}
+// InvalidArgument for anything that Serialize() does not give, whatever the bytes.
 template <typename Message>
 absl::StatusOr<Message> ParseControlMessage(absl::string_view bytes) {
   return FromBytes<Message>(bytes, "control message");

@@ -42,7 +42,7 @@ struct GroupCore {
   void OnNotice(int from, absl::string_view topic, absl::string_view notice);
   absl::Status Supports(const Collective& what) const;
 
-  // Implement those of Communicator (other_groups.cc).
+  // Implement the functions of Communicator with these names (other_groups.cc).
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key, absl::Duration timeout);
   absl::StatusOr<std::unique_ptr<Communicator>> Shrink(absl::Duration timeout);
   // Makes this rank's half of a group of `ranks`, and waits until it is connected. `who` is the

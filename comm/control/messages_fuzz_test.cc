@@ -92,10 +92,10 @@ void FuzzControlMessages(std::vector<std::string> good) {
 
 TEST(WireFuzzTest, ControlMessage) {
   const ExchangeParts parts = {{1, "a"}, {2, ""}, {1, std::string(100, 'x')}};
-  FuzzControlMessages<ToHub>(
-      {Serialize(to_hub::Exchange{.parts = parts, .fanout = 32}), Serialize(to_hub::Notice())});
-  FuzzControlMessages<ToRank>(
-      {Serialize(to_rank::Exchanged{.parts = parts}), Serialize(to_rank::Notice())});
+  FuzzControlMessages<ToHub>({Serialize(ToHub(to_hub::Exchange{.parts = parts, .fanout = 32})),
+                              Serialize(ToHub(to_hub::Notice()))});
+  FuzzControlMessages<ToRank>({Serialize(ToRank(to_rank::Exchanged{.parts = parts})),
+                               Serialize(ToRank(to_rank::Notice()))});
 }
 
 TEST(WireFuzzTest, RankStatus) {

@@ -53,7 +53,11 @@ abi::Buffer PartOf(const abi::Buffer& buffer, int64_t per_element, int64_t begin
           .dtype = buffer.dtype};
 }
 
-abi::Buffer EmptyLike(const abi::Buffer& buffer) { return {.dtype = buffer.dtype}; }
+// Returns an all-to-all whose parts are all empty, of the type of `buffer`.
+abi::Call EmptyAllToAll(const abi::Buffer& buffer, int world_size) {
+  const std::vector<abi::Buffer> empty(world_size, {.dtype = buffer.dtype});
+  return {.kind = Kind::kAllToAll, .in = empty, .out = empty};
+}
 
 // Returns the parts of a buffer that lies `splits` rows for each rank along dimension 0; or even
 // parts if `splits` is empty.
@@ -408,11 +412,7 @@ WorkPtr Backend::allreduce(TensorList& tensors, const c10d::AllreduceOptions& op
     return allreduce_sparse(tensors, options);
   Operation operation("evenkeel:all_reduce", OpType::ALLREDUCE);
   const at::Tensor& tensor = OnlyOne(operation.name(), "tensor", tensors);
-  const Encoding encoding =
-      EncodeForReduce(operation.name(), tensor.scalar_type(), options.reduceOp);
-  operation.Add({.kind = Kind::kAllReduce,
-                 .out = {operation.UpdateReduced(tensor, options.reduceOp, tensor)},
-                 .op = encoding.op});
+  operation.AddReduce(Kind::kAllReduce, tensor, options.reduceOp, tensor);
   return Run(std::move(operation), options.timeout, tensors, {tensors});
 }
 
@@ -483,13 +483,8 @@ WorkPtr Backend::allreduce_coalesced(TensorList& tensors,
                                      const c10d::AllreduceCoalescedOptions& options) {
   Operation operation("evenkeel:all_reduce", OpType::ALLREDUCE_COALESCED);
   TORCH_CHECK(!tensors.empty(), "evenkeel: all_reduce_coalesced got no tensor.");
-  for (const at::Tensor& tensor : tensors) {
-    const Encoding encoding =
-        EncodeForReduce(operation.name(), tensor.scalar_type(), options.reduceOp);
-    operation.Add({.kind = Kind::kAllReduce,
-                   .out = {operation.UpdateReduced(tensor, options.reduceOp, tensor)},
-                   .op = encoding.op});
-  }
+  for (const at::Tensor& tensor : tensors)
+    operation.AddReduce(Kind::kAllReduce, tensor, options.reduceOp, tensor);
   return Run(std::move(operation), options.timeout, tensors, {tensors});
 }
 
@@ -497,13 +492,9 @@ WorkPtr Backend::reduce(TensorList& tensors, const c10d::ReduceOptions& options)
   Operation operation("evenkeel:reduce", OpType::REDUCE);
   CheckRoot(operation.name(), options.rootRank);
   const at::Tensor& tensor = OnlyOne(operation.name(), "tensor", tensors);
-  const Encoding encoding =
-      EncodeForReduce(operation.name(), tensor.scalar_type(), options.reduceOp);
-  const at::Tensor result = options.rootRank == rank_ ? tensor : at::Tensor();
-  operation.Add({.kind = Kind::kReduce,
-                 .out = {operation.UpdateReduced(tensor, options.reduceOp, result)},
-                 .op = encoding.op,
-                 .root = static_cast<int>(options.rootRank)});
+  operation.AddReduce(Kind::kReduce, tensor, options.reduceOp,
+                      options.rootRank == rank_ ? tensor : at::Tensor(),
+                      static_cast<int>(options.rootRank));
   return Run(std::move(operation), options.timeout, tensors, {tensors});
 }
 
@@ -599,9 +590,7 @@ WorkPtr Backend::gather(TensorLists& outputs, TensorList& inputs,
   const at::Tensor& input = OnlyOne(operation.name(), "input", inputs);
   const bool is_root = options.rootRank == rank_;
   const abi::Buffer whole = operation.Read(input);
-  abi::Call call{.kind = Kind::kAllToAll,
-                 .in = std::vector(size_, EmptyLike(whole)),
-                 .out = std::vector(size_, EmptyLike(whole))};
+  abi::Call call = EmptyAllToAll(whole, size_);
   call.in[options.rootRank] = whole;
   if (is_root) {
     TORCH_CHECK(outputs.size() == 1, "evenkeel: gather takes one list of outputs on the root and ",
@@ -628,9 +617,7 @@ WorkPtr Backend::gather_into_tensor(at::Tensor& output, at::Tensor& input,
   Operation operation("evenkeel:gather", OpType::GATHER);
   CheckRoot(operation.name(), options.rootRank);
   const abi::Buffer whole = operation.Read(input);
-  abi::Call call{.kind = Kind::kAllToAll,
-                 .in = std::vector(size_, EmptyLike(whole)),
-                 .out = std::vector(size_, EmptyLike(whole))};
+  abi::Call call = EmptyAllToAll(whole, size_);
   call.in[options.rootRank] = whole;
   TensorList outputs;
   if (options.rootRank == rank_) {
@@ -653,9 +640,7 @@ WorkPtr Backend::scatter(TensorList& outputs, TensorLists& inputs,
   CheckRoot(operation.name(), options.rootRank);
   const at::Tensor& output = OnlyOne(operation.name(), "output", outputs);
   const abi::Buffer whole = operation.Write(output);
-  abi::Call call{.kind = Kind::kAllToAll,
-                 .in = std::vector(size_, EmptyLike(whole)),
-                 .out = std::vector(size_, EmptyLike(whole))};
+  abi::Call call = EmptyAllToAll(whole, size_);
   call.out[options.rootRank] = whole;
   TensorList read;
   if (options.rootRank == rank_) {
@@ -693,23 +678,19 @@ WorkPtr Backend::reduce_scatter(TensorList& outputs, TensorLists& inputs,
     is_even = is_even && part.numel() == parts[0].numel();
   }
   CheckElements(operation.name(), "an output", output, output.scalar_type(), parts[rank_].numel());
-  const Encoding encoding =
-      EncodeForReduce(operation.name(), output.scalar_type(), options.reduceOp);
   if (is_even) {
-    abi::Call call{.kind = Kind::kReduceScatter,
-                   .out = {operation.WriteReduced(output, options.reduceOp)},
-                   .op = encoding.op};
+    abi::Call call{
+        .kind = Kind::kReduceScatter,
+        .out = {operation.WriteReduced(output, options.reduceOp)},
+        .op = EncodeForReduce(operation.name(), output.scalar_type(), options.reduceOp).op};
     for (const at::Tensor& part : parts) {
       call.in.push_back(operation.ReadReduced(part, options.reduceOp));
     }
     operation.Add(std::move(call));
   } else {
     for (int rank = 0; rank < size_; ++rank) {
-      const at::Tensor result = rank == rank_ ? output : at::Tensor();
-      operation.Add({.kind = Kind::kReduce,
-                     .out = {operation.UpdateReduced(parts[rank], options.reduceOp, result)},
-                     .op = encoding.op,
-                     .root = rank});
+      operation.AddReduce(Kind::kReduce, parts[rank], options.reduceOp,
+                          rank == rank_ ? output : at::Tensor(), rank);
     }
   }
   return Run(std::move(operation), options.timeout, parts, {outputs});

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <optional>
+#include <span>
 
 namespace evenkeel::bridge {
 namespace {
@@ -16,81 +18,42 @@ abi::Buffer BufferOf(const at::Tensor& tensor, const Encoding& encoding) {
           .dtype = encoding.dtype};
 }
 
-// The type that has a counterpart in evenkeel.
-std::optional<DType> SameType(at::ScalarType type) {
-  switch (type) {
-    case at::kFloat:
-      return DType::kFloat32;
-    case at::kDouble:
-      return DType::kFloat64;
-    case at::kHalf:
-      return DType::kFloat16;
-    case at::kBFloat16:
-      return DType::kBFloat16;
-    case at::kChar:
-      return DType::kInt8;
-    case at::kByte:
-      return DType::kUint8;
-    case at::kShort:
-      return DType::kInt16;
-    case at::kInt:
-      return DType::kInt32;
-    case at::kLong:
-      return DType::kInt64;
-    default:
-      return std::nullopt;
-  }
+using TypePair = std::pair<at::ScalarType, DType>;
+
+// The types that have a counterpart in evenkeel, and those that have one with a sign.
+constexpr TypePair kSameTypes[] = {
+    {at::kFloat, DType::kFloat32},     {at::kDouble, DType::kFloat64}, {at::kHalf, DType::kFloat16},
+    {at::kBFloat16, DType::kBFloat16}, {at::kChar, DType::kInt8},      {at::kByte, DType::kUint8},
+    {at::kShort, DType::kInt16},       {at::kInt, DType::kInt32},      {at::kLong, DType::kInt64}};
+constexpr TypePair kSignedTypes[] = {
+    {at::kUInt16, DType::kInt16}, {at::kUInt32, DType::kInt32}, {at::kUInt64, DType::kInt64}};
+
+std::optional<DType> Find(std::span<const TypePair> types, at::ScalarType type) {
+  for (const auto& [torch_type, dtype] : types)
+    if (torch_type == type) return dtype;
+  return std::nullopt;
 }
 
-std::optional<DType> SignedType(at::ScalarType type) {
-  switch (type) {
-    case at::kUInt16:
-      return DType::kInt16;
-    case at::kUInt32:
-      return DType::kInt32;
-    case at::kUInt64:
-      return DType::kInt64;
-    default:
-      return std::nullopt;
-  }
-}
+std::optional<DType> SameType(at::ScalarType type) { return Find(kSameTypes, type); }
+std::optional<DType> SignedType(at::ScalarType type) { return Find(kSignedTypes, type); }
+
+// In the order of c10d::ReduceOp::RedOpType, which ends with UNUSED.
+constexpr std::pair<const char*, ReduceOp> kReductions[] = {
+    {"SUM", ReduceOp::kSum},   {"AVG", ReduceOp::kAverage}, {"PRODUCT", ReduceOp::kProduct},
+    {"MIN", ReduceOp::kMin},   {"MAX", ReduceOp::kMax},     {"BAND", ReduceOp::kBitAnd},
+    {"BOR", ReduceOp::kBitOr}, {"BXOR", ReduceOp::kBitXor}, {"PREMUL_SUM", ReduceOp::kSum}};
+static_assert(std::size(kReductions) == c10d::ReduceOp::UNUSED);
 
 ReduceOp ReduceOpOf(const char* operation, c10d::ReduceOp::RedOpType op) {
-  switch (op) {
-    case c10d::ReduceOp::SUM:
-    case c10d::ReduceOp::PREMUL_SUM:
-      return ReduceOp::kSum;
-    case c10d::ReduceOp::AVG:
-      return ReduceOp::kAverage;
-    case c10d::ReduceOp::PRODUCT:
-      return ReduceOp::kProduct;
-    case c10d::ReduceOp::MIN:
-      return ReduceOp::kMin;
-    case c10d::ReduceOp::MAX:
-      return ReduceOp::kMax;
-    case c10d::ReduceOp::BAND:
-      return ReduceOp::kBitAnd;
-    case c10d::ReduceOp::BOR:
-      return ReduceOp::kBitOr;
-    case c10d::ReduceOp::BXOR:
-      return ReduceOp::kBitXor;
-    case c10d::ReduceOp::UNUSED:
-      break;
-  }
-  TORCH_CHECK(false, "evenkeel: ", operation, " got the reduction ", static_cast<int>(op),
-              ", which does not exist.");
-}
-
-const char* NameOf(c10d::ReduceOp::RedOpType op) {
-  static constexpr const char* kNames[] = {"SUM",  "AVG", "PRODUCT", "MIN",       "MAX",
-                                           "BAND", "BOR", "BXOR",    "PREMUL_SUM"};
-  return op < c10d::ReduceOp::UNUSED ? kNames[op] : "UNUSED";
+  TORCH_CHECK(op < c10d::ReduceOp::UNUSED, "evenkeel: ", operation, " got the reduction ",
+              static_cast<int>(op), ", which does not exist.");
+  return kReductions[op].second;
 }
 
 [[noreturn]] void RefuseReduction(const char* operation, at::ScalarType type,
                                   c10d::ReduceOp::RedOpType op) {
   C10_THROW_ERROR(NotImplementedError, c10::str("evenkeel: ", operation, " does not reduce ", type,
-                                                " with ReduceOp.", NameOf(op), "."));
+                                                " with ReduceOp.", kReductions[op].first, "."));
 }
 
 // Returns whether two tensors may have an element in common.
@@ -210,8 +173,8 @@ abi::Buffer Operation::WriteReduced(const at::Tensor& tensor, const c10d::Reduce
   return BufferOf(dense, encoding);
 }
 
-abi::Buffer Operation::UpdateReduced(const at::Tensor& tensor, const c10d::ReduceOp& op,
-                                     const at::Tensor& result) {
+void Operation::AddReduce(abi::Kind kind, const at::Tensor& tensor, const c10d::ReduceOp& op,
+                          const at::Tensor& result, int root) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const Encoding encoding = EncodeForReduce(name_, tensor.scalar_type(), op);
   const bool is_used = std::any_of(kept_.begin(), kept_.end(), [&](const at::Tensor& other) {
@@ -223,7 +186,7 @@ abi::Buffer Operation::UpdateReduced(const at::Tensor& tensor, const c10d::Reduc
     Keep(dense);
   }
   if (result.defined()) CopyLater(result, dense);
-  return BufferOf(dense, encoding);
+  Add({.kind = kind, .out = {BufferOf(dense, encoding)}, .op = encoding.op, .root = root});
 }
 
 void Operation::CopyBack() {

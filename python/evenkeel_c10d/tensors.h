@@ -55,12 +55,12 @@ class Operation {
   // The same of tensors that are reduced. Those of bool, and for a PREMUL_SUM, are copied.
   abi::Buffer ReadReduced(const at::Tensor& tensor, const c10d::ReduceOp& op);
   abi::Buffer WriteReduced(const at::Tensor& tensor, const c10d::ReduceOp& op);
-  // The result goes to `result`, often `tensor` itself; nowhere if it is undefined. `tensor`
-  // changes only if it is `result`.
-  abi::Buffer UpdateReduced(const at::Tensor& tensor, const c10d::ReduceOp& op,
-                            const at::Tensor& result);
 
   void Add(abi::Call call) { calls_.push_back(std::move(call)); }
+  // Adds an all-reduce, or a reduce to `root`. The result goes to `result`, often `tensor` itself;
+  // nowhere if it is undefined. `tensor` changes only if it is `result`.
+  void AddReduce(abi::Kind kind, const at::Tensor& tensor, const c10d::ReduceOp& op,
+                 const at::Tensor& result, int root = -1);
   const std::vector<abi::Call>& calls() const { return calls_; }
   // `last` computes outputs from what was received, in CopyBack().
   void Then(std::function<void()> last) { last_ = std::move(last); }

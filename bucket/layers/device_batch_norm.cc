@@ -37,12 +37,12 @@ constexpr absl::Duration kDrainTimeout = absl::Minutes(1);
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<DeviceBatchNorm>> DeviceBatchNorm::Create(const JoinScope& scope,
-                                                                         const Settings& settings) {
+absl::StatusOr<std::unique_ptr<DeviceBatchNorm>> DeviceBatchNorm::Create(
+    const JoinScope& scope, const SyncBatchNormOptions& options) {
   Communicator& comm = scope.communicator();
   std::unique_ptr<DeviceBatchNorm> norm(
-      new DeviceBatchNorm(comm.runtime(), settings, comm.world_size()));
-  const int64_t channels = settings.channels;
+      new DeviceBatchNorm(comm.runtime(), options, comm.world_size()));
+  const int64_t channels = options.channels;
   const auto allocate = [&](int64_t numbers) {
     return comm.runtime()->Allocate(comm.device(), numbers * static_cast<int64_t>(sizeof(double)));
   };
@@ -55,11 +55,12 @@ absl::StatusOr<std::unique_ptr<DeviceBatchNorm>> DeviceBatchNorm::Create(const J
   return norm;
 }
 
-DeviceBatchNorm::DeviceBatchNorm(DeviceRuntime* runtime, const Settings& settings, int world_size)
+DeviceBatchNorm::DeviceBatchNorm(DeviceRuntime* runtime, const SyncBatchNormOptions& options,
+                                 int world_size)
     : runtime_(runtime),
-      settings_(settings),
-      stream_(settings.stream),
-      most_parts_(std::clamp<int64_t>(kEnoughBlocks / settings.channels, 1, kMostParts)),
+      options_(options),
+      stream_(options.stream),
+      most_parts_(std::clamp<int64_t>(kEnoughBlocks / options.channels, 1, kMostParts)),
       world_size_(world_size) {}
 
 DeviceBatchNorm::~DeviceBatchNorm() {
@@ -88,21 +89,24 @@ TensorView DeviceBatchNorm::View(const Memory& memory, int64_t count) const {
   return TensorView(memory.data.get(), count, DType::kFloat64, stream_.device);
 }
 
-absl::Status DeviceBatchNorm::Forward(JoinScope& scope, const Shape& shape, const Values& values) {
+absl::Status DeviceBatchNorm::Forward(JoinScope& scope, const Shape& shape, const TensorView& input,
+                                      const SyncBatchNorm::Affine& affine,
+                                      const SyncBatchNorm::Running& running,
+                                      const TensorView& output) {
   EK_RETURN_IF_ERROR(CheckCounts());
-  const int64_t channels = settings_.channels, numbers = 1 + 2 * channels;
+  const int64_t channels = options_.channels, numbers = 1 + 2 * channels;
   const Sizes sizes{shape.samples, channels, shape.spatial, PartsOf(shape)};
-  const bool is_double = values.input.dtype == DType::kFloat64;
+  const bool is_double = input.dtype == DType::kFloat64;
   const LaunchShape each_part{.blocks = channels, .threads = kThreads, .rows = sizes.parts};
-  EK_RETURN_IF_ERROR(Launch(*runtime_, kMoments, each_part, stream_, values.input.data, is_double,
-                            sizes, Numbers(parts_)));
+  EK_RETURN_IF_ERROR(Launch(*runtime_, kMoments, each_part, stream_, input.data, is_double, sizes,
+                            Numbers(parts_)));
   EK_RETURN_IF_ERROR(
       Launch(*runtime_, kOwn, ShapeFor(channels), stream_, Numbers(parts_), sizes, Numbers(own_)));
   EK_RETURN_IF_ERROR(
       scope.AllGather(View(own_, numbers), View(all_, world_size_ * numbers), {.stream = stream_}));
   EK_RETURN_IF_ERROR(Launch(*runtime_, kStatistics, ShapeFor(channels), stream_, Numbers(all_),
-                            world_size_, channels, settings_.epsilon, settings_.momentum,
-                            values.mean.data, values.variance.data, is_double, forgets_,
+                            world_size_, channels, options_.epsilon, options_.momentum,
+                            running.mean.data, running.variance.data, is_double, forgets_,
                             Numbers(statistics_)));
   forgets_ = false;
   if (!counted_) {
@@ -110,28 +114,28 @@ absl::Status DeviceBatchNorm::Forward(JoinScope& scope, const Shape& shape, cons
                                       sizeof(double), stream_));
     EK_ASSIGN_OR_RETURN(counted_, runtime_->Record(stream_));
   }
-  return Launch(*runtime_, kNormalize, ShapeFor(values.input.count, kValuesOfThread), stream_,
-                values.input.data, values.gamma.data, values.beta.data, is_double,
-                Numbers(statistics_), sizes, values.output.data);
+  return Launch(*runtime_, kNormalize, ShapeFor(input.count, kValuesOfThread), stream_, input.data,
+                affine.gamma.data, affine.beta.data, is_double, Numbers(statistics_), sizes,
+                output.data);
 }
 
 absl::Status DeviceBatchNorm::Backward(JoinScope& scope, const Shape& shape,
-                                       const TensorView& input, const TensorView& gamma,
-                                       const Gradients& gradients) {
+                                       const TensorView& input, const TensorView& grad_output,
+                                       const TensorView& gamma,
+                                       const SyncBatchNorm::Gradients& gradients) {
   EK_RETURN_IF_ERROR(CheckCounts());
-  const int64_t channels = settings_.channels;
+  const int64_t channels = options_.channels;
   const Sizes sizes{shape.samples, channels, shape.spatial, PartsOf(shape)};
   const bool is_double = input.dtype == DType::kFloat64;
   const LaunchShape each_part{.blocks = channels, .threads = kThreads, .rows = sizes.parts};
-  EK_RETURN_IF_ERROR(Launch(*runtime_, kProducts, each_part, stream_, input.data,
-                            gradients.output.data, is_double, Numbers(statistics_), sizes,
-                            Numbers(parts_)));
+  EK_RETURN_IF_ERROR(Launch(*runtime_, kProducts, each_part, stream_, input.data, grad_output.data,
+                            is_double, Numbers(statistics_), sizes, Numbers(parts_)));
   EK_RETURN_IF_ERROR(Launch(*runtime_, kSums, ShapeFor(channels), stream_, Numbers(parts_), sizes,
                             Numbers(sums_), gradients.gamma.data, gradients.beta.data, is_double));
   EK_RETURN_IF_ERROR(
       scope.AllReduce(View(sums_, 2 * channels), ReduceOp::kSum, {.stream = stream_}));
   return Launch(*runtime_, kPassBack, ShapeFor(input.count, kValuesOfThread), stream_, input.data,
-                gradients.output.data, gamma.data, is_double, Numbers(statistics_), Numbers(sums_),
+                grad_output.data, gamma.data, is_double, Numbers(statistics_), Numbers(sums_),
                 sizes, gradients.input.data);
 }
 

@@ -2,10 +2,10 @@
 //                            calls.
 //
 //   EK_ASSIGN_OR_RETURN(on_device,
-//                       DeviceBatchNorm::Create(scope, {.channels = 16, .stream = stream, ...}));
-//   EK_RETURN_IF_ERROR(on_device->Forward(scope, {.samples = 32, .spatial = 49}, tensors));
+//                       DeviceBatchNorm::Create(scope, {.channels = 16, .stream = stream}));
+//   EK_RETURN_IF_ERROR(on_device->Forward(scope, shape, input, affine, running, output));
 //
-// Tensors have been checked. All work is on the settings' stream; the host waits for it in
+// Tensors have been checked. All work is on the options' stream; the host waits for it in
 // destruction only.
 //
 // Threads:   thread-compatible.
@@ -19,6 +19,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "evenkeel/bucket/layers/sync_batch_norm.h"
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/types.h"
@@ -28,25 +29,10 @@ namespace evenkeel::internal {
 
 class DeviceBatchNorm {
  public:
-  struct Settings {
-    int64_t channels = 1;
-    double epsilon = 0;
-    double momentum = 0;
-    StreamRef stream;
-  };
-  struct Shape {
-    int64_t samples = 0;
-    int64_t spatial = 1;
-  };
-  struct Values {
-    TensorView input, gamma, beta, mean, variance, output;
-  };
-  struct Gradients {
-    TensorView output, input, gamma, beta;  // That of the output is given.
-  };
+  using Shape = SyncBatchNorm::Shape;
 
-  static absl::StatusOr<std::unique_ptr<DeviceBatchNorm>> Create(const JoinScope& scope,
-                                                                 const Settings& settings);
+  static absl::StatusOr<std::unique_ptr<DeviceBatchNorm>> Create(
+      const JoinScope& scope, const SyncBatchNormOptions& options);
   ~DeviceBatchNorm();
 
   // Returns whether it was made for such a group: after a loss there may be another one.
@@ -55,13 +41,16 @@ class DeviceBatchNorm {
            scope.communicator().world_size() == world_size_;
   }
 
-  absl::Status Forward(JoinScope& scope, const Shape& shape, const Values& values);
+  absl::Status Forward(JoinScope& scope, const Shape& shape, const TensorView& input,
+                       const SyncBatchNorm::Affine& affine, const SyncBatchNorm::Running& running,
+                       const TensorView& output);
   // The shape and the input of the last Forward().
   absl::Status Backward(JoinScope& scope, const Shape& shape, const TensorView& input,
-                        const TensorView& gamma, const Gradients& gradients);
+                        const TensorView& grad_output, const TensorView& gamma,
+                        const SyncBatchNorm::Gradients& gradients);
 
  private:
-  DeviceBatchNorm(DeviceRuntime* runtime, const Settings& settings, int world_size);
+  DeviceBatchNorm(DeviceRuntime* runtime, const SyncBatchNormOptions& options, int world_size);
 
   // Returns whether an earlier Forward() had too few values, as far as this is known.
   absl::Status CheckCounts();
@@ -70,7 +59,7 @@ class DeviceBatchNorm {
   TensorView View(const Memory& memory, int64_t count) const;
 
   DeviceRuntime* const runtime_;
-  const Settings settings_;
+  const SyncBatchNormOptions options_;
   const StreamRef stream_;
   const int64_t most_parts_;
   const int world_size_;

@@ -91,15 +91,9 @@ absl::Status SyncBatchNorm::Forward(JoinScope& scope, const Shape& shape, Tensor
                                   input.dtype));
   if (!device.is_cpu()) {
     if (on_device_ == nullptr || !on_device_->IsFor(scope)) {
-      EK_ASSIGN_OR_RETURN(on_device_,
-                          internal::DeviceBatchNorm::Create(scope, {.channels = options_.channels,
-                                                                    .epsilon = options_.epsilon,
-                                                                    .momentum = options_.momentum,
-                                                                    .stream = options_.stream}));
+      EK_ASSIGN_OR_RETURN(on_device_, internal::DeviceBatchNorm::Create(scope, options_));
     }
-    EK_RETURN_IF_ERROR(on_device_->Forward(
-        scope, {.samples = shape.samples, .spatial = shape.spatial},
-        {input, affine.gamma, affine.beta, running.mean, running.variance, output}));
+    EK_RETURN_IF_ERROR(on_device_->Forward(scope, shape, input, affine, running, output));
     has_run_ = true;
     return absl::OkStatus();
   }
@@ -178,11 +172,8 @@ absl::Status SyncBatchNorm::Backward(JoinScope& scope, TensorView grad_output, T
   has_run_ = false;
   EK_RETURN_IF_ERROR(CheckTensors(input_.device, {grad_output, gradients.input},
                                   {gamma, gradients.gamma, gradients.beta}, input_.dtype));
-  if (!input_.device.is_cpu()) {
-    return on_device_->Backward(scope, {.samples = shape_.samples, .spatial = shape_.spatial},
-                                input_, gamma,
-                                {grad_output, gradients.input, gradients.gamma, gradients.beta});
-  }
+  if (!input_.device.is_cpu())
+    return on_device_->Backward(scope, shape_, input_, grad_output, gamma, gradients);
   const bool is_single = input_.dtype == DType::kFloat32;
   // Per channel: the gradients, and their products with the normalised values.
   std::vector<double> own(2 * options_.channels);

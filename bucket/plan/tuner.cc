@@ -100,16 +100,6 @@ std::vector<PlanOptions> Candidates(const PlanOptions& now, std::vector<Bytes> p
   return candidates;
 }
 
-std::vector<int64_t> MedianOfRows(const std::vector<int64_t>& table, int columns, int rows) {
-  std::vector<int64_t> medians(columns, 0);
-  std::vector<int64_t> column(rows);
-  for (int c = 0; c < columns; ++c) {
-    for (int r = 0; r < rows; ++r) column[r] = table[static_cast<size_t>(r) * columns + c];
-    medians[c] = MedianOf(column);
-  }
-  return medians;
-}
-
 }  // namespace
 
 std::string StepProfile::Serialize() const { return internal::ToBytes(*this); }
@@ -124,26 +114,19 @@ absl::StatusOr<StepProfile> StepProfile::Parse(absl::string_view bytes, int para
   return absl::InvalidArgumentError(absl::StrCat(what, ": value out of range"));
 }
 
-void ProfileRecorder::Start(int param_count, int bucket_count, int steps) {
-  params_ = param_count;
-  buckets_ = bucket_count;
-  max_steps_ = steps;
-  step_ = 0;
-  ready_.assign(static_cast<size_t>(param_count) * steps, 0);
-  buckets_ns_.assign(static_cast<size_t>(bucket_count) * steps, 0);
-  launches_.assign(steps, 0);
-}
-
-void ProfileRecorder::Launch(int64_t ns) {
-  if (step_ < max_steps_) launches_[step_] = std::max(launches_[step_], ns);
-}
-
-void ProfileRecorder::EndStep() { step_ = std::min(step_ + 1, max_steps_); }
-
-StepProfile ProfileRecorder::Profile() const {
-  return {.ready_ns = MedianOfRows(ready_, params_, step_),
-          .bucket_ns = MedianOfRows(buckets_ns_, buckets_, step_),
-          .launch_ns = MedianOf({launches_.begin(), launches_.begin() + step_})};
+StepProfile MedianOf(std::span<const StepProfile> steps) {
+  StepProfile median = steps.front();
+  const auto of = [&](auto number) {
+    std::vector<int64_t> values;
+    for (const StepProfile& step : steps) values.push_back(number(step));
+    return MedianOf(std::move(values));
+  };
+  for (size_t p = 0; p < median.ready_ns.size(); ++p)
+    median.ready_ns[p] = of([p](const StepProfile& step) { return step.ready_ns[p]; });
+  for (size_t b = 0; b < median.bucket_ns.size(); ++b)
+    median.bucket_ns[b] = of([b](const StepProfile& step) { return step.bucket_ns[b]; });
+  median.launch_ns = of([](const StepProfile& step) { return step.launch_ns; });
+  return median;
 }
 
 StepProfile Combined(std::span<const StepProfile> profiles) {

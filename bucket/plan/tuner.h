@@ -1,8 +1,7 @@
 // Chooses bucket caps from measurements of some steps: pure functions, so that ranks with the same
 // profiles choose the same caps.
 //
-//   recorder.Start(params.size(), plan.buckets.size(), /*steps=*/5);    // then, for some steps:
-//   recorder.Gradient(i, ns);  recorder.Bucket(b, ns);  recorder.EndStep();
+//   StepProfile mine = MedianOf(profiles_of_my_steps);
 //   StepProfile group = Combined(profiles_of_the_active_ranks);
 //   EK_ASSIGN_OR_RETURN(CapChoice choice,
 //                       ChooseCaps(specs, order, now, group.ready_ns, FitLink(samples)));
@@ -13,7 +12,7 @@
 // comes later must be better by a fiftieth.
 //
 // Units:   nanoseconds, bytes.
-// Threads: pure functions; the recorder is thread-compatible.
+// Threads: pure functions.
 // Source:  Sergeev and Del Balso, "Horovod", 2018, tunes its fusion threshold by trial; here a
 //          model is fitted instead.
 
@@ -51,28 +50,8 @@ struct StepProfile {
   friend bool operator==(const StepProfile&, const StepProfile&) = default;
 };
 
-// Records some steps of one rank; a profile has the median of each number.
-class ProfileRecorder {
- public:
-  // Clears the recorder, and allocates all memory for `steps` steps.
-  void Start(int param_count, int bucket_count, int steps);
-  void Gradient(int param, int64_t ns) { Put(ready_, params_, param, ns); }
-  void Bucket(int bucket, int64_t ns) { Put(buckets_ns_, buckets_, bucket, ns); }
-  void Launch(int64_t ns);
-  // Steps beyond that number are not recorded.
-  void EndStep();
-  int steps() const { return step_; }
-  StepProfile Profile() const;
-
- private:
-  void Put(std::vector<int64_t>& table, int columns, int column, int64_t ns) {
-    if (step_ < max_steps_) table[static_cast<size_t>(step_) * columns + column] = ns;
-  }
-
-  int params_ = 0, buckets_ = 0, max_steps_ = 0, step_ = 0;
-  std::vector<int64_t> ready_, buckets_ns_;  // A row per step.
-  std::vector<int64_t> launches_;            // The longest of each step.
-};
+// Returns the median of each number of one rank's steps, of which there is at least one.
+StepProfile MedianOf(std::span<const StepProfile> steps);
 
 // Combines the profiles of ranks. A bucket is sent when the last rank has it, so a gradient is
 // ready when all ranks have it; and the last rank measures the time of a reduction without waiting.

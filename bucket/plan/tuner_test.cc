@@ -154,24 +154,11 @@ TEST_P(BestPartitionTest, NoPartitionIsMoreThanAFiftiethBetter) {
 INSTANTIATE_TEST_SUITE_P(Seeds, BestPartitionTest,
                          testing::Range(0u, 200u));  // The parameter is the seed.
 
-TEST(ProfileRecorderTest, AProfileHasTheMediansOfItsSteps) {
-  ProfileRecorder recorder;
-  recorder.Start(2, 1, 3);
-  const int64_t ready[3][2] = {{900, 20}, {10, 40}, {12, 30}};
-  for (int step = 0; step < 3; ++step) {
-    recorder.Gradient(0, ready[step][0]);
-    recorder.Gradient(1, ready[step][1]);
-    recorder.Bucket(0, 5 + step);
-    recorder.Launch(1);
-    recorder.Launch(7 + step);
-    recorder.EndStep();
-  }
-  EXPECT_EQ(recorder.steps(), 3);
-  recorder.Gradient(0, 1);  // Not asked for any more.
-  recorder.EndStep();
-  EXPECT_EQ(recorder.steps(), 3);
-  EXPECT_EQ(recorder.Profile(),
-            (StepProfile{.ready_ns = {12, 30}, .bucket_ns = {6}, .launch_ns = 8}));
+TEST(MedianOfTest, AProfileHasTheMediansOfItsSteps) {
+  const std::vector<StepProfile> steps = {{.ready_ns = {900, 20}, .bucket_ns = {5}, .launch_ns = 7},
+                                          {.ready_ns = {10, 40}, .bucket_ns = {6}, .launch_ns = 8},
+                                          {.ready_ns = {12, 30}, .bucket_ns = {7}, .launch_ns = 9}};
+  EXPECT_EQ(MedianOf(steps), (StepProfile{.ready_ns = {12, 30}, .bucket_ns = {6}, .launch_ns = 8}));
 }
 
 TEST(CombinedTest, TheSlowestRankHoldsUpAndTheLastOneSeesTheLink) {

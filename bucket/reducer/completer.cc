@@ -144,24 +144,18 @@ absl::Status Completer::Account(const Announcer* announcer) {
     last_unused_hash_ = announcer->unused_hash();
     if (core_.device == nullptr && averages_.IsMeasured(counted_.steps))
       averages_.Add(Durations(times_));
+    if (tuner_ != nullptr)
+      tuner_->Record(times_, announcer->order(), announcer->arrivals(),
+                     announcer->longest_launch());
   } else {
     ++counted_.shadowed_steps;
   }
   ++counted_.steps;
-  const StepTimes* const times = announcer != nullptr ? &times_ : nullptr;
-  if (tuner_ != nullptr) {
-    if (announcer == nullptr) {
-      tuner_->EndStep(nullptr);
-    } else {
-      tuner_->EndStep(times, announcer->order(), announcer->arrivals(),
-                      announcer->longest_launch());
-    }
-    if (tuner_->IsDue()) {
-      EK_RETURN_IF_ERROR(tuner_->Choose(*core_.comm, *core_.plan->channels[0],
-                                        /*has_inputs=*/announcer != nullptr));
-    }
-  }
-  return absl::OkStatus();
+  if (tuner_ == nullptr) return absl::OkStatus();
+  tuner_->EndStep();
+  if (!tuner_->IsDue()) return absl::OkStatus();
+  return tuner_->Choose(*core_.comm, *core_.plan->channels[0],
+                        /*has_inputs=*/announcer != nullptr);
 }
 
 ReducerStats Completer::stats() const {

@@ -45,31 +45,30 @@ void PlanTuner::OnPlan(const PlanState& state, const BucketPlan& plan,
   order_ = PlannedOrder(state);
   plan_ = plan;
   stats_.measured_before_us = 0;
-  recorder_.Start(static_cast<int>(specs.size()), static_cast<int>(plan.buckets.size()), steps_);
+  recorded_steps_ = 0;
+  recorded_.assign(steps_, {.ready_ns = std::vector<int64_t>(specs.size()),
+                            .bucket_ns = std::vector<int64_t>(plan.buckets.size())});
 }
 
-void PlanTuner::EndStep(const StepTimes* times, std::span<const int> order,
-                        std::span<const absl::Time> arrivals, absl::Duration longest_launch) {
-  ++counted_steps_;
-  if (times == nullptr) return;
-  const double exposed_us = absl::ToDoubleMicroseconds(Durations(*times).exposed);
-  if (phase_ == Phase::kDone && counted_steps_ <= steps_) {
+void PlanTuner::Record(const StepTimes& times, std::span<const int> order,
+                       std::span<const absl::Time> arrivals, absl::Duration longest_launch) {
+  const double exposed_us = absl::ToDoubleMicroseconds(Durations(times).exposed);
+  if (phase_ == Phase::kDone && counted_steps_ < steps_) {
     ++stats_.measured_after_steps;
     stats_.measured_after_us +=
         (exposed_us - stats_.measured_after_us) / static_cast<double>(stats_.measured_after_steps);
   }
-  if (phase_ != Phase::kRecording) return;
+  if (phase_ != Phase::kRecording || recorded_steps_ == steps_) return;
+  StepProfile& step = recorded_[recorded_steps_++];
   for (size_t i = 0; i < order.size(); ++i)
-    recorder_.Gradient(order[i], absl::ToInt64Nanoseconds(arrivals[i] - times->begin));
-  recorder_.Launch(absl::ToInt64Nanoseconds(longest_launch));
-  for (size_t b = 0; b < times->buckets.size(); ++b) {
-    if (times->buckets[b].launched == absl::InfiniteFuture())
+    step.ready_ns[order[i]] = absl::ToInt64Nanoseconds(arrivals[i] - times.begin);
+  step.launch_ns = absl::ToInt64Nanoseconds(longest_launch);
+  for (size_t b = 0; b < times.buckets.size(); ++b) {
+    if (times.buckets[b].launched == absl::InfiniteFuture())
       continue;  // Skipped: nothing was measured.
-    recorder_.Bucket(static_cast<int>(b),
-                     absl::ToInt64Nanoseconds(times->buckets[b].reduced - StartOf(*times, b)));
+    step.bucket_ns[b] = absl::ToInt64Nanoseconds(times.buckets[b].reduced - StartOf(times, b));
   }
-  recorder_.EndStep();
-  stats_.measured_before_us += (exposed_us - stats_.measured_before_us) / recorder_.steps();
+  stats_.measured_before_us += (exposed_us - stats_.measured_before_us) / recorded_steps_;
 }
 
 std::vector<int64_t> PlanTuner::BucketBytes() const {
@@ -102,7 +101,7 @@ absl::StatusOr<std::vector<LinkSample>> PlanTuner::Probe(Communicator& comm,
 
 absl::Status PlanTuner::Choose(Communicator& comm, Channel& channel, bool has_inputs) {
   std::vector<int64_t> bytes = BucketBytes();
-  StepProfile mine = recorder_.Profile();
+  StepProfile mine = MedianOf(std::span(recorded_).first(std::max(recorded_steps_, 1)));
   // Sizes are of the plan, so all ranks try, or none does.
   if (!order_.empty() && !CanFit(Samples(bytes, std::vector<int64_t>(bytes.size(), 1)))) {
     EK_ASSIGN_OR_RETURN(const std::vector<LinkSample> probed, Probe(comm, channel));

@@ -3,7 +3,7 @@
 //
 //   every plan:  OnPlan()         a plan whose order is final and whose caps are the options' is
 //     recorded
-//   each step:   EndStep()
+//   each step:   Record(), if this rank has inputs, then EndStep()
 //   IsDue():     Choose(), on all ranks in the same step; those without inputs have no profile to
 //     give
 //   next step:   the reducer takes `choice()` into its plan, which calls OnPlan()
@@ -42,10 +42,10 @@ class PlanTuner {
   void OnPlan(const PlanState& state, const BucketPlan& plan, std::span<const ParamSpec> specs);
   bool is_recording() const { return phase_ == Phase::kRecording; }
 
-  // A synchronising step has ended; null: this rank had no inputs. `arrivals`: when the gradients
-  // of `order` came.
-  void EndStep(const StepTimes* times, std::span<const int> order = {},
-               std::span<const absl::Time> arrivals = {}, absl::Duration longest_launch = {});
+  // Records a synchronising step of this rank. `arrivals`: when the gradients of `order` came.
+  void Record(const StepTimes& times, std::span<const int> order,
+              std::span<const absl::Time> arrivals, absl::Duration longest_launch);
+  void EndStep() { ++counted_steps_; }
 
   bool IsDue() const { return phase_ == Phase::kRecording && counted_steps_ >= steps_; }
   // All ranks together. On `channel` reductions are tried where the buckets' sizes tell nothing of
@@ -77,7 +77,9 @@ class PlanTuner {
   std::vector<ParamSpec> specs_;
   std::vector<int> order_;  // The recorded plan's order.
   BucketPlan plan_;
-  ProfileRecorder recorder_;
+  // Allocated with the plan, so that steps allocate nothing; the first `recorded_steps_` are there.
+  std::vector<StepProfile> recorded_;
+  int recorded_steps_ = 0;
   std::optional<CapChoice> choice_;
   TuningStats stats_;
 };

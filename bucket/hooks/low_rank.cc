@@ -10,28 +10,18 @@ namespace {
 
 constexpr int kLanes = 16;  // Sums that the compiler keeps side by side in vector registers.
 
-float Dot(const float* a, const float* b, int64_t n) {
-  float lanes[kLanes] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (int lane = 0; lane < kLanes; ++lane) lanes[lane] += a[i + lane] * b[i + lane];
-  }
-  float sum = 0;
-  for (; i < n; ++i) sum += a[i] * b[i];
-  for (float lane : lanes) sum += lane;
-  return sum;
-}
-
-double Dot64(const float* a, const float* b, int64_t n) {
-  double lanes[kLanes] = {};
+// Computes in the type of the sum.
+template <typename Sum>
+Sum Dot(const float* a, const float* b, int64_t n) {
+  Sum lanes[kLanes] = {};
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
     for (int lane = 0; lane < kLanes; ++lane)
-      lanes[lane] += static_cast<double>(a[i + lane]) * b[i + lane];
+      lanes[lane] += static_cast<Sum>(a[i + lane]) * b[i + lane];
   }
-  double sum = 0;
-  for (; i < n; ++i) sum += static_cast<double>(a[i]) * b[i];
-  for (double lane : lanes) sum += lane;
+  Sum sum = 0;
+  for (; i < n; ++i) sum += static_cast<Sum>(a[i]) * b[i];
+  for (Sum lane : lanes) sum += lane;
   return sum;
 }
 
@@ -40,7 +30,7 @@ double Dot64(const float* a, const float* b, int64_t n) {
 void TimesColumns(const MatrixView& m, const float* q, int64_t rank, float* p) {
   for (int64_t row = 0; row < m.rows; ++row) {
     for (int64_t k = 0; k < rank; ++k)
-      p[k * m.rows + row] = Dot(m.data + row * m.cols, q + k * m.cols, m.cols);
+      p[k * m.rows + row] = Dot<float>(m.data + row * m.cols, q + k * m.cols, m.cols);
   }
 }
 
@@ -70,17 +60,17 @@ void AddProduct(const float* p, const float* q, int64_t rank, float factor, cons
 void Orthonormalize(float* columns, int64_t rows, int64_t rank, double epsilon) {
   for (int64_t k = 0; k < rank; ++k) {
     float* const column = columns + k * rows;
-    const double before = std::sqrt(Dot64(column, column, rows));
+    const double before = std::sqrt(Dot<double>(column, column, rows));
     for (int pass = 0; pass < 2; ++pass) {
       for (int64_t other = 0; other < k; ++other) {
         const float* const base = columns + other * rows;
-        const double along = Dot64(base, column, rows);
+        const double along = Dot<double>(base, column, rows);
         for (int64_t i = 0; i < rows; ++i)
           column[i] = static_cast<float>(column[i] - along * base[i]);
       }
       // The second pass works on a unit vector, so that what rounding left along the others is
       // removed.
-      const double rest = std::sqrt(Dot64(column, column, rows));
+      const double rest = std::sqrt(Dot<double>(column, column, rows));
       if (!(rest > (pass == 0 ? epsilon * before : 0.5))) {
         std::fill_n(column, rows, 0.0f);
         break;
@@ -92,7 +82,7 @@ void Orthonormalize(float* columns, int64_t rows, int64_t rank, double epsilon) 
 
 bool Normalize(std::span<float> column) {
   const double length =
-      std::sqrt(Dot64(column.data(), column.data(), static_cast<int64_t>(column.size())));
+      std::sqrt(Dot<double>(column.data(), column.data(), static_cast<int64_t>(column.size())));
   if (!(length > 0)) return false;
   for (float& value : column) value = static_cast<float>(value / length);
   return true;

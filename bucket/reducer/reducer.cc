@@ -266,16 +266,11 @@ absl::StatusOr<std::shared_ptr<const PlanInForce>> Reducer::Impl::MakePlan(PlanS
 }
 
 absl::Status Reducer::Impl::Refresh() {
-  if (!reduction_has_plan) {
-    // The counts of steps stay: the other ranks may have the plan already.
-    EK_ASSIGN_OR_RETURN(core.plan, MakePlan(core.plan->state, core.plan->sparse, *storage));
-    reduction_has_plan = true;
-    return PrepareDevice();
-  }
-  if (core.reduction->CollectivesVersion() == core.plan->collectives_version)
+  if (reduction_has_plan && core.reduction->CollectivesVersion() == core.plan->collectives_version)
     return absl::OkStatus();
-  EK_ASSIGN_OR_RETURN(core.plan, MakePlanInForce(core, core.plan->state, core.plan->sparse,
-                                                 *storage, launcher.unused()));
+  // The counts of steps stay: the other ranks may have the plan already.
+  EK_ASSIGN_OR_RETURN(core.plan, MakePlan(core.plan->state, core.plan->sparse, *storage));
+  reduction_has_plan = true;
   return PrepareDevice();
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -40,16 +41,16 @@ std::vector<Fact> FactsOf(const ParameterSet& params, absl::Span<const TensorVie
   return facts;
 }
 
+std::string Listed(absl::Span<const std::string> names, size_t most) {
+  const std::string first = absl::StrJoin(names.subspan(0, most), ", ");
+  return names.size() <= most ? first : absl::StrCat(first, " and ", names.size() - most, " more");
+}
+
 std::string FrozenNote(const ParameterSet& params, const TrainableMask& mask) {
-  constexpr int kNames = 4;
-  int frozen = 0;
-  std::string note;
-  for (int i = 0; i < mask.size(); ++i) {
-    if (mask[i] || params.is_ignored(i) || ++frozen > kNames) continue;
-    absl::StrAppend(&note, frozen == 1 ? "frozen: " : ", ", params[i].name);
-  }
-  if (frozen > kNames) absl::StrAppend(&note, " and ", frozen - kNames, " more");
-  return note;
+  std::vector<std::string> frozen;
+  for (int i = 0; i < mask.size(); ++i)
+    if (!mask[i] && !params.is_ignored(i)) frozen.push_back(params[i].name);
+  return frozen.empty() ? "" : absl::StrCat("frozen: ", Listed(frozen, 4));
 }
 
 }  // namespace evenkeel

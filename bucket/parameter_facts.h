@@ -7,6 +7,7 @@
 #ifndef EVENKEEL_BUCKET_PARAMETER_FACTS_H_
 #define EVENKEEL_BUCKET_PARAMETER_FACTS_H_
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,9 @@ namespace evenkeel {
 // types and sharing of parameters (of ignored ones only the names); and the sizes and types of
 // buffers.
 std::vector<Fact> FactsOf(const ParameterSet& params, absl::Span<const TensorView> buffers = {});
+
+// Returns the first `most` names, and how many more there are: "fc1.weight, fc1.bias and 3 more".
+std::string Listed(absl::Span<const std::string> names, size_t most);
 
 // Returns "frozen: fc1.weight, fc1.bias"; empty if nothing is. Ignored parameters do not count.
 std::string FrozenNote(const ParameterSet& params, const TrainableMask& mask);

@@ -4,27 +4,23 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "evenkeel/bucket/parameter_facts.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
 namespace {
 
-constexpr int kNames = 4;
-
 // `2 frozen: "fc1.weight" (0), "fc1.bias" (1)`: the parameters that are `trained` after and were
 // not before.
 std::string Became(bool trained, const TrainableMask& before, const TrainableMask& after,
                    const ParameterSet& params) {
-  std::string names;
-  int count = 0;
+  std::vector<std::string> names;
   for (int i = 0; i < after.size(); ++i) {
-    if (before[i] == after[i] || after[i] != trained) continue;
-    if (++count <= kNames)
-      absl::StrAppend(&names, count == 1 ? "" : ", ", "\"", params[i].name, "\" (", i, ")");
+    if (before[i] != after[i] && after[i] == trained)
+      names.push_back(absl::StrCat("\"", params[i].name, "\" (", i, ")"));
   }
-  if (count == 0) return "";
-  return absl::StrCat(count, trained ? " unfrozen: " : " frozen: ", names,
-                      count > kNames ? absl::StrCat(" and ", count - kNames, " more") : "");
+  if (names.empty()) return "";
+  return absl::StrCat(names.size(), trained ? " unfrozen: " : " frozen: ", Listed(names, 4));
 }
 
 std::string Difference(const TrainableMask& before, const TrainableMask& after,

@@ -2,11 +2,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/arith/convert.h"
+#include "evenkeel/comm/arith/view_lists.h"
 #include "evenkeel/comm/device/copy.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
 namespace {
+
+using internal::CountOf;
 
 bool IsNarrowed(const Collective& what) {
   return what.dtype == DType::kFloat32 || what.dtype == DType::kFloat64;
@@ -15,12 +18,6 @@ bool IsNarrowed(const Collective& what) {
 // Sums can be scaled before they are added up.
 bool IsSum(const Collective& what) {
   return Reduces(what.kind) && (what.op == ReduceOp::kSum || what.op == ReduceOp::kAverage);
-}
-
-int64_t CountOf(const TensorList& views) {
-  int64_t count = 0;
-  for (const TensorView& view : views) count += view.count;
-  return count;
 }
 
 }  // namespace

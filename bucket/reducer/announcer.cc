@@ -1,19 +1,21 @@
 #include "evenkeel/bucket/reducer/announcer.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <limits>
 #include <numeric>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/bucket/finite_check.h"
+#include "evenkeel/bucket/parameter_facts.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
 namespace {
 
-constexpr int kNamesInMessage = 10;
+constexpr size_t kNamesInMessage = 10;
 
 std::string Name(const ParameterSet& params, int index) {
   return absl::StrCat("\"", params[index].name, "\" (", index, ")");
@@ -253,20 +255,17 @@ absl::Status Announcer::CheckComplete() const {
 
 absl::Status Announcer::CheckAllAnnounced() const {
   if (core_.plan->planned == static_cast<int>(order_.size())) return absl::OkStatus();
-  std::string names;
-  int missing = 0;
+  std::vector<std::string> missing;
   for (int param = 0; param < core_.params->size(); ++param) {
     if (!is_planned(param) || claimed_[param] || IsEmpty(param)) continue;
-    if (++missing > kNamesInMessage) continue;
-    absl::StrAppend(&names, missing == 1 ? "" : ", ", Name(*core_.params, param),
-                    core_.params->trainable(param) ? "" : " frozen without RefreshTrainable()");
+    missing.push_back(
+        absl::StrCat(Name(*core_.params, param),
+                     core_.params->trainable(param) ? "" : " frozen without RefreshTrainable()"));
   }
-  if (missing == 0) return absl::OkStatus();
-  if (missing > kNamesInMessage)
-    absl::StrAppend(&names, " and ", missing - kNamesInMessage, " more");
+  if (missing.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
-      "the step ended without a gradient of ", missing, " trained parameter",
-      missing == 1 ? "" : "s", ": ", names,
+      "the step ended without a gradient of ", missing.size(), " trained parameter",
+      missing.size() == 1 ? "" : "s", ": ", Listed(missing, kNamesInMessage),
       ": freeze, before the step, parameters that the loss does not use, or set find_unused"));
 }
 

@@ -6,6 +6,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "evenkeel/bucket/parameter_facts.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/app/flag_table.h"
 
@@ -83,14 +84,9 @@ std::vector<int> FrozenAt(const FreezeSchedule& schedule, int64_t step,
 }
 
 std::string NamesOf(const std::vector<int>& indices, const ParameterSet& parameters) {
-  constexpr size_t kNamesToList = 6;
-  std::string text;
-  for (size_t i = 0; i < std::min(indices.size(), kNamesToList); ++i) {
-    absl::StrAppend(&text, i == 0 ? "" : ", ", parameters[indices[i]].name);
-  }
-  if (indices.size() > kNamesToList)
-    absl::StrAppend(&text, " and ", indices.size() - kNamesToList, " more");
-  return text;
+  std::vector<std::string> names;
+  for (const int index : indices) names.push_back(parameters[index].name);
+  return Listed(names, 6);
 }
 
 FreezeChange UpdateFrozen(const FreezeSchedule& schedule, int64_t step,

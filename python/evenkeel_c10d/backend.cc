@@ -385,20 +385,14 @@ void Backend::Keep(std::shared_ptr<Flight> flight) {
   flying_.insert(flying_.end(), flying.begin(), flying.end());
 }
 
-void Backend::CheckRoot(const char* operation, int64_t root) const {
-  TORCH_CHECK(root >= 0 && root < size_, "evenkeel: ", operation, " got the root rank ", root,
+void Backend::CheckRank(const char* operation, const char* what, int64_t rank) const {
+  TORCH_CHECK(rank >= 0 && rank < size_, "evenkeel: ", operation, " got the ", what, " rank ", rank,
               ", which is not in a group of ", size_, " ranks.");
 }
 
 void Backend::CheckListSize(const char* operation, const char* what, size_t size) const {
   TORCH_CHECK(static_cast<int>(size) == size_, "evenkeel: ", operation, " needs ", size_, " ", what,
               ", one per rank, and got ", size, ".");
-}
-
-void Backend::CheckPeer(const char* operation, int rank, int tag) const {
-  TORCH_CHECK(rank >= 0 && rank < size_, "evenkeel: ", operation, " got the peer rank ", rank,
-              ", which is not in a group of ", size_, " ranks.");
-  CheckTag(operation, tag);
 }
 
 void Backend::CheckTag(const char* operation, int tag) const {
@@ -490,7 +484,7 @@ WorkPtr Backend::allreduce_coalesced(TensorList& tensors,
 
 WorkPtr Backend::reduce(TensorList& tensors, const c10d::ReduceOptions& options) {
   Operation operation("evenkeel:reduce", OpType::REDUCE);
-  CheckRoot(operation.name(), options.rootRank);
+  CheckRank(operation.name(), "root", options.rootRank);
   const at::Tensor& tensor = OnlyOne(operation.name(), "tensor", tensors);
   operation.AddReduce(Kind::kReduce, tensor, options.reduceOp,
                       options.rootRank == rank_ ? tensor : at::Tensor(),
@@ -500,7 +494,7 @@ WorkPtr Backend::reduce(TensorList& tensors, const c10d::ReduceOptions& options)
 
 WorkPtr Backend::broadcast(TensorList& tensors, const c10d::BroadcastOptions& options) {
   Operation operation("evenkeel:broadcast", OpType::BROADCAST);
-  CheckRoot(operation.name(), options.rootRank);
+  CheckRank(operation.name(), "root", options.rootRank);
   const at::Tensor& tensor = OnlyOne(operation.name(), "tensor", tensors);
   const bool is_root = options.rootRank == rank_;
   operation.Add({.kind = Kind::kBroadcast,
@@ -586,7 +580,7 @@ WorkPtr Backend::allgather_into_tensor_coalesced(TensorList& outputs, TensorList
 WorkPtr Backend::gather(TensorLists& outputs, TensorList& inputs,
                         const c10d::GatherOptions& options) {
   Operation operation("evenkeel:gather", OpType::GATHER);
-  CheckRoot(operation.name(), options.rootRank);
+  CheckRank(operation.name(), "root", options.rootRank);
   const at::Tensor& input = OnlyOne(operation.name(), "input", inputs);
   const bool is_root = options.rootRank == rank_;
   const abi::Buffer whole = operation.Read(input);
@@ -615,7 +609,7 @@ WorkPtr Backend::gather(TensorLists& outputs, TensorList& inputs,
 WorkPtr Backend::gather_into_tensor(at::Tensor& output, at::Tensor& input,
                                     const c10d::GatherOptions& options) {
   Operation operation("evenkeel:gather", OpType::GATHER);
-  CheckRoot(operation.name(), options.rootRank);
+  CheckRank(operation.name(), "root", options.rootRank);
   const abi::Buffer whole = operation.Read(input);
   abi::Call call = EmptyAllToAll(whole, size_);
   call.in[options.rootRank] = whole;
@@ -637,7 +631,7 @@ WorkPtr Backend::gather_into_tensor(at::Tensor& output, at::Tensor& input,
 WorkPtr Backend::scatter(TensorList& outputs, TensorLists& inputs,
                          const c10d::ScatterOptions& options) {
   Operation operation("evenkeel:scatter", OpType::SCATTER);
-  CheckRoot(operation.name(), options.rootRank);
+  CheckRank(operation.name(), "root", options.rootRank);
   const at::Tensor& output = OnlyOne(operation.name(), "output", outputs);
   const abi::Buffer whole = operation.Write(output);
   abi::Call call = EmptyAllToAll(whole, size_);
@@ -750,7 +744,8 @@ WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
 
 WorkPtr Backend::send(TensorList& tensors, int rank, int tag) {
   Operation operation("evenkeel:send", OpType::SEND);
-  CheckPeer(operation.name(), rank, tag);
+  CheckRank(operation.name(), "peer", rank);
+  CheckTag(operation.name(), tag);
   operation.Add({.kind = Kind::kSend,
                  .in = {operation.Read(OnlyOne(operation.name(), "tensor", tensors))},
                  .root = rank,
@@ -760,7 +755,8 @@ WorkPtr Backend::send(TensorList& tensors, int rank, int tag) {
 
 WorkPtr Backend::recv(TensorList& tensors, int rank, int tag) {
   Operation operation("evenkeel:recv", OpType::RECV);
-  CheckPeer(operation.name(), rank, tag);
+  CheckRank(operation.name(), "peer", rank);
+  CheckTag(operation.name(), tag);
   operation.Add({.kind = Kind::kRecv,
                  .out = {operation.Write(OnlyOne(operation.name(), "tensor", tensors))},
                  .root = rank,

@@ -143,9 +143,8 @@ class Backend : public c10d::Backend {
   // Leaves the group, and destroys it: when the last reference goes.
   void End();
 
-  void CheckRoot(const char* operation, int64_t root) const;
+  void CheckRank(const char* operation, const char* what, int64_t rank) const;
   void CheckListSize(const char* operation, const char* what, size_t size) const;
-  void CheckPeer(const char* operation, int rank, int tag) const;
   void CheckTag(const char* operation, int tag) const;
 
   const pid_t pid_;

@@ -5,6 +5,8 @@
 #ifndef EVENKEEL_PYTHON_EVENKEEL_C10D_ERROR_H_
 #define EVENKEEL_PYTHON_EVENKEEL_C10D_ERROR_H_
 
+#include <c10/util/Exception.h>
+
 #include <exception>
 #include <functional>
 #include <string>
@@ -21,6 +23,21 @@ std::exception_ptr ExceptionOf(const abi::Failure& failure);
 // Returns the Python exception that the calling thread handles, for the peers of a rank that
 // aborts; empty if there is none.
 std::string ReasonOfAbort();
+
+// Calls `function`. Returns false if it throws, with the text of the exception in `error`, without
+// torch's backtrace.
+template <typename Function>
+bool Try(std::string* error, Function function) {
+  try {
+    function();
+    return true;
+  } catch (const c10::Error& caught) {
+    *error = caught.what_without_backtrace();
+  } catch (const std::exception& caught) {
+    *error = caught.what();
+  }
+  return false;
+}
 
 // Calls `function` without the GIL, whether the caller holds it or not.
 void WithoutGil(const std::function<void()>& function);

@@ -122,9 +122,6 @@ void WithoutGil(const std::function<void()>& function) {
   function();
 }
 
-}  // namespace evenkeel::bridge
-
-namespace evenkeel::bridge {
 namespace {
 
 void DefineGroups(py::module_& module) {

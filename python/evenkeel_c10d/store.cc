@@ -10,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include "error.h"
 #include "evenkeel/comm/base/per_process.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 #include "torch/csrc/distributed/c10d/TCPStore.hpp"
@@ -24,19 +25,6 @@ constexpr std::chrono::milliseconds kShortWait{1'000};
 constexpr std::chrono::milliseconds kLeastConnectTimeout{30'000};
 
 constexpr size_t kLongestList = 60;  // Part of file names, whose length is limited.
-
-template <typename Function>
-bool Try(std::string* error, Function function) {
-  try {
-    function();
-    return true;
-  } catch (const c10::Error& caught) {
-    *error = caught.what_without_backtrace();
-  } catch (const std::exception& caught) {
-    *error = caught.what();
-  }
-  return false;
-}
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 

@@ -57,11 +57,6 @@ c10::IValue FutureValue(const std::vector<std::vector<at::Tensor>>& results) {
   return c10::IValue(results.empty() ? std::vector<at::Tensor>{} : results.front());
 }
 
-abi::Failure FailureOfCopy(const std::string& what) {
-  return {.code = abi::Code::kInvalidArgument,
-          .message = "evenkeel: the result cannot be copied to the tensor that was given: " + what};
-}
-
 }  // namespace
 
 // ---- Completer ----
@@ -184,12 +179,10 @@ bool Flight::TryEnd() {
         "group of its own (dist.new_group()), or let them call in one order on all ranks";
   }
   if (failure_.code == abi::Code::kOk && operation_.has_copies()) {
-    try {
-      operation_.CopyBack();
-    } catch (const c10::Error& error) {
-      failure_ = FailureOfCopy(error.what_without_backtrace());
-    } catch (const std::exception& error) {
-      failure_ = FailureOfCopy(error.what());
+    std::string error;
+    if (!Try(&error, [this] { operation_.CopyBack(); })) {
+      error = "evenkeel: the result cannot be copied to the tensor that was given: " + error;
+      failure_ = {.code = abi::Code::kInvalidArgument, .message = std::move(error)};
     }
   }
   const Operation released = std::move(operation_);  // Its tensors may take the GIL.

@@ -1,7 +1,5 @@
 #include "evenkeel/bucket/mixed_precision.h"
 
-#include <utility>
-
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "evenkeel/bucket/reducer/accumulate_kernels.cuh"

@@ -2,13 +2,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "evenkeel/comm/collective.h"
-#include "evenkeel/comm/status.h"
 
 namespace evenkeel {
 namespace {

@@ -18,7 +18,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/string_view.h"
 #include "evenkeel/bucket/plan/planner.h"
 #include "evenkeel/bucket/step_times.h"
 

@@ -21,7 +21,6 @@
 #include "evenkeel/bucket/hooks/quantized_all_reduce.h"
 #include "evenkeel/comm/agree.h"
 #include "evenkeel/comm/collective.h"
-#include "evenkeel/comm/memory.h"
 #include "evenkeel/join/join.h"
 #include "evenkeel/join/steps/step_control.h"
 #include "evenkeel/libtorch/internal.h"

@@ -28,7 +28,6 @@
 #define EVENKEEL_BUCKET_PLAN_PLANNER_H_
 
 #include <cstdint>
-#include <limits>
 #include <span>
 #include <vector>
 

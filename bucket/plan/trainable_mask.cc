@@ -1,6 +1,5 @@
 #include "evenkeel/bucket/plan/trainable_mask.h"
 
-#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <limits>

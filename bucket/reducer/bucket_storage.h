@@ -17,7 +17,6 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/plan/planner.h"
 #include "evenkeel/bucket/reducer/device_side.h"

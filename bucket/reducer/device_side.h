@@ -13,7 +13,6 @@
 #define EVENKEEL_BUCKET_REDUCER_DEVICE_SIDE_H_
 
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <vector>
 

@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/bucket/plan/cost_model.h"
-#include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/status.h"

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "evenkeel/bucket/reducer/announcer.h"
 #include "evenkeel/bucket/reducer/completer.h"
 #include "evenkeel/bucket/reducer/launcher.h"

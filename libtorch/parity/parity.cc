@@ -6,7 +6,6 @@
 // Rank 0 writes the bytes of all parameters and buffers.
 
 #include <cstdio>
-#include <cstdlib>
 #include <fstream>
 #include <map>
 #include <string>

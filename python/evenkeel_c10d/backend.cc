@@ -675,7 +675,7 @@ WorkPtr Backend::reduce_scatter(TensorList& outputs, TensorLists& inputs,
   if (is_even) {
     abi::Call call{
         .kind = Kind::kReduceScatter,
-        .out = {operation.WriteReduced(output, options.reduceOp)},
+        .out = {operation.Write(output)},
         .op = EncodeForReduce(operation.name(), output.scalar_type(), options.reduceOp).op};
     for (const at::Tensor& part : parts) {
       call.in.push_back(operation.ReadReduced(part, options.reduceOp));
@@ -706,7 +706,7 @@ WorkPtr Backend::reduce_scatter_tensor_coalesced(TensorList& outputs, TensorList
     CheckElements(operation.name(), "an input", inputs[i], type, outputs[i].numel() * size_);
     operation.Add({.kind = Kind::kReduceScatter,
                    .in = {operation.ReadReduced(inputs[i], options.reduceOp)},
-                   .out = {operation.WriteReduced(outputs[i], options.reduceOp)},
+                   .out = {operation.Write(outputs[i])},
                    .op = EncodeForReduce(operation.name(), type, options.reduceOp).op});
   }
   return Run(std::move(operation), options.timeout, inputs, {outputs});

@@ -165,14 +165,6 @@ abi::Buffer Operation::ReadReduced(const at::Tensor& tensor, const c10d::ReduceO
   return BufferOf(Dense(Contribution(tensor, op), true), encoding);
 }
 
-abi::Buffer Operation::WriteReduced(const at::Tensor& tensor, const c10d::ReduceOp& op) {
-  const at::AutoDispatchBelowADInplaceOrView no_autograd;
-  const Encoding encoding = EncodeForReduce(name_, tensor.scalar_type(), op);
-  const at::Tensor dense = Dense(tensor, false);
-  CopyLater(tensor, dense);
-  return BufferOf(dense, encoding);
-}
-
 void Operation::AddReduce(abi::Kind kind, const at::Tensor& tensor, const c10d::ReduceOp& op,
                           const at::Tensor& result, int root) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;

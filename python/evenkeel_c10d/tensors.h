@@ -52,9 +52,8 @@ class Operation {
   // operation.
   abi::Buffer Read(const at::Tensor& tensor);
   abi::Buffer Write(const at::Tensor& tensor);
-  // The same of tensors that are reduced. Those of bool, and for a PREMUL_SUM, are copied.
+  // The same of a tensor that is reduced. One of bool, and for a PREMUL_SUM, is copied.
   abi::Buffer ReadReduced(const at::Tensor& tensor, const c10d::ReduceOp& op);
-  abi::Buffer WriteReduced(const at::Tensor& tensor, const c10d::ReduceOp& op);
 
   void Add(abi::Call call) { calls_.push_back(std::move(call)); }
   // Adds an all-reduce, or a reduce to `root`. The result goes to `result`, often `tensor` itself;

@@ -11,8 +11,7 @@
 #include "evenkeel/trainer/report/tensorboard.h"
 
 namespace evenkeel {
-Dashboards::Dashboards(const TrainOptions& options, const std::string& model, bool counts_tokens,
-                       OutputFailures& failures)
+Dashboards::Dashboards(const TrainOptions& options, bool counts_tokens, OutputFailures& failures)
     : failures_(failures), counts_tokens_(counts_tokens) {
   if (!options.flags.tensorboard.empty()) {
     absl::StatusOr<std::unique_ptr<MetricsSink>> events =
@@ -21,7 +20,7 @@ Dashboards::Dashboards(const TrainOptions& options, const std::string& model, bo
     if (events.ok()) sinks_["--tensorboard"] = *std::move(events);
   }
   if (!options.flags.prometheus.empty())
-    sinks_["--prometheus"] = OpenPrometheus(options.flags.prometheus, model);
+    sinks_["--prometheus"] = OpenPrometheus(options.flags.prometheus, NameOf(options.model));
 }
 
 void Dashboards::Each(absl::FunctionRef<absl::Status(MetricsSink&)> call) {

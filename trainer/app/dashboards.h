@@ -1,6 +1,6 @@
 // Reports the progress of a run to TensorBoard and Prometheus, as the options ask.
 //
-//   Dashboards sinks(options, "cnn", /*counts_tokens=*/false, failures);
+//   Dashboards sinks(options, /*counts_tokens=*/false, failures);
 //   sinks.OnStep(facts, NumbersOf(facts, 1), absl::Now());
 //   sinks.OnTest(facts.step, test, absl::Now());
 //   sinks.OnEnd(absl::Now());
@@ -42,8 +42,7 @@ namespace evenkeel {
 
 class Dashboards {
  public:
-  Dashboards(const TrainOptions& options, const std::string& model, bool counts_tokens,
-             OutputFailures& failures);
+  Dashboards(const TrainOptions& options, bool counts_tokens, OutputFailures& failures);
 
   void OnStep(const StepFacts& facts, const StepNumbers& numbers, absl::Time now);
   void OnStragglers(int64_t step, const StragglerReport& recent, absl::Time now);

@@ -50,7 +50,7 @@ class DashboardsTest : public testing::Test {
     TrainOptions options;
     options.flags.tensorboard = folder_ + "/events";
     options.flags.prometheus = folder_ + "/train.prom";
-    return Dashboards(options, "cnn", counts_tokens, failures_);
+    return Dashboards(options, counts_tokens, failures_);
   }
 
   std::string Prometheus() const { return *ReadFile(folder_ + "/train.prom"); }
@@ -122,7 +122,7 @@ TEST_F(DashboardsTest, ALossThatIsNotFiniteIsTold) {
 }
 
 TEST_F(DashboardsTest, WithoutFilesThereIsNothingToDo) {
-  Dashboards sinks(TrainOptions(), "mlp", false, failures_);
+  Dashboards sinks(TrainOptions(), false, failures_);
   sinks.OnStep(Facts(0), NumbersOf(Facts(0), 1), kStart);
   sinks.OnGoBack(0, kStart);
   sinks.OnEnd(kStart);
@@ -134,7 +134,7 @@ TEST_F(DashboardsTest, ASinkThatFailsIsReportedOnceAndTheOthersGoOn) {
   options.flags.tensorboard = folder_ + "/a_file/events";
   options.flags.prometheus = folder_ + "/no_folder/train.prom";
   std::ofstream(folder_ + "/a_file").close();
-  Dashboards sinks(options, "cnn", /*counts_tokens=*/false, failures_);
+  Dashboards sinks(options, /*counts_tokens=*/false, failures_);
   for (int64_t step = 0; step < 3; ++step) {
     sinks.OnStep(Facts(step), NumbersOf(Facts(step), 1), kStart + absl::Minutes(step));
   }

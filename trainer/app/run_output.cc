@@ -14,7 +14,10 @@
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/trainer/app/describe_options.h"
+#include "evenkeel/trainer/app/freeze_schedule.h"
 #include "evenkeel/trainer/app/memory_plan.h"
+#include "evenkeel/trainer/app/train_options.h"
+#include "evenkeel/trainer/data/step_plan.h"
 #include "evenkeel/trainer/data/training_data.h"
 #include "evenkeel/trainer/models/model.h"
 #include "evenkeel/zero_optim/update_rule.h"
@@ -30,8 +33,6 @@ double Follow(double mean, double value) {
   return std::isnan(mean) ? value : kMemory * mean + (1 - kMemory) * value;
 }
 
-bool CountsTokens(const TrainingData& data) { return data.vocabulary > 0; }
-
 // "rank 0: 313 batches, rank 1: 312".
 std::string DescribeBatches(const std::vector<int64_t>& batches) {
   std::string text;
@@ -46,41 +47,40 @@ std::string DescribeBatches(const std::vector<int64_t>& batches) {
 
 }  // namespace
 
-RunOutput::RunOutput(const TrainStreams& streams, const TrainOptions& options,
-                     const TrainingRun& run, const RunRecorder& recorder, OutputFailures& failures,
+RunOutput::RunOutput(const TrainStreams& streams, const TrainingRun& run,
+                     const RunRecorder& recorder, OutputFailures& failures,
                      const std::vector<LostRank>& lost)
     : out_(streams.out),
-      evaluates_part_(options.flags.eval_batches > 0),
-      freeze_(options.freeze),
       run_(run),
       recorder_(recorder),
-      counts_tokens_(CountsTokens(run.data())),
+      counts_tokens_(run.data().vocabulary > 0),
       predictions_per_sample_(run.data().train->predictions_per_sample()),
-      plan_(run.plan()),
       failures_(failures),
-      sinks_(options, std::string(NameOf(options.model)), counts_tokens_, failures_),
+      sinks_(run.options(), counts_tokens_, failures_),
       epochs_reported_(run.first_epoch()) {
   progress_.emplace(out_, HowToShow());
-  if (!options.flags.metrics.empty()) {
+  if (const std::string& path = run.options().flags.metrics; !path.empty()) {
     const bool is_new = lost.empty() && run.first_step() == 0;
-    absl::StatusOr<std::unique_ptr<MetricsWriter>> metrics = MetricsWriter::Create(
-        options.flags.metrics, is_new ? MetricsMode::kNew : MetricsMode::kAppend);
+    absl::StatusOr<std::unique_ptr<MetricsWriter>> metrics =
+        MetricsWriter::Create(path, is_new ? MetricsMode::kNew : MetricsMode::kAppend);
     failures_.Note("--metrics", metrics.status());
     if (metrics.ok()) metrics_ = *std::move(metrics);
   }
-  lost.empty() ? OnStart(options) : OnLost(lost);
+  lost.empty() ? OnStart() : OnLost(lost);
 }
 
-void RunOutput::OnStart(const TrainOptions& options) {
+void RunOutput::OnStart() {
+  const TrainOptions& options = run_.options();
+  const StepPlan& plan = run_.plan();
   const int64_t elements = CountElements(run_.model());
   const absl::string_view backend = run_.communicator().backend_name();
-  const size_t ranks = plan_.batches.size();
+  const size_t ranks = plan.batches.size();
   absl::FPrintF(out_, "%s with %d parameters on %d rank%s over %s\n", NameOf(options.model),
                 elements, ranks, ranks == 1 ? "" : "s", backend);
   absl::FPrintF(out_, "%s%s, %s\n", ToString(options.rule), DescribeDecay(options.decay),
                 DescribeSharding(options.sharding));
   absl::FPrintF(out_, "batches of %d per epoch: %s (%s)\n", options.batch_size,
-                DescribeBatches(plan_.batches), DescribeJoin(options, plan_));
+                DescribeBatches(plan.batches), DescribeJoin(options, plan));
   std::fflush(out_);
   if (LearningRate(options.rule) == 0) {
     absl::FPrintF(out_, "--lr=0: the weights will not change\n");
@@ -96,11 +96,10 @@ void RunOutput::OnStart(const TrainOptions& options) {
                 {"zero", options.sharding != Sharding::kNone},
                 {"join", options.flags.join},
                 {"batch_size", options.batch_size},
-                {"total_steps", plan_.total_steps}});
+                {"total_steps", plan.total_steps}});
 }
 
 void RunOutput::OnLost(const std::vector<LostRank>& lost) {
-  plan_ = run_.plan();
   progress_->Finish();
   progress_.emplace(out_, HowToShow());
   for (size_t i = lost_.size(); i < lost.size(); ++i) {
@@ -108,7 +107,7 @@ void RunOutput::OnLost(const std::vector<LostRank>& lost) {
                   {"rank", lost[i].rank},
                   {"step", lost[i].step},
                   {"world_size", run_.communicator().world_size()},
-                  {"total_steps", plan_.total_steps},
+                  {"total_steps", run_.plan().total_steps},
                   {"seconds", recorder_.Seconds()}});
     sinks_.OnGoBack(lost[i].step, absl::Now());
   }
@@ -116,7 +115,7 @@ void RunOutput::OnLost(const std::vector<LostRank>& lost) {
 }
 
 ProgressOptions RunOutput::HowToShow() const {
-  ProgressOptions options{.total_steps = plan_.total_steps, .epochs = plan_.epochs()};
+  ProgressOptions options{.total_steps = run_.plan().total_steps, .epochs = run_.plan().epochs()};
   if (counts_tokens_) {
     options.unit = "tokens";
     options.bytes_per_token = run_.data().train->bytes_per_prediction();
@@ -128,7 +127,7 @@ ProgressOptions RunOutput::HowToShow() const {
 
 void RunOutput::ReportFreezing(int64_t step) {
   const ParameterSet& parameters = run_.model().parameters();
-  const FreezeChange change = UpdateFrozen(freeze_, step, parameters, frozen_);
+  const FreezeChange change = UpdateFrozen(run_.options().freeze, step, parameters, frozen_);
   if (change.begun.empty() && change.ended.empty()) return;
   if (!change.begun.empty()) Print("frozen after step %d: %s\n", step, change.begun);
   if (!change.ended.empty()) Print("trained after step %d: %s\n", step, change.ended);
@@ -187,7 +186,7 @@ void RunOutput::ReportExhaustedRanks(int epoch, const EpochResult& result) {
   for (size_t rank = 0; rank < result.batches_done.size(); ++rank) {
     const bool is_exhausted =
         result.stopped_early
-            ? result.batches_done[rank] == plan_.BatchesOf(static_cast<int>(rank), epoch)
+            ? result.batches_done[rank] == run_.plan().BatchesOf(static_cast<int>(rank), epoch)
             : *fewest < *most && result.batches_done[rank] < *most;
     if (!is_exhausted) continue;
     WriteMetrics({{"event", "exhausted"},
@@ -220,7 +219,7 @@ void RunOutput::OnEpoch(int epoch, const EpochResult& result, const TestResult& 
   if (epoch < epochs_reported_) return;  // Evaluated again because a rank was lost in it.
   epochs_reported_ = epoch + 1;
   ReportExhaustedRanks(epoch, result);
-  Print("epoch %d/%d  training %s  test %s  after %.1f s\n", epoch + 1, plan_.epochs(),
+  Print("epoch %d/%d  training %s  test %s  after %.1f s\n", epoch + 1, run_.plan().epochs(),
         DescribeQuality(result.training, *run_.data().train),
         DescribeQuality(test, *run_.data().test), recorder_.Seconds());
   sinks_.OnTest(std::max<int64_t>(0, tested.steps - 1), test, absl::Now());
@@ -239,7 +238,8 @@ void RunOutput::OnEpoch(int epoch, const EpochResult& result, const TestResult& 
 void RunOutput::OnTest(const TestResult& result) {
   Print("step %d  test %s%s\n", result.steps, DescribeQuality(result.test, *run_.data().test),
         result.is_best ? "  (best)" : "");
-  sinks_.OnTest(std::max<int64_t>(0, result.steps - 1), result.test, absl::Now(), evaluates_part_);
+  const bool is_part = run_.options().flags.eval_batches > 0;
+  sinks_.OnTest(std::max<int64_t>(0, result.steps - 1), result.test, absl::Now(), is_part);
   WriteMetrics(WithBits("test_bits_per_token", result.test.loss_mean(),
                         {{"event", "evaluation"},
                          {"step", result.steps},

@@ -1,7 +1,7 @@
 // The output of a run: text on standard output, and JSON lines for scripts (--metrics).
 //
 //   // on rank 0
-//   RunOutput report({.out = stdout, .log = stderr}, options, run, recorder, failures);
+//   RunOutput report({.out = stdout, .log = stderr}, run, recorder, failures);
 //   report.OnStep(facts);
 //   report.OnEpoch(epoch, result, test);
 //   // The last line: test_accuracy=0.9012, for text test_bits_per_byte=2.31, for tokens
@@ -35,15 +35,12 @@
 #include "absl/strings/string_view.h"
 #include "evenkeel/join/steps/straggler_report.h"
 #include "evenkeel/trainer/app/dashboards.h"
-#include "evenkeel/trainer/app/freeze_schedule.h"
 #include "evenkeel/trainer/app/metrics.h"
 #include "evenkeel/trainer/app/progress.h"
 #include "evenkeel/trainer/app/run_recorder.h"
 #include "evenkeel/trainer/app/step_facts.h"
-#include "evenkeel/trainer/app/train_options.h"
 #include "evenkeel/trainer/app/training_run.h"
 #include "evenkeel/trainer/checkpoint/run_checkpoints.h"
-#include "evenkeel/trainer/data/step_plan.h"
 #include "evenkeel/trainer/models/evaluate.h"
 #include "evenkeel/trainer/report/output_failures.h"
 
@@ -64,9 +61,8 @@ class RunOutput {
  public:
   // The streams, `run`, `recorder` and `failures` must outlive the object. The caller passes the
   // events of the run to the recorder.
-  RunOutput(const TrainStreams& streams, const TrainOptions& options, const TrainingRun& run,
-            const RunRecorder& recorder, OutputFailures& failures,
-            const std::vector<LostRank>& lost = {});
+  RunOutput(const TrainStreams& streams, const TrainingRun& run, const RunRecorder& recorder,
+            OutputFailures& failures, const std::vector<LostRank>& lost = {});
 
   void OnStep(const StepFacts& facts);
   // `news`: StragglerNews(), may be empty. `recent`: RecentStragglersOf().
@@ -88,7 +84,7 @@ class RunOutput {
   absl::Status OnEnd(const Evaluation& test, uint64_t state_hash);
 
  private:
-  void OnStart(const TrainOptions& options);
+  void OnStart();
   ProgressOptions HowToShow() const;
   void ShowProgress(const StepFacts& facts, const StepNumbers& numbers);
   void ReportFreezing(int64_t step);
@@ -109,13 +105,10 @@ class RunOutput {
   void WriteStep(const StepFacts& facts, const StepNumbers& numbers);
 
   std::FILE* const out_;
-  const bool evaluates_part_;  // Evaluations within an epoch are of a part of the test data.
-  const FreezeSchedule freeze_;
   const TrainingRun& run_;
   const RunRecorder& recorder_;
   const bool counts_tokens_;  // Instead of samples.
   const int64_t predictions_per_sample_;
-  StepPlan plan_;
   OutputFailures& failures_;
   std::unique_ptr<MetricsWriter> metrics_;  // Null: none.
   Dashboards sinks_;

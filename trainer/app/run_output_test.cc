@@ -65,9 +65,9 @@ Said SaidAfter(TrainFlags flags, Tell tell) {
                     0, 1));
     EK_ASSIGN_OR_RETURN(const auto run, TrainingRun::Create(&comm, options, std::move(setup)));
     std::FILE* const out = std::fopen(out_path.c_str(), "w");
-    const RunRecorder recorder(options, *run);
+    const RunRecorder recorder(*run);
     OutputFailures failures(out);
-    RunOutput report({.out = out, .log = out}, options, *run, recorder, failures);
+    RunOutput report({.out = out, .log = out}, *run, recorder, failures);
     EK_RETURN_IF_ERROR(tell(report));
     std::fclose(out);
     return absl::OkStatus();
@@ -259,10 +259,10 @@ TEST(RunOutputTest, AnotherRankGoesOnWithTheReport) {
     EK_ASSIGN_OR_RETURN(const auto run, TrainingRun::Create(&comm, options, std::move(setup)));
     std::FILE* const out = std::fopen(out_path.c_str(), "w");
     const TrainStreams streams{.out = out, .log = out};
-    const RunRecorder recorder(options, *run);
+    const RunRecorder recorder(*run);
     OutputFailures failures(out);
-    RunOutput first(streams, options, *run, recorder, failures);
-    RunOutput second(streams, options, *run, recorder, failures, {{.rank = 0, .step = 1}});
+    RunOutput first(streams, *run, recorder, failures);
+    RunOutput second(streams, *run, recorder, failures, {{.rank = 0, .step = 1}});
     // The first one may be a rank that was given up and wakes up later: its lines are added, and
     // overwrite none.
     first.OnStep({.active = 1});
@@ -294,11 +294,11 @@ TEST(RunOutputTest, AMetricsFileThatCannotBeWrittenEndsNothing) {
                       std::make_shared<const TrainingData>(TrainingData{
                           .train = Black(12), .test = Black(2), .image = ImageShape{}}),
                       0, 1));
-      EK_ASSIGN_OR_RETURN(const auto run, TrainingRun::Create(&comm, options, std::move(setup)));
       options.flags.metrics = metrics;
-      const RunRecorder recorder(options, *run);
+      EK_ASSIGN_OR_RETURN(const auto run, TrainingRun::Create(&comm, options, std::move(setup)));
+      const RunRecorder recorder(*run);
       OutputFailures failures(log);
-      RunOutput report({.out = log, .log = log}, options, *run, recorder, failures);
+      RunOutput report({.out = log, .log = log}, *run, recorder, failures);
       for (int64_t step = 0; step < 3; ++step) report.OnStep({.step = step, .active = 1});
       return report.OnEnd({.predictions = 2, .correct = 1}, 0);
     });

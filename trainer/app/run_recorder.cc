@@ -1,5 +1,6 @@
 #include "evenkeel/trainer/app/run_recorder.h"
 
+#include <cmath>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -12,6 +13,9 @@
 #include "evenkeel/comm/version.h"
 #include "evenkeel/files/file_io.h"
 #include "evenkeel/trainer/app/describe_options.h"
+#include "evenkeel/trainer/app/freeze_schedule.h"
+#include "evenkeel/trainer/app/step_facts.h"
+#include "evenkeel/trainer/app/train_options.h"
 #include "evenkeel/trainer/report/chrome_trace.h"
 #include "evenkeel/trainer/report/gather_records.h"
 #include "evenkeel/trainer/report/html_report.h"
@@ -46,7 +50,8 @@ std::string Megabytes(const std::vector<Bytes>& caps) {
   });
 }
 
-std::vector<RunSetting> SettingsOf(const TrainOptions& options, const TrainingRun& run) {
+std::vector<RunSetting> SettingsOf(const TrainingRun& run) {
+  const TrainOptions& options = run.options();
   const auto yes_or_no = [](bool is_on) { return std::string(is_on ? "yes" : "no"); };
   std::vector<RunSetting> settings = {
       {"model", std::string(NameOf(options.model))},
@@ -87,7 +92,8 @@ std::vector<RunSetting> SettingsOf(const TrainOptions& options, const TrainingRu
   return settings;
 }
 
-std::string Summary(const TrainOptions& options, const TrainingRun& run) {
+std::string Summary(const TrainingRun& run) {
+  const TrainOptions& options = run.options();
   const std::string rule = ToString(options.rule);
   return absl::StrCat(rule.substr(0, rule.find('(')), ", learning rate ",
                       LearningRate(options.rule), DescribeDecay(options.decay), ", ",
@@ -104,20 +110,17 @@ double AccuracyOf(const Evaluation& evaluation) {
 
 }  // namespace
 
-RunRecorder::RunRecorder(const TrainOptions& options, const TrainingRun& run, RunRecord history)
+RunRecorder::RunRecorder(const TrainingRun& run, RunRecord history)
     : run_(run),
-      freeze_(options.freeze),
-      evaluates_part_(options.flags.eval_batches > 0),
-      report_file_(options.flags.report),
-      trace_file_(options.flags.trace),
       start_(SteadyNow()),
       record_(std::move(history)),
       steps_(std::move(record_.steps)) {
+  const TrainOptions& options = run.options();
   const int ranks = run.communicator().world_size();
   const bool goes_on = record_.total_steps > 0;
   record_.title = absl::StrCat(NameOf(options.model), " on ", LastPart(options.data.path), ", ",
                                ranks, ranks == 1 ? " rank" : " ranks");
-  record_.summary = Summary(options, run);
+  record_.summary = Summary(run);
   if (!goes_on) record_.date = absl::FormatTime("%Y-%m-%d %H:%M UTC", start_, absl::UTCTimeZone());
   record_.unit_name = run.data().vocabulary > 0 ? "tokens" : "images";
   if (const double bytes = run.data().test->bytes_per_prediction(); bytes > 0)
@@ -125,10 +128,10 @@ RunRecorder::RunRecorder(const TrainOptions& options, const TrainingRun& run, Ru
   record_.units_per_sample = static_cast<double>(run.data().train->predictions_per_sample());
   record_.world_size = ranks;
   record_.parameters = CountElements(run.model());
-  record_.settings = SettingsOf(options, run);
+  record_.settings = SettingsOf(run);
   MoveBegin(record_, absl::ToUnixNanos(start_ - absl::Seconds(record_.seconds)));
   if (!goes_on) return;
-  frozen_ = FrozenAt(freeze_, run.first_step() - 1, run.model().parameters());
+  frozen_ = FrozenAt(options.freeze, run.first_step() - 1, run.model().parameters());
   OnEvent(run.first_step(), "resumed",
           absl::StrCat("with ", ranks, ranks == 1 ? " rank" : " ranks"));
 }
@@ -138,26 +141,25 @@ double RunRecorder::Seconds() const {
 }
 
 void RunRecorder::NoteFreezing(int64_t step) {
-  FreezeChange change = UpdateFrozen(freeze_, step, run_.model().parameters(), frozen_);
+  FreezeChange change =
+      UpdateFrozen(run_.options().freeze, step, run_.model().parameters(), frozen_);
   if (!change.begun.empty()) OnEvent(step, "frozen", std::move(change.begun));
   if (!change.ended.empty()) OnEvent(step, "trained", std::move(change.ended));
 }
 
 void RunRecorder::OnStep(const StepFacts& facts) {
   NoteFreezing(facts.step);
-  StepPoint point{.step = facts.step,
-                  .seconds = Seconds(),
-                  .learning_rate = facts.learning_rate,
-                  .took = absl::ToDoubleSeconds(facts.took),
-                  .gradient_norm = facts.gradient_norm,
-                  .samples = static_cast<double>(facts.samples)};
-  if (facts.own.has_value() && facts.own->predictions > 0) {
-    point.loss = facts.own->loss_mean;
-    point.accuracy =
-        static_cast<double>(facts.own->correct) / static_cast<double>(facts.own->predictions);
-    point.exposed = absl::ToDoubleSeconds(facts.sync);
-  }
-  steps_.Add(point);
+  const StepNumbers numbers = NumbersOf(facts, /*predictions_per_sample=*/1);
+  const bool has_own = !std::isnan(numbers.exposed_ms);
+  steps_.Add({.step = facts.step,
+              .seconds = Seconds(),
+              .loss = numbers.loss,
+              .accuracy = numbers.accuracy,
+              .learning_rate = facts.learning_rate,
+              .took = absl::ToDoubleSeconds(facts.took),
+              .exposed = has_own ? absl::ToDoubleSeconds(facts.sync) : kUnknown,
+              .gradient_norm = facts.gradient_norm,
+              .samples = static_cast<double>(facts.samples)});
   record_.total_steps = facts.step + 1;
   if (facts.active < run_.communicator().world_size()) record_.samples_of_tail += facts.samples;
 }
@@ -165,7 +167,8 @@ void RunRecorder::OnStep(const StepFacts& facts) {
 void RunRecorder::OnEpoch(int epoch, const EpochResult& result, const TestResult& tested) {
   const auto& [steps, test, is_best] = tested;
   if (!record_.epochs.empty() && record_.epochs.back().epoch >= epoch) return;
-  if (!evaluates_part_) OnTest(steps, test);  // Losses of different data make no curve.
+  // Losses of different data make no curve.
+  if (run_.options().flags.eval_batches == 0) OnTest(steps, test);
   record_.epochs.push_back({.epoch = epoch,
                             .step = std::max<int64_t>(0, steps - 1),
                             .train_loss = LossOf(result.training),
@@ -222,13 +225,6 @@ void RunRecorder::DropOldestSample() {
   events.erase(std::ranges::find_if(events, is_sample));
 }
 
-void RunRecorder::WriteReport(std::vector<RankRecord> ranks, OutputFailures& failures) const {
-  if (report_file_.empty()) return;
-  RunRecord record = WithRanks(Now(), std::move(ranks));
-  record.goes_on = true;
-  failures.Note("--report", WriteFileAtomically(report_file_, RenderReport(record)));
-}
-
 RunRecord WithRanks(RunRecord record, std::vector<RankRecord> ranks) {
   record.ranks = Continued(record.ranks, std::move(ranks));
   return record;
@@ -244,15 +240,17 @@ RunRecord RunRecorder::Now() const {
   return record;
 }
 
-void RunRecorder::Write(std::vector<RankRecord> ranks, absl::string_view ending,
+void RunRecorder::Write(std::vector<RankRecord> ranks, std::optional<absl::string_view> ending,
                         OutputFailures& failures) const {
-  if (report_file_.empty() && trace_file_.empty()) return;
+  const TrainFlags& flags = run_.options().flags;
+  const bool has_trace = !flags.trace.empty() && ending.has_value();
+  if (flags.report.empty() && !has_trace) return;
   RunRecord record = WithRanks(Now(), std::move(ranks));
-  record.ending = std::string(ending);
-  if (!report_file_.empty())
-    failures.Note("--report", WriteFileAtomically(report_file_, RenderReport(record)));
-  if (!trace_file_.empty())
-    failures.Note("--trace", WriteFileAtomically(trace_file_, RenderTrace(record)));
+  record.goes_on = !ending.has_value();
+  record.ending = std::string(ending.value_or(""));
+  if (!flags.report.empty())
+    failures.Note("--report", WriteFileAtomically(flags.report, RenderReport(record)));
+  if (has_trace) failures.Note("--trace", WriteFileAtomically(flags.trace, RenderTrace(record)));
 }
 
 }  // namespace evenkeel

@@ -1,6 +1,6 @@
 // Records a run for its report and trace (--report, --trace), and writes them.
 //
-//   RunRecorder recorder(options, run, history);  // on every rank: each may become rank 0
+//   RunRecorder recorder(run, history);  // on every rank: each may become rank 0
 //   recorder.OnStep(facts);
 //   recorder.OnEpoch(epoch, result, test);
 //   recorder.OnEvent(step, "lost", "rank 1 is lost");
@@ -22,14 +22,13 @@
 #define EVENKEEL_TRAINER_APP_RUN_RECORDER_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "evenkeel/join/straggler.h"
-#include "evenkeel/trainer/app/freeze_schedule.h"
-#include "evenkeel/trainer/app/train_options.h"
 #include "evenkeel/trainer/app/training_run.h"
 #include "evenkeel/trainer/models/evaluate.h"
 #include "evenkeel/trainer/report/output_failures.h"
@@ -46,7 +45,7 @@ RunRecord WithRanks(RunRecord record, std::vector<RankRecord> ranks);
 
 class RunRecorder {
  public:
-  RunRecorder(const TrainOptions& options, const TrainingRun& run, RunRecord history = {});
+  explicit RunRecorder(const TrainingRun& run, RunRecord history = {});
 
   void OnStep(const StepFacts& facts);
   // Ignores an epoch that it has already: when a rank is lost in the evaluation, it is repeated.
@@ -64,11 +63,9 @@ class RunRecorder {
   // Returns the record up to now; its ranks are those of the history.
   RunRecord Now() const;
   // Writes the files that the options name. `ending`: the reason why the run stopped before its
-  // end; empty if it did not.
-  void Write(std::vector<RankRecord> ranks, absl::string_view ending,
+  // end, empty if it did not; none: the run goes on, and only its report is written.
+  void Write(std::vector<RankRecord> ranks, std::optional<absl::string_view> ending,
              OutputFailures& failures) const;
-  // Writes the report of a run that goes on.
-  void WriteReport(std::vector<RankRecord> ranks, OutputFailures& failures) const;
 
  private:
   // Drops the oldest sample if there are kMostSamples.
@@ -76,11 +73,6 @@ class RunRecorder {
   void NoteFreezing(int64_t step);
 
   const TrainingRun& run_;
-  const FreezeSchedule freeze_;
-  const bool
-      evaluates_part_;  // --eval_batches: evaluations within an epoch use a part of the test data.
-  const std::string report_file_;
-  const std::string trace_file_;
   const absl::Time start_;
   RunRecord record_;         // Its ranks, plans and seconds are the history's.
   StepSeries steps_;         // The record's.

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <new>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -53,12 +54,12 @@ constexpr absl::Duration kReportEvery = absl::Minutes(1);
 //              +---- find the place <---- leave it behind
 class Job {
  public:
-  Job(TrainingRun& run, const TrainOptions& options, const TrainStreams& streams, RunRecord history)
+  Job(TrainingRun& run, const TrainStreams& streams, RunRecord history)
       : run_(run),
-        options_(options),
+        options_(run.options()),
         streams_(streams),
         failures_(streams.log),
-        recorder_(options, run, std::move(history)),
+        recorder_(run, std::move(history)),
         epoch_(run.first_epoch()) {
     run_.SetOnSaved(
         [this](const EndedCheckpoint& ended, bool goes_on) { OnSaved(ended, goes_on); });
@@ -95,7 +96,7 @@ class Job {
     EK_RETURN_IF_ERROR(ShareHosts());
     // The current rank 0 reports.
     if (run_.communicator().rank() == 0 && output_ == nullptr) {
-      output_ = std::make_unique<RunOutput>(streams_, options_, run_, recorder_, failures_, lost_);
+      output_ = std::make_unique<RunOutput>(streams_, run_, recorder_, failures_, lost_);
     }
     const auto on_step = [this](const StepFacts& facts) {
       recorder_.OnStep(facts);
@@ -196,7 +197,7 @@ class Job {
     const absl::Time now = SteadyNow();
     if (now - renewed_ < kReportEvery) return;
     renewed_ = now;
-    recorder_.WriteReport({run_.Record()}, failures_);
+    recorder_.Write({run_.Record()}, /*ending=*/std::nullopt, failures_);
   }
 
   absl::Status SaveIfBest(const TestResult& tested) {
@@ -391,7 +392,7 @@ TrainResult RunPrepared(Communicator& comm, const TrainOptions& options, RankSet
   // All ranks get the errors of the checkpoint.
   if (!run.ok()) return Failed(run.status(), is_resumed && comm.status().ok(), comm);
   TrainResult result;
-  Job job(**run, options, streams, HistoryOf(checkpoints.get(), streams.log));
+  Job job(**run, streams, HistoryOf(checkpoints.get(), streams.log));
   if (checkpoints != nullptr) {
     checkpoints->SetHistory([&job]() -> RunCheckpoints::FinishHistory {
       return [record = job.recorder().Now()](std::vector<RankRecord> ranks) {

@@ -182,6 +182,7 @@ class TrainingRun {
   RankMemory MemoryHeld() const;
   const std::vector<PlanRecord>& plans() const { return recorder_.plans(); }
 
+  const TrainOptions& options() const { return options_; }
   Communicator& communicator() const { return *comm_; }
   // The first epoch and the first step of the group in this run.
   int first_epoch() const { return first_epoch_; }

@@ -355,8 +355,6 @@ absl::Status ParseCommHook(const TrainFlags& flags, TrainOptions& options) {
   if (!is_power_sgd && (flags.power_sgd_rank.has_value() || flags.power_sgd_start.has_value())) {
     return InvalidArgument("--power_sgd_rank and --power_sgd_start are for --comm_hook=power_sgd");
   }
-  options.power_sgd_rank = flags.power_sgd_rank.value_or(options.power_sgd_rank);
-  options.power_sgd_start = flags.power_sgd_start.value_or(options.power_sgd_start);
   if ((is_power_sgd || hook == CommHook::kInt8) && options.sharding == Sharding::kSlices) {
     return InvalidArgument(
         "--comm_hook=", flags.comm_hook,

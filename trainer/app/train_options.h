@@ -103,8 +103,6 @@ struct TrainOptions {
 
   std::vector<Bytes> bucket_caps;
   CommHook comm_hook = CommHook::kNone;
-  int power_sgd_rank = 1;
-  int64_t power_sgd_start = 1000;  // The first step that it compresses.
   TrainabilityPolicy trainability = TrainabilityPolicy::kAlways;
   int64_t check_trainable_every = 1;  // With kEveryN.
   FreezeSchedule freeze;

@@ -63,9 +63,10 @@ std::unique_ptr<BucketReduction> ReductionOf(const TrainOptions& options, const 
     case CommHook::kPowerSgd:
       break;
   }
-  PowerSgdOptions power{.rank = options.power_sgd_rank,
-                        .start_step = options.power_sgd_start,
-                        .seed = options.flags.seed};
+  const TrainFlags& flags = options.flags;
+  PowerSgdOptions power{.rank = flags.power_sgd_rank.value_or(1),
+                        .start_step = flags.power_sgd_start.value_or(1000),
+                        .seed = flags.seed};
   for (int i = 0; i < model.parameters().size(); ++i)
     power.shapes.push_back(MatrixOf(model.shape(i)));
   return std::make_unique<PowerSgd>(std::move(power));

@@ -219,9 +219,6 @@ class TrainingRun {
   absl::Status FindBeginning();
   absl::Status LoadBeginning();
   absl::Status ShareBuffersOf(int root);
-  // Returns true if an evaluation is due after `steps` steps, within that epoch.
-  bool IsTestDue(int epoch, int64_t steps) const;
-  bool IsSampleDue(int64_t steps) const;
   // Evaluates within an epoch without changing any rank's buffers. `root`: the rank whose buffers
   // are used.
   absl::Status TestInEpoch(int root, const Pauses& pauses);

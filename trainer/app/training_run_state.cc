@@ -157,17 +157,6 @@ absl::StatusOr<Evaluation> TrainingRun::TestWithoutSharing(int64_t most) {
   return SumOverRanks(*comm_, *mine);
 }
 
-bool TrainingRun::IsTestDue(int epoch, int64_t steps) const {
-  if (options_.flags.eval_every == 0 || steps == 0 || steps % options_.flags.eval_every != 0)
-    return false;
-  // The end of an epoch has an evaluation of its own, of all the data.
-  return options_.flags.eval_batches > 0 || steps != plan().FirstStep(epoch + 1);
-}
-
-bool TrainingRun::IsSampleDue(int64_t steps) const {
-  return options_.flags.sample_every > 0 && steps % options_.flags.sample_every == 0;
-}
-
 absl::Status TrainingRun::TestInEpoch(int root, const Pauses& pauses) {
   // The rank whose buffers are shared may be exhausted in the next step, which then begins with
   // those of another rank.
@@ -275,8 +264,8 @@ absl::StatusOr<GoneOn> TrainingRun::GoOn(const absl::Status& why) {
   // It uses the group, with which it ends unless it is complete.
   if (ended.has_value() && checkpoints_->is_writing()) return ended->status;
   const std::vector<int> members = comm_->members();
-  std::vector<Joinable*> with_state = {ddp_.get(), optimizer_.get(), watch_.get()};
-  if (scaler_ != nullptr) with_state.push_back(scaler_.get());
+  std::vector<Joinable*> with_state = Joinables();
+  std::erase(with_state, pause_.get());
   if (ended.has_value() && ended->status.ok()) NoteCheckpoint(ended->path);
   // The other ranks may still write their part of a checkpoint.
   absl::StatusOr<Recovered> recovered =

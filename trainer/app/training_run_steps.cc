@@ -280,12 +280,18 @@ class TrainingRun::EpochLoop {
     return run_.checkpoints_ != nullptr &&
            run_.checkpoints_->IsDue(facts_.step, run_.plan().total_steps, answer.requests);
   }
-  // A job that has to stop may have little time.
-  bool IsTestDue(const StepAnswer& answer) const {
-    return run_.IsTestDue(epoch_, facts_.step) && (answer.requests & StepRequests::kStop) == 0;
+  // `every`: steps; 0: never. A job that has to stop may have little time.
+  bool IsDue(int64_t every, const StepAnswer& answer) const {
+    return every > 0 && facts_.step % every == 0 && (answer.requests & StepRequests::kStop) == 0;
   }
   bool IsSampleDue(const StepAnswer& answer) const {
-    return run_.IsSampleDue(facts_.step) && (answer.requests & StepRequests::kStop) == 0;
+    return IsDue(run_.options_.flags.sample_every, answer);
+  }
+  // The end of an epoch has an evaluation of its own, of all the data.
+  bool IsTestDue(const StepAnswer& answer) const {
+    const TrainFlags& flags = run_.options_.flags;
+    return IsDue(flags.eval_every, answer) && facts_.step > 0 &&
+           (flags.eval_batches > 0 || facts_.step != run_.plan().FirstStep(epoch_ + 1));
   }
   bool GoesOn() const {
     return done_ < run_.plan().BatchesOf(run_.comm_->rank(), epoch_) &&
@@ -425,7 +431,7 @@ absl::StatusOr<EpochResult> TrainingRun::EpochLoop::Run() {
   const Evaluation& mine = run_.trained_[epoch_];
   run_.AskToStop();
   // A rank was lost in the evaluation, or the run that was resumed had none.
-  if (run_.IsTestDue(epoch_, facts_.step) && run_.best_.latest < facts_.step)
+  if (IsTestDue(/*answer=*/{}) && run_.best_.latest < facts_.step)
     EK_RETURN_IF_ERROR(Test(run_.options_.ModelRank(run_.comm_->world_size())));
   const absl::Status status = Train();
   result_.stopped_early =

@@ -67,18 +67,6 @@ struct OwnPart {
   }
 };
 
-// The choice of rank 0.
-struct Chosen {
-  std::string from;  // The checkpoint to resume from; empty: none, and no state.
-  std::string state;
-  std::string advice;
-  std::string job;
-
-  static void VisitFields(auto& self, auto& visit) {
-    visit(self.from, self.state, self.advice, self.job);
-  }
-};
-
 absl::Status CheckFinite(absl::string_view kind, std::span<const NamedTensor> tensors) {
   for (const NamedTensor& tensor : tensors) {
     const int64_t bad = internal::FirstNonfinite(tensor.value);
@@ -127,15 +115,12 @@ absl::StatusOr<RunState> ReadState(const std::string& path) {
 
 // Everything that the thread needs. Its views refer to the writer's copies.
 struct RunCheckpoints::Writing {
-  RunState state;
+  RunToSave run;  // Its optimizer's state is the writer's.
   ModelTensors model;
-  bool has_model = false;    // This rank writes the model's file,
-  bool has_buffers = false;  // or its own buffers.
-  Evaluation trained;
-  RankRecord record;
+  bool has_model = false;        // This rank writes the model's file,
+  bool has_buffers = false;      // or its own buffers.
   FinishHistory finish_history;  // Null: no history.
   EndedCheckpoint ended;
-  absl::Time begin;
 
   absl::StatusOr<std::string> WriteOwn(const std::string& folder, int rank, int world_size,
                                        const std::map<std::string, std::string>& companions);
@@ -154,18 +139,14 @@ absl::StatusOr<std::unique_ptr<RunCheckpoints>> RunCheckpoints::Open(
   const bool leads = comm.rank() == 0;
   absl::Status damage;  // The error of the checkpoint that was chosen last.
   do {
-    const absl::StatusOr<std::string> text = leads ? opened->Choose(damage, model) : "";
-    const Chosen own{opened->resumed_from_, text.value_or(""), opened->advice_, opened->job_};
+    const absl::Status status = leads ? opened->Choose(damage, model) : absl::OkStatus();
     EK_ASSIGN_OR_RETURN(const std::vector<std::string> parts,
-                        Agree(comm, flag, text.status(), internal::ToBytes(own)));
-    EK_ASSIGN_OR_RETURN(const Chosen chosen,
+                        Agree(comm, flag, status, leads ? internal::ToBytes(opened->chosen_) : ""));
+    EK_ASSIGN_OR_RETURN(opened->chosen_,
                         internal::FromBytes<Chosen>(parts[0], "the choice of a checkpoint"));
-    opened->resumed_from_ = chosen.from;
-    opened->advice_ = chosen.advice;
-    opened->job_ = chosen.job;
-    if (chosen.from.empty()) return opened;
+    if (opened->resumed_from().empty()) return opened;
     // Rank 0 has parsed it, too.
-    EK_ASSIGN_OR_RETURN(RunState parsed, RunState::Parse(chosen.state));
+    EK_ASSIGN_OR_RETURN(RunState parsed, RunState::Parse(opened->chosen_.state));
     opened->resumed_ = std::make_unique<RunState>(std::move(parsed));
     if (!opened->passes_over()) break;
     EK_ASSIGN_OR_RETURN(damage, opened->DamageOfShares(comm, flag));
@@ -178,15 +159,15 @@ absl::StatusOr<std::unique_ptr<RunCheckpoints>> RunCheckpoints::Open(
   // Rank 0 has checked it; a rank that cannot read it may become rank 0, and would report without
   // it.
   opened->history_ =
-      ReadFile(In(opened->resumed_from_, kHistory), {.max_bytes = internal::kMaxJsonBytes});
+      ReadFile(In(opened->resumed_from(), kHistory), {.max_bytes = internal::kMaxJsonBytes});
   if (absl::IsNotFound(opened->history_.status())) opened->history_ = "";
   return opened;
 }
 
 absl::Status RunCheckpoints::OpenFolder() {
   if (options_.folder.empty() || folder_ != nullptr) return absl::OkStatus();
-  EK_ASSIGN_OR_RETURN(folder_, CheckpointFolder::Open(options_.folder, {.job = job_}));
-  job_ = folder_->job();
+  EK_ASSIGN_OR_RETURN(folder_, CheckpointFolder::Open(options_.folder, {.job = chosen_.job}));
+  chosen_.job = folder_->job();
   return absl::OkStatus();
 }
 
@@ -228,25 +209,26 @@ std::string RunCheckpoints::AdviceFor(const std::string& path) const {
 }
 
 absl::Status RunCheckpoints::Explain(const absl::Status& status) const {
-  if (status.ok() || absl::StrContains(status.message(), advice_)) return status;
-  return absl::Status(status.code(), absl::StrCat(status.message(), advice_));
+  if (status.ok() || absl::StrContains(status.message(), chosen_.advice)) return status;
+  return absl::Status(status.code(), absl::StrCat(status.message(), chosen_.advice));
 }
 
-absl::StatusOr<std::string> RunCheckpoints::Choose(const absl::Status& damage, Model& model) {
+absl::Status RunCheckpoints::Choose(const absl::Status& damage, Model& model) {
   EK_RETURN_IF_ERROR(OpenFolder());
   absl::Status why = damage;
   while (true) {
     if (!why.ok()) EK_RETURN_IF_ERROR(NoteDamaged(why));
-    EK_ASSIGN_OR_RETURN(resumed_from_, ChooseResume());
-    if (resumed_from_.empty()) return "";
-    advice_ = passes_over() ? "" : AdviceFor(resumed_from_);
-    const std::string path = In(resumed_from_, kState);
+    EK_ASSIGN_OR_RETURN(chosen_.from, ChooseResume());
+    if (chosen_.from.empty()) return absl::OkStatus();
+    chosen_.advice = passes_over() ? "" : AdviceFor(chosen_.from);
+    const std::string path = In(chosen_.from, kState);
     absl::StatusOr<RunState> state = ReadState(path);
     if (state.ok()) {
       const absl::StatusOr<ResumeTerms> terms = CompareSettings(state->settings, settings_);
-      if (!terms.ok()) return Annotate(terms.status(), resumed_from_);
-      why = LoadWeights(resumed_from_, *state, model);
-      if (why.ok()) return state->Serialize();
+      if (!terms.ok()) return Annotate(terms.status(), chosen_.from);
+      why = LoadWeights(chosen_.from, *state, model);
+      chosen_.state = state->Serialize();
+      if (why.ok()) return absl::OkStatus();
     } else {
       why = state.status();
     }
@@ -298,8 +280,7 @@ absl::Status RunCheckpoints::CheckShare(const Communicator& comm) const {
   const auto manifest = CheckpointManifest::Parse(json);
   if (!manifest.ok()) return Annotate(manifest.status(), OptimizerFolder());
   std::vector<std::pair<std::string, FileSums>> files;
-  for (const auto& [name, sums] : resumed_->files)
-    files.emplace_back(In(resumed_from_, name), sums);
+  for (const auto& [name, sums] : resumed_->files) files.emplace_back(In(chosen_.from, name), sums);
   for (const CheckpointManifest::File& file : manifest->files)
     files.emplace_back(In(OptimizerFolder(), file.name), file.sums);
   for (size_t i = comm.rank(); i < files.size(); i += comm.world_size())
@@ -311,9 +292,9 @@ absl::Status RunCheckpoints::LoadBuffers(int rank, Model& model) const {
   if (model.buffers().empty() || resumed_->world_size == 1) return absl::OkStatus();
   EK_ASSIGN_OR_RETURN(ModelTensors own, TensorsOf(model));
   const std::string name = BuffersFile(rank, resumed_->world_size);
-  EK_RETURN_IF_ERROR(CheckFile(resumed_from_, name, *resumed_));
-  EK_ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::Read(In(resumed_from_, name)));
-  EK_RETURN_IF_ERROR(Annotate(CopyTensors(file.tensors(), own.buffers()), In(resumed_from_, name)));
+  EK_RETURN_IF_ERROR(CheckFile(chosen_.from, name, *resumed_));
+  EK_ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::Read(In(chosen_.from, name)));
+  EK_RETURN_IF_ERROR(Annotate(CopyTensors(file.tensors(), own.buffers()), In(chosen_.from, name)));
   return model.FromHost(own.host);
 }
 
@@ -345,20 +326,16 @@ void RunCheckpoints::Reserve(const Model& model, bool has_model,
   writer_.Reserve(tensors);
 }
 
-void RunCheckpoints::Start(Communicator& comm, RunToSave run) {
+void RunCheckpoints::Start(Communicator& comm, RunToSave to_save) {
   const int rank = comm.rank(), world_size = comm.world_size();
-  auto writing = std::make_shared<Writing>(
-      Writing{.state = std::move(run.state),
-              .has_model = rank == run.model_rank,
-              .has_buffers = !run.model->buffers().empty() && world_size > 1,
-              .trained = run.trained,
-              .record = std::move(run.record),
-              .begin = run.begin});
-  writing->state.settings = settings_;
-  writing->state.settings.dealing[kRanksSetting] =
-      absl::StrCat(world_size);  // Some may have been lost.
-  writing->ended.step = writing->state.steps;
-  writing->ended.path = CheckpointPath(options_.folder, writing->state.steps);
+  auto writing = std::make_shared<Writing>(Writing{.run = std::move(to_save)});
+  RunToSave& run = writing->run;
+  writing->has_model = rank == run.model_rank;
+  writing->has_buffers = !run.model->buffers().empty() && world_size > 1;
+  run.state.settings = settings_;
+  run.state.settings.dealing[kRanksSetting] = absl::StrCat(world_size);  // Some may be lost.
+  writing->ended.step = run.state.steps;
+  writing->ended.path = CheckpointPath(options_.folder, run.state.steps);
   if (rank == 0 && make_history_ != nullptr) writing->finish_history = make_history_();
   std::vector<TensorView*> copied;
   if (writing->has_model || writing->has_buffers) {
@@ -375,7 +352,7 @@ void RunCheckpoints::Start(Communicator& comm, RunToSave run) {
     }
   }
   SaveHooks hooks;
-  hooks.begin = [this, step = writing->state.steps] { return Begin(step); };
+  hooks.begin = [this, step = run.state.steps] { return Begin(step); };
   hooks.write = [this, writing, rank, world_size](const std::string& folder) {
     return writing->WriteOwn(std::filesystem::path(folder).parent_path(), rank, world_size,
                              companions_);
@@ -385,7 +362,7 @@ void RunCheckpoints::Start(Communicator& comm, RunToSave run) {
   };
   hooks.end = [this, writing, rank](const absl::Status& result) {
     EndedCheckpoint& ended = writing->ended;
-    ended.took = SteadyNow() - writing->begin;
+    ended.took = SteadyNow() - writing->run.begin;
     ended.status = result;
     if (result.ok()) return;
     if (rank == 0 && folder_ != nullptr) folder_->Discard();
@@ -400,7 +377,7 @@ void RunCheckpoints::Start(Communicator& comm, RunToSave run) {
                  .hooks = std::move(hooks)},
                 copied);
   writing->ended.copied_bytes = writer_.copy_bytes();
-  writing->ended.stall = SteadyNow() - writing->begin;
+  writing->ended.stall = SteadyNow() - run.begin;
   writing_ = std::move(writing);
 }
 
@@ -413,7 +390,7 @@ std::optional<EndedCheckpoint> RunCheckpoints::Wait(absl::Duration timeout) {
   if (writing_ == nullptr) return std::nullopt;
   const absl::Status status = writer_.last().Wait(timeout);
   if (!writer_.last().IsDone()) {
-    EndedCheckpoint still{.step = writing_->state.steps, .status = status};
+    EndedCheckpoint still{.step = writing_->run.state.steps, .status = status};
     still.newest = NewestIn(options_.folder);
     return still;
   }
@@ -423,9 +400,9 @@ std::optional<EndedCheckpoint> RunCheckpoints::Wait(absl::Duration timeout) {
 absl::StatusOr<std::string> RunCheckpoints::Writing::WriteOwn(
     const std::string& folder, int rank, int world_size,
     const std::map<std::string, std::string>& companions) {
-  if (!std::isfinite(trained.loss_sum))
-    return absl::OutOfRangeError(absl::StrCat("the training loss is ", trained.loss_sum));
-  OwnPart part{.trained = trained, .record = record};
+  OwnPart part{.trained = run.trained, .record = run.record};
+  if (!std::isfinite(part.trained.loss_sum))
+    return absl::OutOfRangeError(absl::StrCat("the training loss is ", part.trained.loss_sum));
   if (has_model) {
     const size_t values = model.host.values.size();
     EK_RETURN_IF_ERROR(CheckFinite("parameter", std::span(model.all).first(values)));
@@ -434,7 +411,7 @@ absl::StatusOr<std::string> RunCheckpoints::Writing::WriteOwn(
       EK_RETURN_IF_ERROR(part.Add(folder, name));
     }
     EK_RETURN_IF_ERROR(
-        SaveTensors(model, In(folder, kModelFile), {{"steps", absl::StrCat(state.steps)}}));
+        SaveTensors(model, In(folder, kModelFile), {{"steps", absl::StrCat(run.state.steps)}}));
     EK_RETURN_IF_ERROR(part.Add(folder, kModelFile));
   }
   if (has_model || has_buffers) EK_RETURN_IF_ERROR(CheckFinite("buffer", model.buffers()));
@@ -447,7 +424,7 @@ absl::StatusOr<std::string> RunCheckpoints::Writing::WriteOwn(
 }
 
 absl::Status RunCheckpoints::Publish(Writing& writing, const std::vector<std::string>& parts) {
-  RunState& state = writing.state;
+  RunState& state = writing.run.state;
   std::vector<RankRecord> records;
   for (const std::string& bytes : parts) {
     EK_ASSIGN_OR_RETURN(OwnPart part,

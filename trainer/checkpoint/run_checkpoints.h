@@ -104,7 +104,7 @@ class RunCheckpoints {
 
   // Null: the run is not resumed.
   const RunState* resumed() const { return resumed_.get(); }
-  const std::string& resumed_from() const { return resumed_from_; }
+  const std::string& resumed_from() const { return chosen_.from; }
   const ResumeTerms& terms() const { return terms_; }
   // Returns, on rank 0, a line about each checkpoint that was passed over.
   const std::vector<std::string>& passed_over() const { return passed_over_; }
@@ -116,7 +116,7 @@ class RunCheckpoints {
   // The history in that checkpoint; empty: none; an error if it cannot be read.
   const absl::StatusOr<std::string>& history() const { return history_; }
   void SetHistory(MakeHistory make) { make_history_ = std::move(make); }
-  std::string OptimizerFolder() const { return resumed_from_ + "/optimizer"; }
+  std::string OptimizerFolder() const { return chosen_.from + "/optimizer"; }
   // Loads this rank's own buffers, as they were after the last step. All ranks of an exact resume
   // call it.
   absl::Status LoadBuffers(int rank, Model& model) const;
@@ -131,7 +131,7 @@ class RunCheckpoints {
   // host. `has_model`: this rank will write the model's file.
   void Reserve(const Model& model, bool has_model, const absl::StatusOr<StatePieces>& optimizer);
   // Waits for the previous checkpoint, and copies this rank's part, which a thread then writes.
-  void Start(Communicator& comm, RunToSave run);
+  void Start(Communicator& comm, RunToSave to_save);
   // Returns the checkpoint that Start() began, once, when its writing has ended. Poll() does not
   // wait for that; Wait() does, and returns DeadlineExceeded in it if the writing goes on after
   // `timeout`. Both return null if there is no such checkpoint.
@@ -149,12 +149,23 @@ class RunCheckpoints {
     int64_t step = 0;
     absl::Status why;
   };
+  // The choice of rank 0.
+  struct Chosen {
+    std::string from;    // The checkpoint to resume from; empty: none, and no state.
+    std::string state;   // Its state.json.
+    std::string advice;  // How to continue without it if it cannot be read.
+    std::string job;     // Identifies the next rank 0 to the folder. Empty: it has no writer yet.
+
+    static void VisitFields(auto& self, auto& visit) {
+      visit(self.from, self.state, self.advice, self.job);
+    }
+  };
 
   // On rank 0.
   absl::Status OpenFolder();
-  // Chooses the checkpoint to resume from, loads its weights, sets resumed_from_, and returns its
-  // state; empty: none. `damage`: the error of the checkpoint that was chosen before.
-  absl::StatusOr<std::string> Choose(const absl::Status& damage, Model& model);
+  // Chooses the checkpoint to resume from, loads its weights, and sets chosen_. `damage`: the error
+  // of the checkpoint that was chosen before.
+  absl::Status Choose(const absl::Status& damage, Model& model);
   absl::StatusOr<std::string> ChooseResume() const;  // Empty: none.
   absl::Status NoteDamaged(const absl::Status& why);
   absl::Status SetDamagedAside();
@@ -175,11 +186,8 @@ class RunCheckpoints {
   const CheckpointOptions options_;
   const RunSettings settings_;
   std::unique_ptr<CheckpointFolder> folder_;  // On rank 0.
-  std::string
-      job_;  // Identifies the next rank 0 to the folder. Empty: the folder has no writer yet.
+  Chosen chosen_;
   std::unique_ptr<RunState> resumed_;
-  std::string resumed_from_;
-  std::string advice_;  // How to continue without a checkpoint that cannot be read.
   ResumeTerms terms_;
   absl::StatusOr<std::string> history_ = "";
   MakeHistory make_history_;      // Null: no history.

@@ -21,7 +21,6 @@
 #include <exception>
 #include <future>
 #include <iostream>
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>

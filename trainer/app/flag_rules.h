@@ -14,8 +14,6 @@
 #ifndef EVENKEEL_TRAINER_APP_FLAG_RULES_H_
 #define EVENKEEL_TRAINER_APP_FLAG_RULES_H_
 
-#include <cstdint>
-#include <optional>
 #include <type_traits>
 
 #include "absl/strings/string_view.h"

@@ -1,11 +1,9 @@
 #include "evenkeel/trainer/app/train_options.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <iterator>
 #include <type_traits>
-#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"

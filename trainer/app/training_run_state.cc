@@ -28,7 +28,6 @@
 #include "evenkeel/trainer/app/sum_over_ranks.h"
 #include "evenkeel/trainer/app/training_run.h"
 #include "evenkeel/trainer/checkpoint/run_state.h"
-#include "evenkeel/trainer/data/stable_random.h"
 #include "evenkeel/trainer/gpt/generate_tokens.h"
 #include "evenkeel/trainer/gpt/gpt.h"
 #include "evenkeel/trainer/report/gather_records.h"

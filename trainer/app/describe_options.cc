@@ -151,14 +151,12 @@ RunSettings SettingsOf(const TrainOptions& options, const Model& model, const Tr
                      [](std::string* out, const Bytes& cap) { absl::StrAppend(out, cap.value); })},
   };
   VisitRules(options.flags, TakeSettings{options, settings});
-  if (options.model == ModelKind::kGpt) settings.fixed["heads"] = absl::StrCat(options.gpt.heads);
-  if (options.model == ModelKind::kGpt) {
-    settings.free["dropout"] = absl::StrCat(options.gpt.dropout);
-  }
+  const bool is_gpt = options.model == ModelKind::kGpt;
+  if (is_gpt) settings.fixed["heads"] = absl::StrCat(options.gpt.heads);
+  if (is_gpt) settings.free["dropout"] = absl::StrCat(options.gpt.dropout);
   if (options.cnn.syncs_norms) settings.free["sync_batch_norm"] = "on";
-  if (options.model == ModelKind::kGpt || options.compute != DType::kFloat32) {
+  if (is_gpt || options.compute != DType::kFloat32)
     settings.free["compute"] = std::string(ToString(options.compute));
-  }
   return settings;
 }
 

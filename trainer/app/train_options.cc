@@ -422,9 +422,8 @@ absl::StatusOr<CheckpointOptions> ParseCheckpoints(const TrainFlags& flags) {
         "--resume= is not a valid value; choose auto, never, or the path of a checkpoint");
   }
   if (!options.folder.empty()) return options;
-  const bool is_path = options.resume != kResumeAuto && options.resume != kResumeNever;
   if (!flags.checkpoint_every.has_value() && !flags.keep.has_value() &&
-      (!flags.resume.has_value() || is_path)) {
+      (!flags.resume.has_value() || options.resumes_from_path())) {
     return options;
   }
   return InvalidArgument(

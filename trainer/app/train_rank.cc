@@ -341,13 +341,10 @@ absl::StatusOr<RankSetup> CheckTogether(
     Communicator& comm, const TrainOptions& options,
     const absl::StatusOr<std::shared_ptr<const TrainingData>>& data, std::FILE* log) {
   absl::StatusOr<RankSetup> setup = CheckRank(options, data, comm.rank(), comm.world_size());
-  absl::Status mine = setup.status();
-  RankMemory memory;
-  if (mine.ok()) {
-    const auto planned = PlanMemory(options, comm.rank(), comm.world_size(), *setup);
-    mine = planned.status();
-    if (mine.ok()) memory = *planned;
-  }
+  const absl::StatusOr<RankMemory> planned =
+      setup.ok() ? PlanMemory(options, comm.rank(), comm.world_size(), *setup)
+                 : absl::StatusOr<RankMemory>(setup.status());
+  const RankMemory memory = planned.value_or(RankMemory());
   RankMemory missing = memory;
   missing.data = 0;  // It is loaded already.
   const bool is_device = comm.runtime() != nullptr;
@@ -356,7 +353,7 @@ absl::StatusOr<RankSetup> CheckTogether(
       is_device ? DeviceMemory(comm.device(), comm.runtime()->Facts(comm.device())) : HostMemory(),
       is_device);
   EK_ASSIGN_OR_RETURN(const std::vector<std::string> values,
-                      AgreeOn(comm, "memory", mine, internal::ToBytes(needs)));
+                      AgreeOn(comm, "memory", planned.status(), internal::ToBytes(needs)));
   std::vector<MemoryNeeds> all;
   for (const std::string& value : values) {
     EK_ASSIGN_OR_RETURN(all.emplace_back(),
@@ -378,9 +375,7 @@ TrainResult Failed(const absl::Status& status, bool is_common, const Communicato
 TrainResult RunPrepared(Communicator& comm, const TrainOptions& options, RankSetup setup,
                         const TrainStreams& streams) {
   std::unique_ptr<RunCheckpoints> checkpoints;
-  const bool resumes =
-      options.checkpoints.resume != kResumeAuto && options.checkpoints.resume != kResumeNever;
-  if (!options.checkpoints.folder.empty() || resumes) {
+  if (!options.checkpoints.folder.empty() || options.checkpoints.resumes_from_path()) {
     const RunSettings settings = SettingsOf(options, *setup.model, *setup.data, comm.world_size());
     auto opened = RunCheckpoints::Open(comm, options.checkpoints, settings, *setup.model);
     if (!opened.ok()) return Failed(opened.status(), comm.status().ok(), comm);

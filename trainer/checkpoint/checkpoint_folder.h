@@ -69,6 +69,8 @@ struct CheckpointOptions {
   // With kResumeAuto: a checkpoint that does not load is passed over for the one before it. For
   // restarted jobs, whose user may be absent.
   bool passes_over_damaged = false;
+
+  bool resumes_from_path() const { return resume != kResumeAuto && resume != kResumeNever; }
 };
 
 struct CheckpointFolderOptions {

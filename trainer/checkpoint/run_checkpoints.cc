@@ -133,9 +133,9 @@ absl::StatusOr<std::unique_ptr<RunCheckpoints>> RunCheckpoints::Open(
     Model& model) {
   std::unique_ptr<RunCheckpoints> opened(new RunCheckpoints(options, settings));
   opened->companions_ = model.companions();
-  const bool is_named = options.resume != kResumeAuto && options.resume != kResumeNever;
-  const std::string flag = is_named ? absl::StrCat("--resume=", options.resume)
-                                    : absl::StrCat("--checkpoint_dir=", options.folder);
+  const std::string flag = options.resumes_from_path()
+                               ? absl::StrCat("--resume=", options.resume)
+                               : absl::StrCat("--checkpoint_dir=", options.folder);
   const bool leads = comm.rank() == 0;
   absl::Status damage;  // The error of the checkpoint that was chosen last.
   do {

@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <limits>
-#include <numeric>
 #include <queue>
-#include <span>
 #include <tuple>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/trainer/tokenizer/split_words.h"
 
@@ -25,27 +24,19 @@ uint8_t ByteAt(absl::string_view text, size_t at) { return static_cast<uint8_t>(
 
 Tokenizer::Prefixes::Prefixes(std::vector<std::string> texts) : sorted_(std::move(texts)) {
   std::ranges::sort(sorted_);
-  for (const std::string& text : sorted_) ++begin_[ByteAt(text, 0) + 1];
-  std::partial_sum(begin_.begin(), begin_.end(), begin_.begin());
+  for (const std::string& text : sorted_) begins_[ByteAt(text, 0)] = true;
 }
 
 size_t Tokenizer::Prefixes::LongestOf(absl::string_view text) const {
-  // The texts that begin as `text` does are neighbours; each further byte leaves fewer of them.
-  std::span<const std::string> left(sorted_);
-  left =
-      left.subspan(begin_[ByteAt(text, 0)], begin_[ByteAt(text, 0) + 1] - begin_[ByteAt(text, 0)]);
-  size_t longest = 0;
-  for (size_t size = 1; !left.empty(); ++size) {
-    while (!left.empty() && left.front().size() == size) {
-      longest = size;
-      left = left.subspan(1);
-    }
-    if (size == text.size()) break;
-    left = std::ranges::equal_range(
-        left, ByteAt(text, size), {},
-        [size](const std::string& candidate) { return ByteAt(candidate, size); });
+  if (!begins_[ByteAt(text, 0)]) return 0;
+  while (true) {
+    const auto after = std::ranges::upper_bound(sorted_, text);
+    if (after == sorted_.begin()) return 0;
+    // No text after this one is a prefix; if it is none either, the prefixes are those of both.
+    const std::string& last = *(after - 1);
+    if (absl::StartsWith(text, last)) return last.size();
+    text = text.substr(0, std::ranges::mismatch(text, last).in1 - text.begin());
   }
-  return longest;
 }
 
 absl::StatusOr<Tokenizer> Tokenizer::Make(TokenizerParts parts) {

@@ -91,7 +91,7 @@ class Tokenizer {
 
    private:
     std::vector<std::string> sorted_;
-    std::array<size_t, 257> begin_ = {};  // By first byte.
+    std::array<bool, 256> begins_ = {};  // By byte: one of them begins with it.
   };
   // Words that were encoded already in this call, with their tokens.
   using WordCache = absl::flat_hash_map<std::string, std::vector<int32_t>>;

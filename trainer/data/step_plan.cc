@@ -58,12 +58,9 @@ bool StepPlan::is_uneven() const {
   return std::ranges::any_of(batches, [this](int64_t count) { return count != batches[0]; });
 }
 
-int64_t StepPlan::begin_steps() const {
-  return begin_batches.empty() ? 0 : std::ranges::max(begin_batches);
-}
-
 int64_t StepPlan::end_of(int epoch) const {
-  return begin.step + begin_steps() + (epoch - begin.epoch) * steps_per_epoch;
+  const int64_t rest = begin_batches.empty() ? 0 : std::ranges::max(begin_batches);
+  return begin.step + rest + (epoch - begin.epoch) * steps_per_epoch;
 }
 
 int StepPlan::epochs() const {

@@ -76,7 +76,6 @@ struct StepPlan {
 
  private:
   friend absl::StatusOr<StepPlan> MakeStepPlan(const StepPlanOptions& options);
-  int64_t begin_steps() const;  // In epoch begin.epoch.
   int64_t end_of(int epoch) const;
 
   StepPlanOptions options_;

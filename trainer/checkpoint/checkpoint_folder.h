@@ -87,7 +87,6 @@ class CheckpointFolder {
   CheckpointFolder(const CheckpointFolder&) = delete;
   CheckpointFolder& operator=(const CheckpointFolder&) = delete;
 
-  const std::string& path() const { return path_; }
   const std::string& job() const { return job_; }
   // Returns the path that Begin() returned last.
   const std::string& saving() const { return saving_; }

@@ -204,10 +204,9 @@ class TrainingRun {
   };
   // A step that ended on the host before the device had computed its numbers.
   struct UnreportedStep {
-    StepFacts facts;
+    StepFacts facts;  // `own` is set once the device has computed the loss.
     StepResult result;
     StreamMarks marks;
-    bool is_noted = false;  // The device has computed its loss, and may not have finished it.
   };
 
   TrainingRun(Communicator* comm, const TrainOptions& options, RankSetup setup,

@@ -124,14 +124,13 @@ absl::Status TrainingRun::Report(UnreportedStep step, OnStep on_step) {
 absl::Status TrainingRun::ReportPassed(OnStep on_step) {
   absl::Status status;
   for (UnreportedStep& step : unreported_) {
-    if (step.is_noted) continue;
+    if (step.facts.own.has_value()) continue;
     absl::StatusOr<BatchResult> own = Note(step.facts.step, step.facts.epoch, step.result);
     status = own.status();
     if (!status.ok()) break;  // The steps before it have passed, and are reported all the same.
     step.facts.own = *std::move(own);
-    step.is_noted = true;
   }
-  while (!unreported_.empty() && unreported_.front().is_noted) {
+  while (!unreported_.empty() && unreported_.front().facts.own.has_value()) {
     const absl::StatusOr<bool> has_passed = clock_->HasPassed(unreported_.front().marks);
     EK_RETURN_IF_ERROR(Own(has_passed.status()));
     if (!*has_passed) break;
@@ -274,7 +273,6 @@ class TrainingRun::EpochLoop {
   void FollowSaves();
   // Evaluates, samples and saves, whichever is due after a step.
   absl::Status Pause(const StepAnswer& answer);
-  absl::Status Test(int root);
 
   bool IsSaveDue(const StepAnswer& answer) const {
     return run_.checkpoints_ != nullptr &&
@@ -359,22 +357,16 @@ absl::Status TrainingRun::EpochLoop::FinishStep(const StepAnswer& answer, StepRe
   return absl::OkStatus();
 }
 
-absl::Status TrainingRun::EpochLoop::Test(int root) {
-  EK_RETURN_IF_ERROR(run_.TestInEpoch(root, pauses_));
-  begin_ = SteadyNow();  // No part of the next step.
-  return absl::OkStatus();
-}
-
 absl::Status TrainingRun::EpochLoop::Pause(const StepAnswer& answer) {
   EK_RETURN_IF_ERROR(run_.ReportAll(on_step_));
-  if (IsTestDue(answer)) EK_RETURN_IF_ERROR(Test(RootOf(answer)));
+  if (IsTestDue(answer)) EK_RETURN_IF_ERROR(run_.TestInEpoch(RootOf(answer), pauses_));
   if (IsSampleDue(answer) && run_.comm_->rank() == 0 && pauses_.on_sample != nullptr) {
     const PhaseScope saving(*run_.comm_, StepPhase::kSaving);
     EK_ASSIGN_OR_RETURN(const std::string text, run_.SampleText());
     EK_RETURN_IF_ERROR(run_.Own(pauses_.on_sample(facts_.step, text)));
   }
   if (IsSaveDue(answer)) EK_RETURN_IF_ERROR(run_.Save(epoch_, facts_.step, RootOf(answer)));
-  begin_ = SteadyNow();
+  begin_ = SteadyNow();  // The pause is no part of the next step.
   return run_.clock_ == nullptr ? absl::OkStatus() : run_.Own(run_.clock_->Start());
 }
 
@@ -431,8 +423,11 @@ absl::StatusOr<EpochResult> TrainingRun::EpochLoop::Run() {
   const Evaluation& mine = run_.trained_[epoch_];
   run_.AskToStop();
   // A rank was lost in the evaluation, or the run that was resumed had none.
-  if (IsTestDue(/*answer=*/{}) && run_.best_.latest < facts_.step)
-    EK_RETURN_IF_ERROR(Test(run_.options_.ModelRank(run_.comm_->world_size())));
+  if (IsTestDue(/*answer=*/{}) && run_.best_.latest < facts_.step) {
+    const int root = run_.options_.ModelRank(run_.comm_->world_size());
+    EK_RETURN_IF_ERROR(run_.TestInEpoch(root, pauses_));
+    begin_ = SteadyNow();
+  }
   const absl::Status status = Train();
   result_.stopped_early =
       run_.options_.flags.stop_early && absl::IsOutOfRange(status) && !run_.failed_locally_;

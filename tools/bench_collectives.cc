@@ -98,11 +98,6 @@ with its 95 % interval (bootstrap). Use --pairs=30 for figures that are to be qu
 constexpr int kMostRanks = 64;
 constexpr absl::Duration kConnectTimeout = absl::Seconds(30);
 
-std::string SearchPath() {
-  const char* const path = std::getenv("PATH");
-  return path == nullptr ? "" : path;
-}
-
 bool IsMpi(const std::string& backend) {
   return backend == "openmpi" || backend == "mpich" || backend == "mpi";
 }
@@ -128,7 +123,7 @@ absl::StatusOr<Request> ReadFlags() {
     gflags::SetCommandLineOptionWithMode("pairs", "3", gflags::SET_FLAG_IF_DEFAULT);
   }
   std::vector<std::string> all = {"shm", "tcp", "raw_gloo"};
-  for (const Mpi& mpi : FindMpis(SearchPath())) all.push_back(mpi.name);
+  for (const Mpi& mpi : FindMpis(EnvironmentVariable("PATH"))) all.push_back(mpi.name);
   if (!IsMpi(all.back())) all.push_back("mpi");  // Which then says why it is left out.
   Request request;
   EK_ASSIGN_OR_RETURN(request.backends, ParseBackends("backends", FLAGS_backends, all));
@@ -289,7 +284,7 @@ struct Job {
 
 absl::StatusOr<Job> Prepare(const Mpi& mpi) {
   Job job{.mpi = mpi.name};
-  if (!mpi.name.empty()) EK_RETURN_IF_ERROR(CheckThere(mpi, SearchPath()));
+  if (!mpi.name.empty()) EK_RETURN_IF_ERROR(CheckThere(mpi, EnvironmentVariable("PATH")));
   EK_ASSIGN_OR_RETURN(job.folder, TemporaryFolder::Create("bench_collectives"));
   if (mkdir((job.folder->path() + "/gloo").c_str(), 0700) != 0)
     return absl::ErrnoToStatus(errno, job.folder->path());

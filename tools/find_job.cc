@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <system_error>
@@ -109,11 +108,6 @@ absl::StatusOr<std::vector<TcpStoreOptions>> ServersOf(const FoundJob& job) {
   return std::vector<TcpStoreOptions>{std::move(server)};
 }
 
-std::string OfThisProcess(const char* variable) {
-  const char* value = std::getenv(variable);
-  return value == nullptr ? "" : value;
-}
-
 }  // namespace
 
 std::vector<FoundJob> FindJobs() {
@@ -153,8 +147,8 @@ std::vector<FoundJob> FindJobs() {
 absl::StatusOr<std::vector<TcpStoreOptions>> FindJob(absl::string_view target) {
   FoundJob named;
   Environment& mine = named.environment;
-  mine.secret = OfThisProcess("EVENKEEL_SECRET");
-  mine.secret_file = OfThisProcess("EVENKEEL_SECRET_FILE");
+  mine.secret = EnvironmentVariable("EVENKEEL_SECRET");
+  mine.secret_file = EnvironmentVariable("EVENKEEL_SECRET_FILE");
   const bool is_folder = absl::StrContains(target, '/');
   const bool has_secret = !mine.secret.empty() || !mine.secret_file.empty();
   std::vector<FoundJob> fitting;

@@ -77,15 +77,10 @@ absl::StatusOr<Arguments> Parse(const std::vector<std::string>& words) {
   return arguments;
 }
 
-std::string Variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
 // A path from the user, absolute and without "..": a relative one means the user's folder, not that
 // of the program.
 fs::path UserPath(const std::string& path) {
-  const std::string folder = Variable("BUILD_WORKING_DIRECTORY");
+  const std::string folder = EnvironmentVariable("BUILD_WORKING_DIRECTORY");
   const fs::path absolute =
       fs::weakly_canonical((folder.empty() ? fs::current_path() : fs::path(folder)) / path);
   return absolute.has_filename() ? absolute : absolute.parent_path();
@@ -97,14 +92,14 @@ bool IsInside(const fs::path& path, const fs::path& folder) {
 
 // The folder to write to.
 absl::StatusOr<fs::path> Destination(const std::string& prefix) {
-  const std::string destdir = Variable("DESTDIR");
+  const std::string destdir = EnvironmentVariable("DESTDIR");
   if (!destdir.empty() && fs::path(prefix).is_relative()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "with DESTDIR=", destdir, " the prefix must be absolute, and ", prefix, " is not"));
   }
   const fs::path folder =
       destdir.empty() ? UserPath(prefix) : UserPath(absl::StrCat(destdir, "/", prefix));
-  const std::string workspace = Variable("BUILD_WORKSPACE_DIRECTORY");
+  const std::string workspace = EnvironmentVariable("BUILD_WORKSPACE_DIRECTORY");
   if (!workspace.empty() && IsInside(folder, fs::weakly_canonical(workspace))) {
     return absl::InvalidArgumentError(absl::StrCat(folder.string(), " is inside the source tree ",
                                                    workspace, "; pass a folder outside of it"));

@@ -135,11 +135,6 @@ absl::Status OnRestart(const evenkeel::Restart& restart,
   return absl::OkStatus();
 }
 
-std::string Variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
 // Serves the state of the newest attempt.
 class StatusOfAttempts {
  public:
@@ -152,10 +147,11 @@ class StatusOfAttempts {
     }
     if (server_ != nullptr) return absl::OkStatus();
     // Only now, so that its thread has the signals blocked that the launcher reads.
-    EK_ASSIGN_OR_RETURN(server_,
-                        evenkeel::StatusServer::Create(
-                            {.address = address_, .token = Variable("EVENKEEL_STATUS_TOKEN")},
-                            [this] { return Status(); }));
+    EK_ASSIGN_OR_RETURN(
+        server_,
+        evenkeel::StatusServer::Create(
+            {.address = address_, .token = evenkeel::EnvironmentVariable("EVENKEEL_STATUS_TOKEN")},
+            [this] { return Status(); }));
     Log(absl::StrCat("serving http://", server_->address(), "/status.json"));
     return absl::OkStatus();
   }
@@ -222,7 +218,7 @@ int main(int argc, char** argv) {
     return OnRestart(restart, variables, flight_folder);
   };
   const std::string status_address =
-      FLAGS_status.empty() ? Variable("EVENKEEL_STATUS") : FLAGS_status;
+      FLAGS_status.empty() ? evenkeel::EnvironmentVariable("EVENKEEL_STATUS") : FLAGS_status;
   StatusOfAttempts status(status_address);
   if (!status_address.empty()) {
     options.on_store = [&](const std::string& store, const std::string& secret) {

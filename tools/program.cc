@@ -66,6 +66,11 @@ absl::Status ParseFlags(const char* usage, int argc, char** argv) {
   return absl::InvalidArgumentError(absl::StrCat("\"", argv[1], "\" is not a flag; see --help"));
 }
 
+std::string EnvironmentVariable(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
 std::vector<std::string> ListOf(absl::string_view text) {
   return absl::StrSplit(text, ',', absl::SkipEmpty());
 }

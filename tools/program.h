@@ -41,6 +41,9 @@ absl::Status EnterUserFolder();
 // that is not a flag. An unknown flag or a malformed value ends the program.
 absl::Status ParseFlags(const char* usage, int argc, char** argv);
 
+// Returns the value of an environment variable, or "" if it is not set.
+std::string EnvironmentVariable(const char* name);
+
 // Returns the parts of a flag's value between commas, without empty ones.
 std::vector<std::string> ListOf(absl::string_view text);
 

@@ -164,11 +164,10 @@ absl::Status Show(Job& job, bool renews) {
 
 // Serves the job's state until the job has ended.
 absl::Status Serve(Job& job) {
-  const char* token = std::getenv("EVENKEEL_STATUS_TOKEN");
-  EK_ASSIGN_OR_RETURN(
-      const std::unique_ptr<StatusServer> server,
-      StatusServer::Create({.address = FLAGS_serve, .token = token == nullptr ? "" : token},
-                           [&] { return job.Status(); }));
+  EK_ASSIGN_OR_RETURN(const std::unique_ptr<StatusServer> server,
+                      StatusServer::Create({.address = FLAGS_serve,
+                                            .token = EnvironmentVariable("EVENKEEL_STATUS_TOKEN")},
+                                           [&] { return job.Status(); }));
   EK_RETURN_IF_ERROR(Print(absl::StrCat("serving http://", server->address(), "/status.json\n")));
   while (true) {
     absl::SleepFor(absl::Seconds(FLAGS_interval));

@@ -44,10 +44,6 @@ constexpr int64_t kBarFrom = int64_t{16} << 20;
 // The size that pytorch_adamw.py updates.
 constexpr int64_t kPyTorchBytes = int64_t{256} << 20;
 
-struct Row {
-  std::string name, result, figure, bar;
-};
-
 class Bench {
  public:
   explicit Bench(const BenchDevice& device)
@@ -89,11 +85,7 @@ class Bench {
         /*has_bar=*/true, ratio >= 1 / 1.05, ">= 0.95");
   }
 
-  const std::vector<Row>& rows() const { return rows_; }
-  bool all_passed() const {
-    return std::none_of(rows_.begin(), rows_.end(),
-                        [](const Row& row) { return row.result == "failed"; });
-  }
+  bool all_passed() const { return all_passed_; }
 
  private:
   // Returns the time of one run, in seconds.
@@ -107,25 +99,22 @@ class Bench {
 
   void Add(const std::string& name, const std::string& figure, bool has_bar, bool is_good,
            const std::string& bar) {
-    if (has_bar && is_real_) {
-      rows_.push_back({name, is_good ? "passed" : "failed", figure, bar});
-    } else {
-      rows_.push_back({name, "shown", figure, ""});
-    }
-    const Row& row = rows_.back();
+    const bool is_judged = has_bar && is_real_;
+    const std::string result = !is_judged ? "shown" : is_good ? "passed" : "failed";
+    const std::string shown_bar = is_judged ? bar : "";
+    all_passed_ = all_passed_ && (is_good || !is_judged);
     if (FLAGS_rows) {
-      std::cout << row.name << '\t' << row.result << '\t' << row.figure << '\t' << row.bar
-                << std::endl;
+      std::cout << name << '\t' << result << '\t' << figure << '\t' << shown_bar << std::endl;
     } else {
       const Table table({{"", -32}, {"", -8}, {"", -8}, {"", 0}});
-      std::cout << table.Line({row.name, row.result, row.bar, row.figure}) << std::flush;
+      std::cout << table.Line({name, result, shown_bar, figure}) << std::flush;
     }
   }
 
   const BenchDevice& device_;
   const bool is_real_;
   double seconds_ = 0;  // The last case's.
-  std::vector<Row> rows_;
+  bool all_passed_ = true;
 };
 
 absl::Status TellDevices() {

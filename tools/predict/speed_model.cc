@@ -211,12 +211,9 @@ absl::StatusOr<SpeedModel> SpeedModel::Fit(std::span<const TracedRun> runs,
   return model;
 }
 
-double SpeedModel::Agreed(int ranks) const {
-  return ranks == 1 ? 0 : options_.agreement + options_.agreement_per_rank * ranks;
-}
-
 Forecast SpeedModel::At(const Layout& where) const {
-  const double agreed = Agreed(where.ranks);
+  const double agreed =
+      where.ranks == 1 ? 0 : options_.agreement + options_.agreement_per_rank * where.ranks;
   Forecast forecast = Simulate(parts_, cluster_, where, agreed);
   std::vector<double> steps;
   for (const Resampled& one : resampled_)

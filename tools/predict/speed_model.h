@@ -92,7 +92,6 @@ class SpeedModel {
     StepParts parts;
     Cluster cluster;
   };
-  double Agreed(int ranks) const;
 
   ModelOptions options_;
   std::vector<LevelSample> samples_;

@@ -69,7 +69,7 @@ struct Series {
 
   // Without the first size, of which constant costs are a large part.
   double exponent() const {
-    return FitPowerLaw(std::span(sizes).subspan(1), std::span(seconds).subspan(1)).exponent;
+    return ExponentOf(std::span(sizes).subspan(1), std::span(seconds).subspan(1));
   }
 };
 

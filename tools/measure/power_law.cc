@@ -5,7 +5,7 @@
 
 namespace evenkeel {
 
-PowerLaw FitPowerLaw(std::span<const double> sizes, std::span<const double> seconds) {
+double ExponentOf(std::span<const double> sizes, std::span<const double> seconds) {
   const double n = static_cast<double>(sizes.size());
   double x_mean = 0, y_mean = 0, covariance = 0, variance = 0;
   for (size_t i = 0; i < sizes.size(); ++i) {
@@ -17,8 +17,7 @@ PowerLaw FitPowerLaw(std::span<const double> sizes, std::span<const double> seco
     covariance += x * (std::log(seconds[i]) - y_mean);
     variance += x * x;
   }
-  const double exponent = covariance / variance;
-  return {.factor = std::exp(y_mean - exponent * x_mean), .exponent = exponent};
+  return covariance / variance;
 }
 
 }  // namespace evenkeel

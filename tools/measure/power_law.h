@@ -1,7 +1,6 @@
-// How something grows: time = factor * size ^ exponent, fitted to measurements.
+// How something grows: the exponent of time = factor * size ^ exponent, fitted to measurements.
 //
-//   const PowerLaw law = FitPowerLaw(sizes, seconds);
-//   law.exponent;                                       // 1: linear; 2: quadratic
+//   ExponentOf(sizes, seconds);  // 1: linear; 2: quadratic
 //
 // A constant cost beside it bends the line, and makes the exponent smaller: leave the small sizes
 // out.
@@ -16,13 +15,8 @@
 
 namespace evenkeel {
 
-struct PowerLaw {
-  double factor = 0;
-  double exponent = 0;
-};
-
 // Both positive and of one size, at least 2 with different sizes.
-PowerLaw FitPowerLaw(std::span<const double> sizes, std::span<const double> seconds);
+double ExponentOf(std::span<const double> sizes, std::span<const double> seconds);
 
 }  // namespace evenkeel
 

@@ -1,10 +1,9 @@
 #include "evenkeel/tools/step/step_training.h"
 
 #include <algorithm>
-#include <memory>
-#include <vector>
+#include <random>
 
-#include "absl/strings/string_view.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "evenkeel/bucket/step_times.h"
@@ -13,13 +12,45 @@
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/join.h"
+#include "evenkeel/trainer/gpt/gpt.h"
+#include "evenkeel/trainer/models/mlp.h"
 
 namespace evenkeel {
 namespace {
 
 double Since(absl::Time start) { return absl::ToDoubleSeconds(SteadyNow() - start); }
 
+absl::StatusOr<StepModel> WithImages(const std::vector<int>& hidden, int count) {
+  StepModel step;
+  EK_ASSIGN_OR_RETURN(step.model, MakeMlp({.hidden = hidden}));
+  std::minstd_rand random(17);
+  for (int i = 0; i < count * 784; ++i)
+    step.memory.images.push_back(static_cast<float>(random() % 1001) * 1e-3f);
+  for (int i = 0; i < count; ++i) step.memory.labels.push_back(static_cast<uint8_t>(i % 10));
+  return step;
+}
+
+absl::StatusOr<StepModel> WithTokens(absl::string_view preset, int sequences) {
+  EK_ASSIGN_OR_RETURN(const GptOptions options, GptPreset(preset));
+  StepModel step{.context = options.context};
+  EK_ASSIGN_OR_RETURN(step.model, MakeGpt(options));
+  std::minstd_rand random(17);
+  for (std::vector<int32_t>* tokens : {&step.memory.inputs, &step.memory.targets}) {
+    for (int64_t i = 0; i < sequences * options.context; ++i)
+      tokens->push_back(static_cast<int32_t>(random() % options.vocabulary));
+  }
+  return step;
+}
+
 }  // namespace
+
+absl::StatusOr<StepModel> MakeStepModel(absl::string_view name) {
+  if (name == "mlp") return WithImages({1024, 1024}, 64);
+  if (name == "tiny") return WithImages({32}, 4);
+  if (name == "gpt") return WithTokens("mini", 8);
+  return absl::InvalidArgumentError(
+      absl::StrCat("\"", name, "\" is not a model; choose mlp, gpt or tiny"));
+}
 
 // The optimizer of a program with one rank, without a group.
 class StepTraining::PlainOptimizer {

@@ -1,12 +1,9 @@
 #include "evenkeel/comm/device/gpu_test_support.h"
 
 #include <cstdlib>
-#include <string>
 
-#include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "evenkeel/comm/device/cuda_if_built.h"
 
 namespace evenkeel {

@@ -6,12 +6,10 @@
 #include <thread>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/device/copy.h"
-#include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/types.h"
 #include "gtest/gtest.h"

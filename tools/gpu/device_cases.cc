@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <memory>
 #include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "evenkeel/comm/device/copy.h"

@@ -1,7 +1,5 @@
 #include "evenkeel/tools/step/step_report.h"
 
-#include <string>
-
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"

@@ -1,6 +1,6 @@
 #include "evenkeel/comm/device/cuda.h"
-#include "evenkeel/comm/device/gpu_test_support.h"
-#include "evenkeel/comm/device/runtime_cases.h"
+#include "evenkeel/comm/device/testing/gpu_test_support.h"
+#include "evenkeel/comm/device/testing/runtime_cases.h"
 
 namespace evenkeel {
 

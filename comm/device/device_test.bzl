@@ -3,7 +3,7 @@
 load("//tools/build_defs:cc.bzl", "ek_cc_test")
 
 def device_test(name, deps = [], tags = [], gpu_deps = [], copts = [], **kwargs):
-    """Two tests of one source, whose devices are TestedDevices (tested_devices.h).
+    """Two tests of one source, whose devices are TestedDevices (testing/tested_devices.h).
 
     Args:
       name: x_test; the second one, with the tags "gpu" and "exclusive", is

@@ -1,5 +1,5 @@
-#include "evenkeel/comm/device/runtime_cases.h"
 #include "evenkeel/comm/device/simulated.h"
+#include "evenkeel/comm/device/testing/runtime_cases.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel {

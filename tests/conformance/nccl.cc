@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "evenkeel/comm/control/control.h"
-#include "evenkeel/comm/device/gpu_test_support.h"
+#include "evenkeel/comm/device/testing/gpu_test_support.h"
 #include "evenkeel/comm/local/link.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/tests/conformance/tested_backend.h"

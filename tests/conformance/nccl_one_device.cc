@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "evenkeel/comm/device/gpu_test_support.h"
+#include "evenkeel/comm/device/testing/gpu_test_support.h"
 #include "evenkeel/comm/nccl/nccl.h"
 #include "evenkeel/tests/conformance/processes.h"
 #include "evenkeel/tests/conformance/tested_backend.h"

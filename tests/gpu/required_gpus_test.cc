@@ -8,7 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "evenkeel/comm/device/gpu_test_support.h"
+#include "evenkeel/comm/device/testing/gpu_test_support.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel {

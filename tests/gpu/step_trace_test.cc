@@ -12,7 +12,7 @@
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/device/cuda.h"
-#include "evenkeel/comm/device/gpu_test_support.h"
+#include "evenkeel/comm/device/testing/gpu_test_support.h"
 #include "evenkeel/comm/environment.h"
 #include "evenkeel/comm/factory.h"
 #include "evenkeel/comm/status.h"

@@ -14,7 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "evenkeel/comm/device/gpu_test_support.h"
+#include "evenkeel/comm/device/testing/gpu_test_support.h"
 #include "evenkeel/tests/training/program.h"
 #include "evenkeel/tests/training/small_data.h"
 #include "evenkeel/tests/training/train_program.h"

@@ -18,7 +18,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/device/runtime.h"
-#include "evenkeel/comm/device/tested_devices.h"
+#include "evenkeel/comm/device/testing/tested_devices.h"
 #include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/data/stable_random.h"

@@ -12,7 +12,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "evenkeel/comm/device/tested_devices.h"
+#include "evenkeel/comm/device/testing/tested_devices.h"
 #include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/device/device_models.h"

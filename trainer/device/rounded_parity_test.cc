@@ -19,7 +19,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "evenkeel/comm/device/tested_devices.h"
+#include "evenkeel/comm/device/testing/tested_devices.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/device/device_models.h"
 #include "evenkeel/trainer/models/cnn.h"

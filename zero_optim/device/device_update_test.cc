@@ -12,7 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "evenkeel/comm/device/tested_devices.h"
+#include "evenkeel/comm/device/testing/tested_devices.h"
 #include "evenkeel/comm/status.h"
 #include "gtest/gtest.h"
 

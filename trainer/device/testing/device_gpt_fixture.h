@@ -20,7 +20,7 @@
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/device/runtime.h"
-#include "evenkeel/comm/device/tested_devices.h"
+#include "evenkeel/comm/device/testing/tested_devices.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/data/batch.h"
 #include "evenkeel/trainer/data/stable_random.h"

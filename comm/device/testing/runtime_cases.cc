@@ -1,6 +1,6 @@
 // Tests of every DeviceRuntime; each runtime has a test that defines TestedRuntime().
 
-#include "evenkeel/comm/device/runtime_cases.h"
+#include "evenkeel/comm/device/testing/runtime_cases.h"
 
 #include <cstdint>
 #include <thread>

@@ -1,4 +1,4 @@
-#include "evenkeel/comm/device/gpu_test_support.h"
+#include "evenkeel/comm/device/testing/gpu_test_support.h"
 
 #include <cstdlib>
 

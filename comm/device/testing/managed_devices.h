@@ -1,8 +1,8 @@
 // CUDA's devices, with memory that the host sees as well, and with what SimulatedDevices has for
 // tests.
 
-#ifndef EVENKEEL_COMM_DEVICE_MANAGED_DEVICES_H_
-#define EVENKEEL_COMM_DEVICE_MANAGED_DEVICES_H_
+#ifndef EVENKEEL_COMM_DEVICE_TESTING_MANAGED_DEVICES_H_
+#define EVENKEEL_COMM_DEVICE_TESTING_MANAGED_DEVICES_H_
 
 #include <atomic>
 #include <cstdint>
@@ -74,4 +74,4 @@ class ManagedDevices : public DeviceRuntime {
 
 }  // namespace evenkeel::internal
 
-#endif  // EVENKEEL_COMM_DEVICE_MANAGED_DEVICES_H_
+#endif  // EVENKEEL_COMM_DEVICE_TESTING_MANAGED_DEVICES_H_

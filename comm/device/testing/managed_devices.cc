@@ -1,4 +1,4 @@
-#include "evenkeel/comm/device/managed_devices.h"
+#include "evenkeel/comm/device/testing/managed_devices.h"
 
 #include <cuda_runtime_api.h>
 

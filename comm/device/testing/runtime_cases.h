@@ -1,7 +1,7 @@
 // The runtime that runtime_cases.cc tests, and what to do where it has no device.
 
-#ifndef EVENKEEL_COMM_DEVICE_RUNTIME_CASES_H_
-#define EVENKEEL_COMM_DEVICE_RUNTIME_CASES_H_
+#ifndef EVENKEEL_COMM_DEVICE_TESTING_RUNTIME_CASES_H_
+#define EVENKEEL_COMM_DEVICE_TESTING_RUNTIME_CASES_H_
 
 #include "absl/status/status.h"
 #include "evenkeel/comm/device/runtime.h"
@@ -14,4 +14,4 @@ void SkipOrFail(const absl::Status& why);
 
 }  // namespace evenkeel
 
-#endif  // EVENKEEL_COMM_DEVICE_RUNTIME_CASES_H_
+#endif  // EVENKEEL_COMM_DEVICE_TESTING_RUNTIME_CASES_H_

@@ -12,8 +12,8 @@
 // A test that needs more skips there as well; one that finds enough runs. Its target has the tags
 // "gpu" and "exclusive", and tests/gpu/gpu_tests.txt names it.
 
-#ifndef EVENKEEL_COMM_DEVICE_GPU_TEST_SUPPORT_H_
-#define EVENKEEL_COMM_DEVICE_GPU_TEST_SUPPORT_H_
+#ifndef EVENKEEL_COMM_DEVICE_TESTING_GPU_TEST_SUPPORT_H_
+#define EVENKEEL_COMM_DEVICE_TESTING_GPU_TEST_SUPPORT_H_
 
 #include <string>
 
@@ -48,4 +48,4 @@ GpuVerdict JudgeGpus(int needed);
     if (ek_verdict.answer == ::evenkeel::GpuAnswer::kSkip) GTEST_SKIP() << ek_verdict.sentence; \
   } while (false)
 
-#endif  // EVENKEEL_COMM_DEVICE_GPU_TEST_SUPPORT_H_
+#endif  // EVENKEEL_COMM_DEVICE_TESTING_GPU_TEST_SUPPORT_H_

@@ -14,13 +14,13 @@
 //         else: what a kernel gets comes from Allocate(), never from a vector or the stack.
 // Lacks:  SimulatedOptions::delay and count do nothing on CUDA.
 
-#ifndef EVENKEEL_COMM_DEVICE_TESTED_DEVICES_H_
-#define EVENKEEL_COMM_DEVICE_TESTED_DEVICES_H_
+#ifndef EVENKEEL_COMM_DEVICE_TESTING_TESTED_DEVICES_H_
+#define EVENKEEL_COMM_DEVICE_TESTING_TESTED_DEVICES_H_
 
 #include "evenkeel/comm/device/simulated.h"
 
 #ifdef EK_TEST_ON_CUDA
-#include "evenkeel/comm/device/managed_devices.h"
+#include "evenkeel/comm/device/testing/managed_devices.h"
 #endif
 
 namespace evenkeel {
@@ -33,4 +33,4 @@ using TestedDevices = SimulatedDevices;
 
 }  // namespace evenkeel
 
-#endif  // EVENKEEL_COMM_DEVICE_TESTED_DEVICES_H_
+#endif  // EVENKEEL_COMM_DEVICE_TESTING_TESTED_DEVICES_H_

@@ -1,7 +1,6 @@
 #include "evenkeel/comm/factory.h"
 
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"

@@ -1,7 +1,6 @@
 #include "evenkeel/comm/failure_info.h"
 
 #include <array>
-#include <utility>
 
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"

@@ -1,7 +1,6 @@
 #include "evenkeel/comm/flight_recorder.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "evenkeel/comm/base/clock.h"
 

@@ -1,6 +1,5 @@
 #include "evenkeel/join/joinable.h"
 
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"

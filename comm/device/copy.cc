@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"

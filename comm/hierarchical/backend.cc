@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "evenkeel/comm/arith/common_part.h"
 #include "evenkeel/comm/base/worker_thread.h"
 #include "evenkeel/comm/hierarchical/collectives.h"
 #include "evenkeel/comm/status.h"

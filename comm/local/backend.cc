@@ -25,7 +25,6 @@
 #include <map>
 #include <memory>
 #include <thread>
-#include <tuple>
 #include <utility>
 #include <vector>
 

@@ -1,6 +1,5 @@
 #include "evenkeel/comm/nccl/plan.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"

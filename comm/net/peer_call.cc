@@ -4,7 +4,6 @@
 #include <optional>
 #include <utility>
 
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/net/hmac.h"
 #include "evenkeel/comm/net/socket.h"

@@ -1,7 +1,6 @@
 #include "evenkeel/comm/shm/tags.h"
 
 #include <algorithm>
-#include <atomic>
 
 #include "evenkeel/comm/shm/board.h"
 

@@ -1,6 +1,5 @@
 #include "evenkeel/comm/shm/transfer.h"
 
-#include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {

@@ -1,7 +1,6 @@
 #include "evenkeel/join/internal/device_calls.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <utility>
 
 #include "evenkeel/comm/base/clock.h"

@@ -8,7 +8,6 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/librarys_thread.h"
 #include "evenkeel/comm/control/rank_status.h"

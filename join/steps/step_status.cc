@@ -1,6 +1,5 @@
 #include "evenkeel/join/steps/step_status.h"
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/base/json.h"

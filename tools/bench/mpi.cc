@@ -3,7 +3,6 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
-#include <cstdint>
 #include <cstdio>
 #include <fstream>
 

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <numbers>
 #include <random>
-#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"

@@ -4,7 +4,6 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/files/file_io.h"
 #include "evenkeel/zero_optim/checkpoint/parameter_file.h"

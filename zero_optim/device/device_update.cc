@@ -1,7 +1,6 @@
 #include "evenkeel/zero_optim/device/device_update.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <iterator>

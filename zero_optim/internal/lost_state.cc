@@ -1,7 +1,6 @@
 #include "evenkeel/zero_optim/internal/lost_state.h"
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "evenkeel/comm/control/control.h"
 
 namespace evenkeel::internal {

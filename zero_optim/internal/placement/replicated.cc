@@ -1,9 +1,6 @@
 #include "evenkeel/zero_optim/internal/placement/replicated.h"
 
-#include <cstddef>
 #include <cstdint>
-#include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 

@@ -8,7 +8,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/base/bytes.h"
-#include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/zero_optim/partition.h"
 

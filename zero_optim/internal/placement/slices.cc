@@ -18,7 +18,6 @@
 #include <cassert>
 #include <memory>
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 

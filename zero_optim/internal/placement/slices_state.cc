@@ -3,7 +3,6 @@
 // reduction.
 
 #include <map>
-#include <string>
 #include <utility>
 #include <vector>
 

@@ -12,15 +12,11 @@
 // arrive. Before it begins, the lowest active rank tells exhausted ranks what the step is
 // (StepMessage), and they run the same code.
 
-#include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
 #include "evenkeel/bucket/finite_check.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/work.h"

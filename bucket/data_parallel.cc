@@ -1,9 +1,7 @@
 #include "evenkeel/bucket/data_parallel.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <optional>
-#include <utility>
 #include <variant>
 
 #include "absl/strings/str_cat.h"
@@ -11,8 +9,6 @@
 #include "absl/time/time.h"
 #include "evenkeel/bucket/divergence.h"
 #include "evenkeel/bucket/parameter_facts.h"
-#include "evenkeel/bucket/parameter_set.h"
-#include "evenkeel/bucket/state_sync.h"
 #include "evenkeel/bucket/step_times.h"
 #include "evenkeel/bucket/tensor_snapshot.h"
 #include "evenkeel/comm/status.h"

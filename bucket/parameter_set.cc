@@ -2,25 +2,14 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <functional>
-#include <memory>
 #include <numeric>
-#include <span>
-#include <string>
 #include <tuple>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/string_view.h"
-#include "evenkeel/bucket/plan/trainable_mask.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/comm/types.h"
 
 namespace evenkeel {
 namespace {

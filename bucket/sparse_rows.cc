@@ -1,10 +1,7 @@
 #include "evenkeel/bucket/sparse_rows.h"
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <numeric>
-#include <vector>
 
 namespace evenkeel {
 namespace {

@@ -1,14 +1,10 @@
 #include "evenkeel/comm/collective.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <iterator>
-#include <string>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "evenkeel/comm/base/names.h"
-#include "evenkeel/comm/types.h"
 
 namespace evenkeel {
 namespace {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/arith/integer_average.h"

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <optional>
 
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"

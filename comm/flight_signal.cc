@@ -7,7 +7,6 @@
 #include <cerrno>
 #include <cstdint>
 #include <map>
-#include <string>
 #include <thread>
 #include <utility>
 

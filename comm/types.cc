@@ -1,13 +1,10 @@
 #include "evenkeel/comm/types.h"
 
 #include <iterator>
-#include <string>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/string_view.h"
 #include "evenkeel/comm/base/float16.h"
 #include "evenkeel/comm/base/names.h"
 

@@ -29,7 +29,6 @@
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/internal/join_list.h"
-#include "evenkeel/join/scope.h"
 #include "evenkeel/join/steps/step_control.h"
 #include "evenkeel/join/steps/step_log.h"
 

@@ -1,11 +1,8 @@
 #include "evenkeel/join/joinable.h"
 
-#include <vector>
-
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/agree.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/join/steps/step_control.h"
 
 namespace evenkeel {
 namespace {

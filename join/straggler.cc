@@ -1,7 +1,5 @@
 #include "evenkeel/join/straggler.h"
 
-#include <string>
-
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/join/phase.h"
 #include "evenkeel/join/steps/step_control.h"

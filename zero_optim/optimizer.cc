@@ -1,7 +1,6 @@
 #include "evenkeel/zero_optim/optimizer.h"
 
 #include <utility>
-#include <variant>
 
 #include "evenkeel/comm/status.h"
 #include "evenkeel/zero_optim/internal/placement/placed_optimizer.h"

@@ -3,18 +3,12 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <cstdint>
 #include <iterator>
 #include <limits>
-#include <span>
-#include <string>
 #include <type_traits>
-#include <variant>
 
 #include "absl/container/inlined_vector.h"
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "evenkeel/comm/arith/convert.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/zero_optim/internal/update_kernels.h"

@@ -1,7 +1,6 @@
 #include "evenkeel/bucket/layers/sync_batch_norm.h"
 
 #include <cmath>
-#include <initializer_list>
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"

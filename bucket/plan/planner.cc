@@ -2,19 +2,12 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
-#include <limits>
 #include <numeric>
-#include <span>
 #include <utility>
-#include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/comm/types.h"
 
 // The parameters are walked once. Each (dtype, device) has one open bucket and a cursor into the
 // caps; a parameter goes into its group's open bucket, which closes when it has reached the cap,

@@ -1,16 +1,11 @@
 #include "evenkeel/bucket/plan/trainable_mask.h"
 
 #include <bit>
-#include <cstdint>
 #include <limits>
-#include <span>
-#include <string>
 
 #include "absl/base/macros.h"
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/collective.h"
 

@@ -5,7 +5,6 @@
 #include <iterator>
 #include <limits>
 #include <map>
-#include <string>
 #include <tuple>
 #include <utility>
 

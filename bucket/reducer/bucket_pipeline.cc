@@ -1,7 +1,5 @@
 #include "evenkeel/bucket/reducer/bucket_pipeline.h"
 
-#include <utility>
-
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/status.h"

@@ -4,7 +4,6 @@
 #include <cstring>
 #include <span>
 #include <utility>
-#include <vector>
 
 #include "evenkeel/comm/status.h"
 

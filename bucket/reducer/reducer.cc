@@ -13,7 +13,6 @@
 #include "evenkeel/bucket/state_sync.h"
 #include "evenkeel/comm/agree.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/join/steps/step_control.h"
 
 namespace evenkeel {
 namespace {

@@ -6,7 +6,6 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
 #include "evenkeel/bucket/sparse_rows.h"
 #include "evenkeel/comm/status.h"
 

@@ -6,10 +6,8 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/arith/float_blocks.h"
-#include "evenkeel/comm/base/instruction_set.h"
 
 // Block by block, as the reductions do (reduce_kernels.cc): a block becomes carriers, is
 // computed with, and is stored. Between float64 and 16 bits it passes through float32, rounded to

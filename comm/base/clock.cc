@@ -17,7 +17,6 @@
 
 #include "absl/base/config.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "evenkeel/comm/base/librarys_thread.h"
 #include "evenkeel/comm/base/warn.h"

@@ -1,7 +1,5 @@
 #include "evenkeel/comm/base/instruction_set.h"
 
-#include <vector>
-
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif

@@ -4,21 +4,18 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <string>
-#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/base/available_memory.h"
 #include "evenkeel/comm/base/errno_text.h"
-#include "evenkeel/comm/base/unique_fd.h"
 #include "evenkeel/comm/base/warn.h"
 #include "evenkeel/comm/status.h"
 

@@ -6,7 +6,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <utility>
 
 namespace evenkeel::internal {
 namespace {

@@ -7,7 +7,6 @@
 #include "evenkeel/comm/base/librarys_thread.h"
 #include "evenkeel/comm/base/notification.h"
 #include "evenkeel/comm/control/rank_status.h"
-#include "evenkeel/comm/failure_info.h"
 #include "evenkeel/comm/ranks/parties.h"
 
 namespace evenkeel {

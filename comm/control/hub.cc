@@ -6,7 +6,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/base/clock.h"
-#include "evenkeel/comm/failure_info.h"
 #include "evenkeel/comm/ranks/parties.h"
 
 namespace evenkeel::internal {

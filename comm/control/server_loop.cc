@@ -10,7 +10,6 @@
 #include <optional>
 
 #include "absl/memory/memory.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/warn.h"

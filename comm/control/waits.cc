@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cstdint>
 #include <utility>
 
 #include "evenkeel/comm/base/clock.h"

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/fields.h"
 #include "evenkeel/comm/base/librarys_thread.h"

@@ -1,9 +1,7 @@
 #include "evenkeel/comm/group/watch.h"
 
 #include <algorithm>
-#include <map>
 #include <optional>
-#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>

@@ -1,11 +1,6 @@
 #include <algorithm>
 #include <numeric>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/fields.h"

@@ -23,10 +23,8 @@
 #include <deque>
 #include <functional>
 #include <map>
-#include <memory>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"

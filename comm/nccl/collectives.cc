@@ -1,9 +1,7 @@
 #include "evenkeel/comm/nccl/collectives.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <string>
-#include <utility>
 
 #include "evenkeel/comm/arith/reduce_kernels.h"
 #include "evenkeel/comm/arith/view_lists.h"

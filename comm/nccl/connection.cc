@@ -1,7 +1,6 @@
 #include "evenkeel/comm/nccl/connection.h"
 
 #include <algorithm>
-#include <memory>
 #include <thread>
 #include <utility>
 #include <vector>

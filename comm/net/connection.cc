@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <utility>
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"

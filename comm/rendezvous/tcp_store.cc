@@ -1,7 +1,5 @@
 #include "evenkeel/comm/rendezvous/tcp_store.h"
 
-#include <utility>
-
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"

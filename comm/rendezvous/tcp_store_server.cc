@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "absl/memory/memory.h"
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/base/start_thread.h"
 #include "evenkeel/comm/control/groups.h"

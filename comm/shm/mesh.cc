@@ -23,7 +23,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/types/span.h"
 #include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/base/read_file.h"
 #include "evenkeel/comm/net/peer_meeting.h"

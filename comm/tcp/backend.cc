@@ -2,11 +2,8 @@
 
 #include <algorithm>
 #include <deque>
-#include <map>
 #include <optional>
 #include <thread>
-#include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/arith/common_part.h"

@@ -6,9 +6,7 @@
 #include <exception>
 #include <new>
 #include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/arith/common_part.h"
 #include "evenkeel/comm/arith/reduce_kernels.h"
@@ -16,7 +14,6 @@
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/tcp/thresholds.h"
-#include "evenkeel/comm/tcp/transport.h"
 
 namespace evenkeel::internal {
 namespace {

@@ -13,7 +13,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/start_thread.h"
 #include "evenkeel/comm/status.h"

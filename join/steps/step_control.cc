@@ -1,9 +1,7 @@
 #include "evenkeel/join/steps/step_control.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <numeric>
-#include <utility>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"

@@ -1,13 +1,11 @@
 #include "evenkeel/trainer/app/describe_options.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/string_view.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/types.h"

@@ -4,11 +4,9 @@
 #include <cmath>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/base/clock.h"

@@ -6,7 +6,6 @@
 #include <type_traits>
 
 #include "absl/status/status.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -14,7 +13,6 @@
 #include "evenkeel/comm/base/names.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/app/flag_rules.h"
-#include "evenkeel/trainer/checkpoint/checkpoint_folder.h"
 #include "evenkeel/trainer/data/image_dataset.h"
 #include "evenkeel/trainer/data/text_dataset.h"
 #include "evenkeel/trainer/gpt/gpt_file.h"

@@ -6,7 +6,6 @@
 #include <functional>
 #include <iterator>
 #include <map>
-#include <memory>
 #include <new>
 #include <optional>
 #include <string>
@@ -29,7 +28,6 @@
 #include "evenkeel/trainer/app/memory_plan.h"
 #include "evenkeel/trainer/app/progress.h"
 #include "evenkeel/trainer/app/rank_setup.h"
-#include "evenkeel/trainer/app/run_output.h"
 #include "evenkeel/trainer/app/run_recorder.h"
 #include "evenkeel/trainer/app/training_run.h"
 #include "evenkeel/trainer/checkpoint/checkpoint_folder.h"

@@ -1,12 +1,7 @@
 #include "evenkeel/trainer/app/training_run.h"
 
-#include <cstdint>
 #include <limits>
-#include <memory>
-#include <string>
-#include <utility>
 #include <variant>
-#include <vector>
 
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/hooks/compressed_reduction.h"
@@ -17,7 +12,6 @@
 #include "evenkeel/comm/agree.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/joinable.h"
-#include "evenkeel/join/steps/step_control.h"
 #include "evenkeel/trainer/app/freeze_schedule.h"
 #include "evenkeel/trainer/app/learning_rate.h"
 #include "evenkeel/trainer/app/step_watch.h"

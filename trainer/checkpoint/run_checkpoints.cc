@@ -2,10 +2,8 @@
 
 #include <cmath>
 #include <filesystem>
-#include <map>
 #include <span>
 #include <system_error>
-#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"

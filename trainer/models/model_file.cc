@@ -1,8 +1,5 @@
 #include "evenkeel/trainer/models/model_file.h"
 
-#include <vector>
-
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/files/file_io.h"

@@ -1,7 +1,6 @@
 #include "evenkeel/trainer/report/run_record.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"

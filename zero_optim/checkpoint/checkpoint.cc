@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <nlohmann/json.hpp>
-#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/agree.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/files/file_io.h"
-#include "evenkeel/files/file_sums.h"
 #include "evenkeel/files/strict_json.h"
 
 namespace evenkeel {

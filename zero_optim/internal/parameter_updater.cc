@@ -4,14 +4,11 @@
 #include <cstddef>
 #include <cstring>
 #include <string>
-#include <utility>
 #include <variant>
-#include <vector>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/status.h"

@@ -1,8 +1,6 @@
 #include "evenkeel/zero_optim/internal/update_kernels.h"
 
 #include <cmath>
-#include <cstdint>
-#include <vector>
 
 // Plain loops that the compiler vectorises, one copy per instruction set: they are always_inline
 // templates, so that they take on the instruction set of the function around them, and that one is

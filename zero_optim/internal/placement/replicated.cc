@@ -1,6 +1,5 @@
 #include "evenkeel/zero_optim/internal/placement/replicated.h"
 
-#include <cstdint>
 #include <utility>
 #include <vector>
 

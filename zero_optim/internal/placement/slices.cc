@@ -16,10 +16,7 @@
 
 #include <algorithm>
 #include <cassert>
-#include <memory>
-#include <optional>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/bucket/divergence.h"

@@ -184,13 +184,11 @@ absl::StatusOr<double> TimeOf(Trainer& trainer, const Side& side) {
 
 absl::StatusOr<PairedRatio> Compare(Trainer& trainer, const Side& a, const Side& b) {
   std::vector<double> times[2];
-  EK_RETURN_IF_ERROR(RunRounds(
-      2, [](int round) { return round <= FLAGS_pairs; },
-      [&](size_t i, int round) -> absl::Status {
-        EK_ASSIGN_OR_RETURN(const double seconds, TimeOf(trainer, i == 0 ? a : b));
-        if (round > 0) times[i].push_back(seconds);  // The first round warms up.
-        return absl::OkStatus();
-      }));
+  EK_RETURN_IF_ERROR(RunRounds(2, 1 + FLAGS_pairs, [&](size_t i, int round) -> absl::Status {
+    EK_ASSIGN_OR_RETURN(const double seconds, TimeOf(trainer, i == 0 ? a : b));
+    if (round > 0) times[i].push_back(seconds);  // The first round warms up.
+    return absl::OkStatus();
+  }));
   return RatioOf(times[0], times[1]);
 }
 

@@ -104,17 +104,15 @@ absl::StatusOr<Measured> Measure(Communicator& comm, const SkewSetting& setting)
   EK_ASSIGN_OR_RETURN(const auto ours, SkewedTraining::Create(&comm, setting));
   EK_ASSIGN_OR_RETURN(const auto theirs, SkewedTraining::Create(&comm, plain));
   std::vector<double> steps[2], backwards[2], samples;  // Ours and theirs.
-  EK_RETURN_IF_ERROR(RunRounds(
-      2, [](int round) { return round <= FLAGS_pairs; },
-      [&](size_t i, int round) -> absl::Status {
-        EK_ASSIGN_OR_RETURN(const BlockTimes times, (i == 0 ? *ours : *theirs).RunBlock());
-        // The first round warms up, and has its buckets rebuilt.
-        if (round == 0 || times.steps.empty()) return absl::OkStatus();
-        steps[i].push_back(MedianOf(times.steps));
-        backwards[i].push_back(MedianOf(times.backwards));
-        if (i == 0) samples.push_back(SamplesPerSecond(setting, comm.world_size(), times.block));
-        return absl::OkStatus();
-      }));
+  EK_RETURN_IF_ERROR(RunRounds(2, 1 + FLAGS_pairs, [&](size_t i, int round) -> absl::Status {
+    EK_ASSIGN_OR_RETURN(const BlockTimes times, (i == 0 ? *ours : *theirs).RunBlock());
+    // The first round warms up, and has its buckets rebuilt.
+    if (round == 0 || times.steps.empty()) return absl::OkStatus();
+    steps[i].push_back(MedianOf(times.steps));
+    backwards[i].push_back(MedianOf(times.backwards));
+    if (i == 0) samples.push_back(SamplesPerSecond(setting, comm.world_size(), times.block));
+    return absl::OkStatus();
+  }));
   Measured measured{.follows_backward = ours->BucketsFollowBackward()};
   if (steps[0].empty()) return measured;  // An exhausted rank's view is of no interest.
   if (steps[0].size() != steps[1].size())

@@ -49,9 +49,8 @@ class CellRun {
       }
       EK_RETURN_IF_ERROR(status);
     }
-    EK_RETURN_IF_ERROR(RunRounds(
-        entrants_.size(), [&](int round) { return round < options_.pairs; },
-        [&](size_t i, int) -> absl::Status {
+    EK_RETURN_IF_ERROR(
+        RunRounds(entrants_.size(), options_.pairs, [&](size_t i, int) -> absl::Status {
           Entrant& entrant = entrants_[i];
           EK_ASSIGN_OR_RETURN(entrant.blocks.emplace_back(),
                               entrant.contender->Time(what_, entrant.block));

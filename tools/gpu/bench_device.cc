@@ -59,14 +59,12 @@ class Bench {
     EK_RETURN_IF_ERROR(TimeOf(copy, repeats).status());  // Warms up: kernels are loaded.
     EK_RETURN_IF_ERROR(TimeOf(measured, repeats).status());
     std::vector<double> copies, runs;
-    EK_RETURN_IF_ERROR(RunRounds(
-        2, [&](int round) { return round < pairs; },
-        [&](size_t i, int) -> absl::Status {
-          const DeviceCase& one = i == 0 ? copy : measured;
-          EK_ASSIGN_OR_RETURN(const double seconds, TimeOf(one, repeats));
-          (i == 0 ? copies : runs).push_back(seconds / static_cast<double>(one.bytes));
-          return absl::OkStatus();
-        }));
+    EK_RETURN_IF_ERROR(RunRounds(2, pairs, [&](size_t i, int) -> absl::Status {
+      const DeviceCase& one = i == 0 ? copy : measured;
+      EK_ASSIGN_OR_RETURN(const double seconds, TimeOf(one, repeats));
+      (i == 0 ? copies : runs).push_back(seconds / static_cast<double>(one.bytes));
+      return absl::OkStatus();
+    }));
     const PairedRatio ratio = RatioOf(copies, runs);
     seconds_ = MedianOf(runs) * static_cast<double>(measured.bytes);
     const std::string figure =

@@ -1,6 +1,6 @@
 // The loop of benchmarks that compare: blocks of several cases in turn.
 //
-//   EK_RETURN_IF_ERROR(RunRounds(cases.size(), [&](int round) { return round < 30; },
+//   EK_RETURN_IF_ERROR(RunRounds(cases.size(), /*rounds=*/30,
 //                                [&](size_t i, int round) { return RunBlock(cases[i]); }));
 //   RatioOf(seconds_of_case_0, seconds_of_case_1);  // paired_ratio.h
 //
@@ -20,7 +20,7 @@
 
 namespace evenkeel {
 
-absl::Status RunRounds(size_t cases, absl::FunctionRef<bool(int round)> goes_on,
+absl::Status RunRounds(size_t cases, int rounds,
                        absl::FunctionRef<absl::Status(size_t index, int round)> run);
 
 }  // namespace evenkeel

@@ -32,9 +32,8 @@ class Measurement {
 
   absl::StatusOr<Json> Run() {
     for (const StepRow& row : settings_.rows) EK_RETURN_IF_ERROR(Prepare(row));
-    EK_RETURN_IF_ERROR(RunRounds(
-        rows_.size(), [&](int round) { return round < settings_.rounds; },
-        [&](size_t index, int) { return RunBlock(index); }));
+    EK_RETURN_IF_ERROR(RunRounds(rows_.size(), settings_.rounds,
+                                 [&](size_t index, int) { return RunBlock(index); }));
     Json rows = Json::array();
     for (size_t index = 0; index < rows_.size(); ++index) {
       EK_RETURN_IF_ERROR(CheckReplicas(settings_.rows[index]));

@@ -109,6 +109,12 @@ absl::Status CheckUneven(const Collective& what, const TensorList& in, const Ten
   return absl::OkStatus();
 }
 
+absl::Status CheckOp(const Collective& what) {
+  if (!Reduces(what.kind) || !IsBitwise(what.op) || !IsFloat(what.dtype)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(ToString(what.op), " needs an integer type, not ", ToString(what.dtype)));
+}
+
 enum class Peer { kNamed, kAny };
 
 absl::Status Validate(const Collective& what, const TensorList& in, const TensorList& out,
@@ -133,10 +139,7 @@ absl::Status Validate(const Collective& what, const TensorList& in, const Tensor
           absl::StrCat("rank ", group.rank, " named itself as the peer"));
     }
   }
-  if (Reduces(what.kind) && IsBitwise(what.op) && IsFloat(what.dtype)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(ToString(what.op), " needs an integer type, not ", ToString(what.dtype)));
-  }
+  EK_RETURN_IF_ERROR(CheckOp(what));
   EK_RETURN_IF_ERROR(CheckTensors(what, in, group.backend->device(), "input"));
   EK_RETURN_IF_ERROR(CheckTensors(what, out, group.backend->device(), "output"));
   if (IsUneven(what.kind)) {
@@ -463,6 +466,7 @@ void internal::GroupCore::OnNotice(int from, absl::string_view topic, absl::stri
 }
 
 absl::Status internal::GroupCore::Supports(const Collective& what) const {
+  EK_RETURN_IF_ERROR(CheckOp(what));
   if (AveragesIntegers(what) && !backend->device().is_cpu()) {
     return absl::UnimplementedError(absl::StrCat(
         backend->name(), ": no average of ", ToString(what.dtype),

@@ -263,7 +263,8 @@ class Communicator {
   // the last handle, also after the group has ended: `static_cast<float*>(memory.data.get())`. Any
   // other memory works, too.
   absl::StatusOr<Memory> Allocate(int64_t bytes);
-  // Returns OK, or the reason why this backend lacks the collective.
+  // Returns OK, or the reason why this backend lacks the collective. InvalidArgument for a bitwise
+  // reduction of floats.
   absl::Status Supports(const Collective& what) const;
   // Returns OK, or the error that Channel::Issue() would return.
   absl::Status Check(const Collective& what, const TensorList& in, const TensorList& out) const;

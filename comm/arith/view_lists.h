@@ -35,7 +35,7 @@ class ViewCursor {
   // Elements that lie in one piece from here on.
   int64_t contiguous() const { return view_ == end_ ? 0 : view_->count - offset_; }
   void* data() const { return static_cast<char*>(view_->data) + bytes(offset_); }
-  // The size of so many elements.
+  // The size of so many elements; not at the end.
   int64_t bytes(int64_t elements) const { return elements * SizeOf(view_->dtype); }
   void Advance(int64_t elements) {
     offset_ += elements;

@@ -249,15 +249,17 @@ void TcpBackend::Abort(const absl::Status& why) {
   const auto nobody_inside = [this]()
                                  ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return inside_ == 0; };
   PeerMeeting* meeting = nullptr;
-  std::shared_ptr<TcpTransport> transport;
   SetEnded(why);
   {
-    absl::MutexLock lock(&mutex_);
-    meeting = meeting_.get();
-    transport = transport_;
+    std::shared_ptr<TcpTransport> transport;
+    {
+      absl::MutexLock lock(&mutex_);
+      meeting = meeting_.get();
+      transport = transport_;
+    }
+    if (meeting != nullptr) meeting->Cancel(why);
+    if (transport != nullptr) transport->Abort(why);
   }
-  if (meeting != nullptr) meeting->Cancel(why);
-  if (transport != nullptr) transport->Abort(why);
   // Who computes at the moment runs into it with the next call.
   absl::MutexLock lock(&mutex_);
   mutex_.Await(absl::Condition(&nobody_inside));

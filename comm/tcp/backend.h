@@ -82,7 +82,7 @@ class TcpBackend : public Backend {
   const RankNames names_;
   const WarnFunction warn_;
   const uint64_t generation_;  // In every tag.
-  // Those of Listen(), and then of Connect(); set once, under the mutex.
+  // Set once, under the mutex: by Listen(), the transport by Connect().
   std::unique_ptr<PeerMeeting> meeting_;
   std::function<void(const absl::Status& why)> on_lost_;
   std::shared_ptr<TcpTransport> transport_;

@@ -145,6 +145,7 @@ class MessageTable {
     int64_t small_sent = 0;         // The number of the last small message,
     int64_t small_written = 0;      // and of the last one that is written.
   };
+
   void Write(int to, MessageHeader::Kind kind, uint64_t slot, uint64_t value);
   void Ask(Flow& flow, int from, uint64_t slot);
   void Drop(int peer, uint64_t slot);  // The flow, if nothing is under way any more.

@@ -135,6 +135,16 @@ TEST_P(MisuseTest, AWrongCallOfOneRankLeavesTheOthersWaiting) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+TEST_P(MisuseTest, BitsOfFloatsAreNotSupported) {
+  absl::Status status = RunTested(GetParam(), [](Communicator& comm) -> absl::Status {
+    const absl::Status refused = comm.Supports(
+        {.kind = CollectiveKind::kAllReduce, .dtype = DType::kFloat32, .op = ReduceOp::kBitOr});
+    EXPECT_EQ(refused, absl::InvalidArgumentError("bit_or needs an integer type, not float32"));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST_P(MisuseTest, ChannelsNeedAName) {
   absl::Status status = RunTested(GetParam(), [](Communicator& comm) -> absl::Status {
     EXPECT_EQ(comm.OpenChannel("").status().code(), absl::StatusCode::kInvalidArgument);

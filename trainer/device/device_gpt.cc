@@ -89,13 +89,9 @@ class DeviceGptModel : public GptPasses<DeviceGptModel, float, void> {
             .splits_heads = true};
   }
 
-  absl::StatusOr<void*> Take(int64_t bytes, bool trains) {
-    const absl::Status taken = block_.Need(*work_, bytes);
-    if (taken.ok()) return block_.as<void>();
-    return absl::Status(taken.code(), absl::StrCat("gpt: ", trains ? "training" : "evaluation",
-                                                   " on ", pass_.sequences, " sequences of ",
-                                                   pass_.context, " tokens takes ", bytes,
-                                                   " bytes for activations: ", taken.message()));
+  absl::StatusOr<void*> Take(int64_t bytes) {
+    EK_RETURN_IF_ERROR(block_.Need(*work_, bytes));
+    return block_.as<void>();
   }
 
   absl::Status Prepare(const TokenBatch& batch, bool trains) {

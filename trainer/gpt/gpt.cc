@@ -190,11 +190,14 @@ class GptModel : public GptPasses<GptModel<T, O>, T, O> {
             .attention_scores = work,
             .sums_bytes = 2 * options_.width * static_cast<int64_t>(sizeof(T))};
   }
-  absl::StatusOr<void*> Take(int64_t bytes, bool /*trains*/) {
+  absl::StatusOr<void*> Take(int64_t bytes) {
     if (bytes > held_) {
       block_ = {};
       held_ = 0;
-      data_ = block_.Allocate(DType::kUint8, bytes).data;
+      EK_ASSIGN_OR_RETURN(data_,
+                          IfMemoryAllows("not enough memory", [&]() -> absl::StatusOr<void*> {
+                            return block_.Allocate(DType::kUint8, bytes).data;
+                          }));
       held_ = bytes;
     }
     return data_;

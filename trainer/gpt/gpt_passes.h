@@ -14,7 +14,7 @@
 // Types: those of gpt_memory.h. The operations that `Own` has:
 //
 //   GptMemorySize SizeOf(trains)           of pass_
-//   StatusOr<void*> Take(bytes, trains)    the memory of a pass, whose content may be lost
+//   StatusOr<void*> Take(bytes)            the memory of a pass, whose content may be lost
 //   Status Prepare(batch, trains)          the batch, and the operands of all matrices
 //   Status EmbeddingForward()              memory_.embedded, after dropout
 //   Status NormForward(input, norm)        of pass_.rows() rows, like all that have no count
@@ -41,6 +41,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/data/batch.h"
 #include "evenkeel/trainer/gpt/attention_rows.h"
@@ -181,8 +182,15 @@ class GptPasses : public Gpt {
     if (laid_out_ == size) return absl::OkStatus();
     laid_out_.reset();
     const int64_t bytes = LayOutGptMemory<T, O>(options_, size, nullptr).bytes;
-    EK_ASSIGN_OR_RETURN(void* const block, own().Take(bytes, size.trains));
-    memory_ = LayOutGptMemory<T, O>(options_, size, block);
+    const absl::StatusOr<void*> block = own().Take(bytes);
+    if (!block.ok()) {
+      return absl::Status(
+          block.status().code(),
+          absl::StrCat("gpt: ", size.trains ? "training" : "evaluation", " on ", pass_.sequences,
+                       " sequences of ", pass_.context, " tokens takes ", bytes,
+                       " bytes for activations: ", block.status().message()));
+    }
+    memory_ = LayOutGptMemory<T, O>(options_, size, *block);
     laid_out_ = size;
     return absl::OkStatus();
   }

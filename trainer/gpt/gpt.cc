@@ -133,6 +133,10 @@ class GptModel : public GptPasses<GptModel<T, O>, T, O> {
 
   int64_t ActivationBytes() const override { return held_; }
   absl::Status PlanPass(int64_t samples, Mode mode) override {
+    if (!this->is_plan()) {
+      return absl::FailedPreconditionError(
+          "gpt: only a plan computes the memory of passes in advance; make the model with is_plan");
+    }
     pass_ = GptPass(options_, samples, options_.context, mode);
     const GptMemorySize size = SizeOf(mode == Mode::kTraining);
     held_ = std::max(held_, LayOutGptMemory<T, O>(options_, size, nullptr).bytes);
@@ -177,7 +181,8 @@ class GptModel : public GptPasses<GptModel<T, O>, T, O> {
   DropoutMatrix Rows() const { return WholeMatrix(pass_.rows(), options_.width); }
 
   GptMemorySize SizeOf(bool trains) const {
-    const bool trains_table = trains && parameters().trainable(kTokenTable);
+    // A later step of the run that is planned may train the table.
+    const bool trains_table = trains && (this->is_plan() || parameters().trainable(kTokenTable));
     const int64_t rows = pass_.rows(), work = CausalAttention<T, O>::WorkSize(Heads());
     return {.rows = rows,
             .trains = trains,

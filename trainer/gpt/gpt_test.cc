@@ -418,6 +418,28 @@ TEST(GptTest, ActivationsAreHeldFromStepToStep) {
   EXPECT_EQ(model->ActivationBytes(), training);
 }
 
+TEST(GptTest, APlanCountsAStepThatTrainsTheTokenTableAgain) {
+  GptOptions options = Small();
+  const std::unique_ptr<Gpt> model = Make(options);
+  options.is_plan = true;
+  const std::unique_ptr<Gpt> plan = Make(options);
+  for (Gpt* const one : {model.get(), plan.get()}) one->parameters().SetTrainable(0, false);
+  ASSERT_TRUE(plan->PlanPass(/*samples=*/2, Mode::kTraining).ok());
+  const Tokens tokens(1);
+  ASSERT_TRUE(Step(*model, tokens.Batch()).ok());
+  EXPECT_LT(model->ActivationBytes(), plan->ActivationBytes());
+  model->parameters().SetTrainable(0, true);
+  ASSERT_TRUE(Step(*model, tokens.Batch()).ok());
+  EXPECT_EQ(model->ActivationBytes(), plan->ActivationBytes());
+}
+
+TEST(GptTest, OnlyAPlanPlansPasses) {
+  const std::unique_ptr<Gpt> model = Make(Small());
+  EXPECT_EQ(model->PlanPass(/*samples=*/2, Mode::kTraining).code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(model->ActivationBytes(), 0);
+}
+
 TEST(GptTest, RefusesWhatIsNotPossibleWithItsValue) {
   const auto error = [](void (*change)(GptOptions&)) {
     GptOptions options = Small();

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <set>
+#include <type_traits>
 #include <vector>
 
 #include "evenkeel/comm/types.h"
@@ -14,7 +15,8 @@
 namespace evenkeel {
 namespace {
 
-// Attention with memory of its own.
+// Attention with memory of its own, laid out as the model's: where T is O, operands lie in that of
+// the scores.
 template <typename T, typename O = T>
 struct Memory {
   explicit Memory(const AttentionShape& shape)
@@ -32,13 +34,20 @@ struct Memory {
     EXPECT_TRUE(attention.Backward(shape, noise, qkv.data(), diff.data(), diff_qkv.data()).ok());
   }
 
+  O* Operands() {
+    if constexpr (std::is_same_v<T, O>) {
+      return scores.data();
+    } else {
+      return operands.data();
+    }
+  }
+
   AttentionShape shape;
   DropoutNoise noise;
   StridedProducts<O> products;
   std::vector<T> scores;
   std::vector<O> probabilities, operands;
-  CausalAttention<T, O> attention{&products,
-                                  {scores.data(), probabilities.data(), operands.data()}};
+  CausalAttention<T, O> attention{&products, {scores.data(), probabilities.data(), Operands()}};
   std::vector<O> output;
   std::vector<T> diff_qkv;
 };

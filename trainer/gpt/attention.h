@@ -13,8 +13,8 @@
 //
 // Shapes:    qkv and diff_qkv [sequences * context, 3 * width], width = heads * head_width:
 //            queries, keys, values; output and diff_output [sequences * context, width].
-// Memory:    three work areas of WorkSize() elements: of at most kAttentionPartBytes, or a block of
-//            one matrix (kAttentionRows rows of `context` scores) if that is larger.
+// Memory:    work areas of WorkSize() elements: of at most kAttentionPartBytes, or a block of one
+//            matrix (kAttentionRows rows of `context` scores) if that is larger.
 // Dropout:   of the probabilities, where noise.probability > 0; Backward requires the noise that
 //            Forward had.
 // Types:     T is float or double; O, the operand type of products, is T or, for float, BFloat16.
@@ -47,7 +47,7 @@ class CausalAttention {
  public:
   struct Memory {
     T* scores = nullptr;
-    O* probabilities = nullptr;  // Unused in Forward.
+    O* probabilities = nullptr;  // Unused in Forward; may be null there.
     O* operands = nullptr;       // May be the scores' memory where T is O.
   };
 

@@ -45,9 +45,11 @@ struct GptMemorySize {
 template <typename T, typename O>
 struct GptMemory {
   struct Layer {
-    O* norm_1 = nullptr;            // [rows, width]
-    O* qkv = nullptr;               // [rows, 3 width]; where heads are split, three of `heads`
-    O* probabilities = nullptr;     // Kept: [sequences, heads, context, context].
+    O* norm_1 = nullptr;  // [rows, width]
+    O* qkv = nullptr;     // [rows, 3 width]; where heads are split, three of `heads`
+    // [sequences, heads, context, context], kept in training; on the host a work area of
+    // attention's way back, one for all layers.
+    O* probabilities = nullptr;
     O* mixed = nullptr;             // [rows, width]: the heads' means
     T* middle = nullptr;            // [rows, width]: the sum after attention
     O* norm_2 = nullptr;            // [rows, width]
@@ -68,9 +70,10 @@ struct GptMemory {
   O* diff_scores = nullptr;  // The same.
   void* sums = nullptr;      // The layers' workspace.
 
-  O* qkv_rows = nullptr;            // [rows, 3 width]: before heads are split
-  O* heads = nullptr;               // [sequences, heads, context, head_width]: of the output
-  T* attention_scores = nullptr;    // [sequences, heads, rows of a block, context]
+  O* qkv_rows = nullptr;  // [rows, 3 width]: before heads are split
+  O* heads = nullptr;     // [sequences, heads, context, head_width]: of the output
+  // [sequences, heads, rows of a block, context]; on the host of the matrices of one part.
+  T* attention_scores = nullptr;
   O* attention_operands = nullptr;  // The same.
 
   T* diff = nullptr;            // [rows, width]: of what goes from layer to layer
@@ -78,8 +81,10 @@ struct GptMemory {
   T* norm_diff = nullptr;       // [rows, width]: of a norm's output
   T* wide = nullptr;            // [rows, 4 width]: gradients within a part
   O* wide_operand = nullptr;    // The same, as products take it.
-  O* diff_rows = nullptr;       // [rows, width]: of the heads' means; then [rows, 3 width]: of qkv
-  T* head_gradient = nullptr;   // [vocabulary, width]: the head's part of wte.weight's
+  // [rows, width]: of the heads' means; then [rows, 3 width]: of qkv, which on the host stays in
+  // `wide` where both are one type.
+  O* diff_rows = nullptr;
+  T* head_gradient = nullptr;  // [vocabulary, width]: the head's part of wte.weight's
 
   int64_t bytes = 0;
 };
@@ -90,6 +95,7 @@ GptMemory<T, O> LayOutGptMemory(const GptOptions& options, const GptMemorySize& 
   constexpr int64_t kValueBytes = sizeof(T);
   GptMemory<T, O> memory;
   const auto take = [&](int64_t bytes) -> void* {
+    if (bytes == 0) return nullptr;
     void* const area = block == nullptr ? nullptr : static_cast<std::byte*>(block) + memory.bytes;
     memory.bytes += AlignedBytes(bytes);
     return area;
@@ -149,7 +155,7 @@ GptMemory<T, O> LayOutGptMemory(const GptOptions& options, const GptMemorySize& 
     memory.wide_operand = as_operands(memory.wide, 4 * n);
     memory.diff_rows = memory.qkv_rows;
     if (!size.splits_heads) memory.diff_rows = is_one_type ? operands(n) : memory.wide_operand;
-    if (size.head_gradient > 0) memory.head_gradient = values(size.head_gradient);
+    memory.head_gradient = values(size.head_gradient);
   }
   return memory;
 }

@@ -201,7 +201,7 @@ class GptModel : public GptPasses<GptModel<T, O>, T, O> {
       held_ = 0;
       EK_ASSIGN_OR_RETURN(data_,
                           IfMemoryAllows("not enough memory", [&]() -> absl::StatusOr<void*> {
-                            return block_.Allocate(DType::kUint8, bytes).data;
+                            return block_.AllocateForOverwrite(DType::kUint8, bytes).data;
                           }));
       held_ = bytes;
     }

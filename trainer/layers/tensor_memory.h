@@ -28,13 +28,18 @@ namespace evenkeel {
 class TensorMemory {
  public:
   TensorView Allocate(DType dtype, int64_t count) {
+    const TensorView zeros = AllocateForOverwrite(dtype, count);
+    std::fill_n(static_cast<std::byte*>(zeros.data), zeros.bytes(), std::byte{0});
+    return zeros;
+  }
+  // Doesn't touch the memory: each page goes to the NUMA node of the thread that writes it first.
+  TensorView AllocateForOverwrite(DType dtype, int64_t count) {
     const size_t bytes = std::max<size_t>(1, count * SizeOf(dtype));
     auto* data = static_cast<std::byte*>(::operator new[](bytes, kAlignment));
-    std::fill_n(data, bytes, std::byte{0});
     blocks_.emplace_back(data);
     return TensorView(data, count, dtype);
   }
-  // Frees memory that Allocate() returned and that is no longer used.
+  // Frees memory that was allocated here and that is no longer used.
   void Free(const void* data) {
     std::erase_if(blocks_, [data](const auto& block) { return block.get() == data; });
   }

@@ -395,15 +395,21 @@ absl::Status ParameterUpdater::CheckState(const OptimizerState& state, const Ran
 // Host memory must stay until it has been copied from: so the host waits in the end, whatever
 // happened.
 absl::Status ParameterUpdater::Import(const OptimizerState& state, const Ranges& ranges,
-                                      absl::FunctionRef<bool(int)> keeps) {
+                                      OptimizerState* movable, absl::FunctionRef<bool(int)> keeps) {
   device_knows_better_ = false;
   absl::Status status;
   for (int param = 0; param < params_->size(); ++param) status.Update(Prepare(param, 0));
   for (const auto& [param, entry] : state.params) {
     if (!keeps(param)) continue;
+    Part& part = slots_[param].part;
+    if (movable != nullptr && !is_on_device() && *ranges[param] == part) {
+      slots_[param].step = entry.step;
+      for (auto& [name, tensor] : movable->params.at(param).tensors)
+        part.tensors.emplace_back(std::move(tensor));
+      continue;
+    }
     status.Update(Prepare(param, entry.step));
     if (!status.ok()) break;
-    Part& part = slots_[param].part;
     const auto names = NamesFor(param);
     for (size_t t = 0; t < names.size(); ++t) {
       const TensorView to = part.tensors[t].view();

@@ -142,8 +142,9 @@ class ParameterUpdater {
   // InvalidArgument, which names the parameter, unless the state fits these ranges and the rule.
   absl::Status CheckState(const OptimizerState& state, const Ranges& ranges) const;
   // Takes over its ranges of the entries for which `keeps` says so, and forgets what it had. The
-  // state must have passed CheckState(), and have all elements of its ranges.
-  absl::Status Import(const OptimizerState& state, const Ranges& ranges,
+  // state must have passed CheckState(), and have all elements of its ranges. `movable`: null, or
+  // the same state, if its tensors may be taken instead of copied.
+  absl::Status Import(const OptimizerState& state, const Ranges& ranges, OptimizerState* movable,
                       absl::FunctionRef<bool(int param)> keeps);
 
  private:

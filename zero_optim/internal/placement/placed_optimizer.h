@@ -3,8 +3,8 @@
 //
 // A placement determines how a step runs (Step(), RepeatStep()), which rank holds which range of
 // the state (HoldersOf(), CountSteps()), which ranges it reads from a checkpoint (RangesToLoad())
-// and how it takes over another state (TakeState()). Of this class's members it uses
-// the parameters, `updater_`, `checks_` and `device_flags_`; the others are private.
+// and how it takes over another state (TakeState()). Of this class's members it uses the
+// parameters, `updater_`, `checks_` and `device_flags_`; the others are private.
 //
 // Calls that a placement lacks return Unimplemented (Lacks()):
 //
@@ -206,8 +206,9 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   virtual Ranges RangesToLoad() const { return WholeRanges(); }
   Ranges WholeRanges() const;
   // Takes over this rank's part of a state, which has these ranges. `steps`: of all parameters.
+  // `movable`: as of ParameterUpdater::Import().
   virtual absl::Status TakeState(const OptimizerState& state, const std::map<int, int64_t>& steps,
-                                 const Ranges& ranges) = 0;
+                                 const Ranges& ranges, OptimizerState* movable) = 0;
 
   // Compares the optimizers of all ranks, when they are made or enter another group: in placement
   // and parameters, in `facts`, and in what they remember or in everything. All ranks get the same

@@ -164,7 +164,7 @@ absl::Status PlacedOptimizer::LoadState(const OptimizerState& state) {
   EK_RETURN_IF_ERROR(Annotate(updater_.CheckState(state, ranges), join_name()));
   std::map<int, int64_t> steps;
   for (const auto& [param, entry] : state.params) steps[param] = entry.step;
-  return TakeState(state, steps, ranges);
+  return TakeState(state, steps, ranges, /*movable=*/nullptr);
 }
 
 PlacedOptimizer::Ranges PlacedOptimizer::WholeRanges() const {
@@ -218,11 +218,11 @@ absl::Status PlacedOptimizer::Load(const std::string& folder) {
   if (join_config().enable) return InsideJoinError(join_name(), "Load");
   EK_RETURN_IF_ERROR(WaitForState());
   const Ranges ranges = RangesToLoad();
-  EK_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded,
+  EK_ASSIGN_OR_RETURN(LoadedCheckpoint loaded,
                       ReadCheckpoint(folder, join_name(), communicator(), *params_,
                                      [&](int param) { return ranges[param]; }));
   EK_RETURN_IF_ERROR(CheckSame(updater_.CheckState(loaded.state, ranges)));
-  EK_RETURN_IF_ERROR(TakeState(loaded.state, loaded.steps, ranges));
+  EK_RETURN_IF_ERROR(TakeState(loaded.state, loaded.steps, ranges, &loaded.state));
   SetStepsFinished(loaded.steps_finished);
   SetCheckpointHint(folder);
   return absl::OkStatus();

@@ -137,9 +137,9 @@ absl::Status ReplicatedOptimizer::ApplyThere(const StepMessage& step) {
 
 absl::Status ReplicatedOptimizer::TakeState(const OptimizerState& state,
                                             const std::map<int, int64_t>& /*steps*/,
-                                            const Ranges& ranges) {
+                                            const Ranges& ranges, OptimizerState* movable) {
   is_torn_ = false;
-  return updater_.Import(state, ranges, [](int) { return true; });
+  return updater_.Import(state, ranges, movable, [](int) { return true; });
 }
 
 absl::StatusOr<StatePieces> ReplicatedOptimizer::Pieces() {

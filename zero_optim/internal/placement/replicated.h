@@ -52,7 +52,7 @@ class ReplicatedOptimizer : public PlacedOptimizer {
     return {{.begin = 0, .end = WholeOf(param).count, .rank = kAllRanks}};
   }
   absl::Status TakeState(const OptimizerState& state, const std::map<int, int64_t>& steps,
-                         const Ranges& ranges) override;
+                         const Ranges& ranges, OptimizerState* movable) override;
 
   // Joinable.
   absl::Status EnterGroup(const GroupChange& change) override;

@@ -176,7 +176,7 @@ class SlicesOptimizer : public PlacedOptimizer {
   Holders HoldersOf(int param) const override;
   Ranges RangesToLoad() const override;
   absl::Status TakeState(const OptimizerState& state, const std::map<int, int64_t>& steps,
-                         const Ranges& ranges) override;
+                         const Ranges& ranges, OptimizerState* movable) override;
   // Returns the ranks that are to have the state of each parameter: those of the newest plan; for
   // parameters in no bucket that have a state, all ranks in equal parts.
   std::vector<Holders> HoldersFor(absl::FunctionRef<bool(int param)> has_state) const

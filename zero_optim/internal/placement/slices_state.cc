@@ -87,7 +87,8 @@ PlacedOptimizer::Ranges SlicesOptimizer::RangesToLoad() const {
 }
 
 absl::Status SlicesOptimizer::TakeState(const OptimizerState& state,
-                                        const std::map<int, int64_t>& steps, const Ranges& ranges) {
+                                        const std::map<int, int64_t>& steps, const Ranges& ranges,
+                                        OptimizerState* movable) {
   absl::MutexLock lock(&mutex_);
   move_.reset();
   is_torn_ = false;
@@ -98,7 +99,7 @@ absl::Status SlicesOptimizer::TakeState(const OptimizerState& state,
     EK_RETURN_IF_ERROR(updater_.SetPart(param, range.begin, range.end - range.begin).status());
   }
   holders_ = std::move(holders);
-  return updater_.Import(state, ranges, [](int) { return true; });
+  return updater_.Import(state, ranges, movable, [](int) { return true; });
 }
 
 absl::Status SlicesOptimizer::AddGroupNow(ParameterGroup group) {

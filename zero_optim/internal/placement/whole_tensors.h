@@ -109,7 +109,7 @@ class WholeTensorsOptimizer : public PlacedOptimizer {
   absl::StatusOr<std::vector<int64_t>> CountSteps() override;
   Ranges RangesToLoad() const override;
   absl::Status TakeState(const OptimizerState& state, const std::map<int, int64_t>& steps,
-                         const Ranges& ranges) override;
+                         const Ranges& ranges, OptimizerState* movable) override;
 
   // Joinable.
   void LeaveGroup(Communicator* old, const GroupChange& change) override;

@@ -197,7 +197,7 @@ PlacedOptimizer::Ranges WholeTensorsOptimizer::RangesToLoad() const {
 
 absl::Status WholeTensorsOptimizer::TakeState(const OptimizerState& state,
                                               const std::map<int, int64_t>& steps,
-                                              const Ranges& ranges) {
+                                              const Ranges& ranges, OptimizerState* movable) {
   const PlanPtr old = plan();
   std::set<int> to_own;  // Trained in the past, but not since this optimizer was made.
   for (const auto& [param, step] : steps) {
@@ -207,7 +207,7 @@ absl::Status WholeTensorsOptimizer::TakeState(const OptimizerState& state,
   was_updated_.assign(was_updated_.size(), 0);
   for (const auto& [param, step] : steps) was_updated_[param] = 1;
   is_torn_ = false;
-  return updater_.Import(state, ranges,
+  return updater_.Import(state, ranges, movable,
                          [this](int param) { return owner(param) == communicator().rank(); });
 }
 

@@ -148,7 +148,7 @@ class JoinScope {
   absl::StatusOr<Tensor> Owned(const Call& call, int64_t count) const;
   // Waits until all calls have ended: before a group goes.
   absl::Status Drain();
-  // Null on the CPU. The error of a call that has ended.
+  // Returns null on the CPU; reports the error of a call that has ended.
   absl::StatusOr<internal::DeviceCalls*> OnDevice();
   absl::Status CheckRoot(const Call& call) const;
   absl::Status Run(const Call& call, const Part& part);

@@ -1,10 +1,9 @@
 // The gradient checks of the last steps; on a device they are fetched at the first use.
 //
-//   checks.Begin();                            // with each step
-//   // if it looked at its gradients; or, where the device did:
-//   const StepOptions decided = checks.Decide(options, check);
-//   checks.SetThere(&updater.device());
-//   checks.last();                             // waits, on a device
+//   checks.Begin();                           // with each step
+//   options = checks.Decide(options, check);  // if the host has checked the gradients
+//   checks.SetThere(&updater.device());       // if the device checks them
+//   checks.last();                            // waits, on a device
 //
 // A device that has failed answers that nothing was finite, and the next call to it says why.
 //
@@ -28,8 +27,8 @@ namespace evenkeel::internal {
 class LastChecks {
  public:
   void Begin() { before_ = std::exchange(last_, Entry()); }
-  // The consequence of the gradients for the step: whether it is skipped, and the scale with
-  // clipping.
+  // Returns the step's options after the check: skipped or not, scaled by clipping. Keeps the
+  // check.
   StepOptions Decide(const StepOptions& options, const GradientCheck& check) {
     StepOptions decided = options;
     decided.skip = options.skip || (options.skip_nonfinite && !check.is_finite);

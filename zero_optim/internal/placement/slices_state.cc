@@ -1,12 +1,10 @@
-// The state as a whole. Who holds what is the table
-// `holders_`, which is equal on all ranks; slices of a new plan are made from it in the next
-// reduction.
+// The state as a whole. The table `holders_`, which is equal on all ranks, has the holders of each
+// parameter's state; slices of a new plan are made from it in the next reduction.
 
 #include <map>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/zero_optim/internal/placement/slices.h"
 

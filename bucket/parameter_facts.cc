@@ -41,7 +41,7 @@ std::vector<Fact> FactsOf(const ParameterSet& params, absl::Span<const TensorVie
   return facts;
 }
 
-std::string Listed(absl::Span<const std::string> names, size_t most) {
+std::string internal::Listed(absl::Span<const std::string> names, size_t most) {
   const std::string first = absl::StrJoin(names.subspan(0, most), ", ");
   return names.size() <= most ? first : absl::StrCat(first, " and ", names.size() - most, " more");
 }
@@ -50,7 +50,7 @@ std::string FrozenNote(const ParameterSet& params, const TrainableMask& mask) {
   std::vector<std::string> frozen;
   for (int i = 0; i < mask.size(); ++i)
     if (!mask[i] && !params.is_ignored(i)) frozen.push_back(params[i].name);
-  return frozen.empty() ? "" : absl::StrCat("frozen: ", Listed(frozen, 4));
+  return frozen.empty() ? "" : absl::StrCat("frozen: ", internal::Listed(frozen, 4));
 }
 
 }  // namespace evenkeel

@@ -2,7 +2,7 @@
 //
 //   EK_RETURN_IF_ERROR(VerifySame(comm, "model", own, FactsOf(params, buffers)));  // comm/agree.h
 //
-// Threads: a pure function.
+// Threads: pure functions.
 
 #ifndef EVENKEEL_BUCKET_PARAMETER_FACTS_H_
 #define EVENKEEL_BUCKET_PARAMETER_FACTS_H_
@@ -24,11 +24,15 @@ namespace evenkeel {
 // buffers.
 std::vector<Fact> FactsOf(const ParameterSet& params, absl::Span<const TensorView> buffers = {});
 
+// Returns "frozen: fc1.weight, fc1.bias"; empty if nothing is. Ignored parameters do not count.
+std::string FrozenNote(const ParameterSet& params, const TrainableMask& mask);
+
+namespace internal {
+
 // Returns the first `most` names, and how many more there are: "fc1.weight, fc1.bias and 3 more".
 std::string Listed(absl::Span<const std::string> names, size_t most);
 
-// Returns "frozen: fc1.weight, fc1.bias"; empty if nothing is. Ignored parameters do not count.
-std::string FrozenNote(const ParameterSet& params, const TrainableMask& mask);
+}  // namespace internal
 
 }  // namespace evenkeel
 

@@ -20,7 +20,8 @@ std::string Became(bool trained, const TrainableMask& before, const TrainableMas
       names.push_back(absl::StrCat("\"", params[i].name, "\" (", i, ")"));
   }
   if (names.empty()) return "";
-  return absl::StrCat(names.size(), trained ? " unfrozen: " : " frozen: ", Listed(names, 4));
+  return absl::StrCat(names.size(),
+                      trained ? " unfrozen: " : " frozen: ", internal::Listed(names, 4));
 }
 
 std::string Difference(const TrainableMask& before, const TrainableMask& after,

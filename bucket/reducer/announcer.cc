@@ -265,7 +265,7 @@ absl::Status Announcer::CheckAllAnnounced() const {
   if (missing.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "the step ended without a gradient of ", missing.size(), " trained parameter",
-      missing.size() == 1 ? "" : "s", ": ", Listed(missing, kNamesInMessage),
+      missing.size() == 1 ? "" : "s", ": ", internal::Listed(missing, kNamesInMessage),
       ": freeze, before the step, parameters that the loss does not use, or set find_unused"));
 }
 

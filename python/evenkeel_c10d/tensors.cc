@@ -42,7 +42,8 @@ constexpr std::pair<const char*, ReduceOp> kReductions[] = {
     {"SUM", ReduceOp::kSum},   {"AVG", ReduceOp::kAverage}, {"PRODUCT", ReduceOp::kProduct},
     {"MIN", ReduceOp::kMin},   {"MAX", ReduceOp::kMax},     {"BAND", ReduceOp::kBitAnd},
     {"BOR", ReduceOp::kBitOr}, {"BXOR", ReduceOp::kBitXor}, {"PREMUL_SUM", ReduceOp::kSum}};
-static_assert(std::size(kReductions) == c10d::ReduceOp::UNUSED);
+static_assert(std::size(kReductions) == c10d::ReduceOp::UNUSED,
+              "this torch has another list of reductions");
 
 ReduceOp ReduceOpOf(const char* operation, c10d::ReduceOp::RedOpType op) {
   TORCH_CHECK(op < c10d::ReduceOp::UNUSED, "evenkeel: ", operation, " got the reduction ",

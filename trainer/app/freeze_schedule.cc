@@ -86,7 +86,7 @@ std::vector<int> FrozenAt(const FreezeSchedule& schedule, int64_t step,
 std::string NamesOf(const std::vector<int>& indices, const ParameterSet& parameters) {
   std::vector<std::string> names;
   for (const int index : indices) names.push_back(parameters[index].name);
-  return Listed(names, 6);
+  return internal::Listed(names, 6);
 }
 
 FreezeChange UpdateFrozen(const FreezeSchedule& schedule, int64_t step,

@@ -1,6 +1,5 @@
 #include "evenkeel/trainer/app/run_recorder.h"
 
-#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -149,14 +148,13 @@ void RunRecorder::NoteFreezing(int64_t step) {
 void RunRecorder::OnStep(const StepFacts& facts) {
   NoteFreezing(facts.step);
   const StepNumbers numbers = NumbersOf(facts, /*predictions_per_sample=*/1);
-  const bool has_own = !std::isnan(numbers.exposed_ms);
   steps_.Add({.step = facts.step,
               .seconds = Seconds(),
               .loss = numbers.loss,
               .accuracy = numbers.accuracy,
               .learning_rate = facts.learning_rate,
               .took = absl::ToDoubleSeconds(facts.took),
-              .exposed = has_own ? absl::ToDoubleSeconds(facts.sync) : kUnknown,
+              .exposed = facts.own.has_value() ? absl::ToDoubleSeconds(facts.sync) : kUnknown,
               .gradient_norm = facts.gradient_norm,
               .samples = static_cast<double>(facts.samples)});
   record_.total_steps = facts.step + 1;

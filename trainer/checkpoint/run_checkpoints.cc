@@ -225,8 +225,10 @@ absl::Status RunCheckpoints::Choose(const absl::Status& damage, Model& model) {
       const absl::StatusOr<ResumeTerms> terms = CompareSettings(state->settings, settings_);
       if (!terms.ok()) return Annotate(terms.status(), chosen_.from);
       why = LoadWeights(chosen_.from, *state, model);
-      chosen_.state = state->Serialize();
-      if (why.ok()) return absl::OkStatus();
+      if (why.ok()) {
+        chosen_.state = state->Serialize();
+        return absl::OkStatus();
+      }
     } else {
       why = state.status();
     }

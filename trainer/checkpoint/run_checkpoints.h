@@ -154,7 +154,7 @@ class RunCheckpoints {
     std::string from;    // The checkpoint to resume from; empty: none, and no state.
     std::string state;   // Its state.json.
     std::string advice;  // How to continue without it if it cannot be read.
-    std::string job;     // Identifies the next rank 0 to the folder. Empty: it has no writer yet.
+    std::string job;     // Identifies the next rank 0; empty while the folder has no writer.
 
     static void VisitFields(auto& self, auto& visit) {
       visit(self.from, self.state, self.advice, self.job);

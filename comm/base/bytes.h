@@ -32,6 +32,16 @@ namespace evenkeel::internal {
 // (comm/failure_info.h).
 inline constexpr absl::string_view kFailureInfoType = "evenkeel/FailureInfo";
 
+// Write and read an integer of `size` bytes, little endian on every machine.
+inline void PutInteger(uint64_t value, size_t size, char* to) {
+  for (size_t i = 0; i < size; ++i) to[i] = static_cast<char>(value >> (8 * i));
+}
+inline uint64_t GetInteger(const char* from, size_t size) {
+  uint64_t value = 0;
+  for (size_t i = 0; i < size; ++i) value |= uint64_t{static_cast<uint8_t>(from[i])} << (8 * i);
+  return value;
+}
+
 class ByteWriter {
  public:
   ByteWriter& U8(uint8_t value) { return Integer(value, 1); }
@@ -61,8 +71,9 @@ class ByteWriter {
   std::string Take() { return std::move(bytes_); }
 
  private:
-  ByteWriter& Integer(uint64_t value, int size) {
-    for (int i = 0; i < size; ++i) bytes_.push_back(static_cast<char>(value >> (8 * i)));
+  ByteWriter& Integer(uint64_t value, size_t size) {
+    bytes_.resize(bytes_.size() + size);
+    PutInteger(value, size, bytes_.data() + bytes_.size() - size);
     return *this;
   }
 
@@ -121,11 +132,8 @@ class ByteReader {
 
  private:
   uint64_t Integer(size_t size) {
-    uint64_t value = 0;
     const absl::string_view bytes = Take(size);
-    for (size_t i = 0; i < bytes.size(); ++i)
-      value |= uint64_t{static_cast<uint8_t>(bytes[i])} << (8 * i);
-    return value;
+    return GetInteger(bytes.data(), bytes.size());
   }
   absl::string_view Take(size_t size) {
     if (!ok_ || size > rest_.size()) {

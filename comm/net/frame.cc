@@ -2,23 +2,15 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "evenkeel/comm/base/bytes.h"
 
 namespace evenkeel::internal {
 namespace {
 
-uint32_t NumberAt(const char* bytes) {
-  uint32_t number = 0;
-  for (size_t i = 0; i < kFrameHeader; ++i)
-    number |= uint32_t{static_cast<uint8_t>(bytes[i])} << (8 * i);
-  return number;
-}
-
 std::string After(uint32_t number, absl::string_view bytes) {
-  std::string result;
-  result.reserve(kFrameHeader + bytes.size());
-  for (size_t i = 0; i < kFrameHeader; ++i) result.push_back(static_cast<char>(number >> (8 * i)));
-  result.append(bytes.data(), bytes.size());
-  return result;
+  char header[kFrameHeader];
+  PutInteger(number, kFrameHeader, header);
+  return absl::StrCat(absl::string_view(header, kFrameHeader), bytes);
 }
 
 }  // namespace
@@ -31,7 +23,7 @@ std::string OnLink(uint32_t link, absl::string_view payload) { return After(link
 
 std::optional<uint32_t> TakeLink(absl::string_view* payload) {
   if (payload->size() < kFrameHeader) return std::nullopt;
-  const uint32_t link = NumberAt(payload->data());
+  const auto link = static_cast<uint32_t>(GetInteger(payload->data(), kFrameHeader));
   payload->remove_prefix(kFrameHeader);
   return link;
 }
@@ -47,7 +39,7 @@ void FrameParser::Append(absl::string_view bytes) {
 absl::StatusOr<std::optional<std::string>> FrameParser::Next() {
   const size_t available = buffer_.size() - begin_;
   if (available < kFrameHeader) return std::nullopt;
-  const size_t length = NumberAt(buffer_.data() + begin_);
+  const size_t length = GetInteger(buffer_.data() + begin_, kFrameHeader);
   if (length > max_payload_) {
     return absl::InvalidArgumentError(absl::StrCat(
         "a frame of ", length, " bytes was announced, at most ", max_payload_, " are allowed"));

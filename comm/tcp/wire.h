@@ -23,6 +23,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "evenkeel/comm/base/bytes.h"
 
 namespace evenkeel::internal {
 
@@ -44,16 +45,17 @@ struct MessageHeader {
 
   std::array<char, kSize> Serialize() const {
     std::array<char, kSize> out;
-    Put(out.data(), kMagic | uint64_t{static_cast<uint32_t>(kind)} << 32);
-    Put(out.data() + 8, slot);
-    Put(out.data() + 16, bytes);
+    PutInteger(kMagic | uint64_t{static_cast<uint32_t>(kind)} << 32, 8, out.data());
+    PutInteger(slot, 8, out.data() + 8);
+    PutInteger(bytes, 8, out.data() + 16);
     return out;
   }
 
   static absl::StatusOr<MessageHeader> Parse(const char* in) {
-    const uint64_t first = Get(in);
+    const uint64_t first = GetInteger(in, 8);
     const uint32_t kind = static_cast<uint32_t>(first >> 32);
-    const MessageHeader header{static_cast<Kind>(kind), Get(in + 8), Get(in + 16)};
+    const MessageHeader header{static_cast<Kind>(kind), GetInteger(in + 8, 8),
+                               GetInteger(in + 16, 8)};
     if (static_cast<uint32_t>(first) != kMagic)
       return absl::InvalidArgumentError("not the header of a message");
     if (kind < static_cast<uint32_t>(Kind::kSmall) || kind > static_cast<uint32_t>(Kind::kDirect)) {
@@ -64,17 +66,6 @@ struct MessageHeader {
           absl::StrCat("a message of ", header.bytes, " unexpected bytes"));
     }
     return header;
-  }
-
- private:
-  // Little endian on every machine.
-  static void Put(char* out, uint64_t value) {
-    for (int i = 0; i < 8; ++i) out[i] = static_cast<char>(value >> (8 * i));
-  }
-  static uint64_t Get(const char* in) {
-    uint64_t value = 0;
-    for (int i = 0; i < 8; ++i) value |= uint64_t{static_cast<uint8_t>(in[i])} << (8 * i);
-    return value;
   }
 };
 

@@ -4,7 +4,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/base/worker_thread.h"
-#include "evenkeel/comm/hierarchical/collectives.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {
@@ -22,11 +21,7 @@ class HierarchicalBackend::Lane {
  public:
   Lane(HierarchicalBackend* backend, uint64_t channel)
       : backend_(backend),
-        collectives_({.map = &*backend->map_,
-                      .rank = backend->rank_,
-                      .inside = backend->transports_.inside.get(),
-                      .between = backend->transports_.between.get(),
-                      .all = backend->transports_.all.get()},
+        collectives_(*backend->map_, backend->rank_, backend->transports_,
                      StableHash(channel, kSteps),
                      [backend](const absl::Status& why) { backend->Break(why); }) {}
 
@@ -61,7 +56,7 @@ HierarchicalBackend::~HierarchicalBackend() {
   }
 }
 
-absl::Status HierarchicalBackend::Compose(const HostMap& map, Transports transports) {
+absl::Status HierarchicalBackend::Compose(const HostMap& map, HierarchicalTransports transports) {
   map_.emplace(map);
   transports_ = std::move(transports);
   const int peers = static_cast<int>(map.ranks_of(map.host_of(rank_)).size());

@@ -32,6 +32,7 @@
 #include "absl/synchronization/mutex.h"
 #include "evenkeel/comm/backend.h"
 #include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/hierarchical/collectives.h"
 #include "evenkeel/comm/hierarchical/host_map.h"
 #include "evenkeel/comm/work.h"
 
@@ -39,22 +40,12 @@ namespace evenkeel::internal {
 
 class HierarchicalBackend : public Backend {
  public:
-  // This rank's halves of groups, whose messages call the ranks as this group does; null ones are
-  // not needed.
-  struct Transports {
-    std::unique_ptr<Backend>
-        inside;  // The ranks of this host, by place; needed if there are two or more.
-    std::unique_ptr<Backend> between;  // The hosts' leaders, by host; needed on these if hosts are
-                                       // several and one has two ranks or more.
-    std::unique_ptr<Backend> all;      // All ranks; needed if hosts are several.
-  };
-
   explicit HierarchicalBackend(int rank);
   ~HierarchicalBackend() override;
 
   // From now on Abort() reaches the transports, so they may still be about to connect. Not OK: it
   // came before.
-  absl::Status Compose(const HostMap& map, Transports transports);
+  absl::Status Compose(const HostMap& map, HierarchicalTransports transports);
 
   // That of the one transport, where there is only one; else "hierarchical".
   absl::string_view name() const override;
@@ -84,7 +75,7 @@ class HierarchicalBackend : public Backend {
 
   const int rank_;
   std::optional<HostMap> map_;
-  Transports transports_;
+  HierarchicalTransports transports_;
 
   mutable absl::Mutex mutex_;
   bool is_composed_ ABSL_GUARDED_BY(mutex_) = false;

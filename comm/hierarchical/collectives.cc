@@ -59,16 +59,18 @@ uint64_t HashOfWhole(const Operation& operation) {
   return std::max<uint64_t>(1, StableHash(sequence, HashOfCommonPart(operation)));
 }
 
-HierarchicalCollectives::HierarchicalCollectives(const Transports& transports, uint64_t channel,
+HierarchicalCollectives::HierarchicalCollectives(const HostMap& map, int rank,
+                                                 const HierarchicalTransports& transports,
+                                                 uint64_t channel,
                                                  std::function<void(const absl::Status&)> abort)
-    : map_(*transports.map),
-      rank_(transports.rank),
-      host_(map_.host_of(rank_)),
+    : map_(map),
+      rank_(rank),
+      host_(map.host_of(rank)),
       channel_(channel),
       abort_(std::move(abort)),
-      inside_{.backend = transports.inside},
-      between_{.backend = transports.between},
-      all_{.backend = transports.all} {}
+      inside_{.backend = transports.inside.get()},
+      between_{.backend = transports.between.get()},
+      all_{.backend = transports.all.get()} {}
 
 absl::Status HierarchicalCollectives::Run(const Operation& operation) {
   const CollectiveKind kind = operation.what.kind;

@@ -2,7 +2,7 @@
 // `between` the first ranks of the hosts, which lead them, and over `all` ranks.
 //
 //   HierarchicalCollectives collectives(
-//       {.map = &map, .rank = 3, .inside = shm, .between = nullptr, .all = tcp}, 17,
+//       map, /*rank=*/3, {.inside = shm half, .all = tcp half}, /*channel=*/17,
 //       [&](const absl::Status& why) { ... abort the transports ... });
 //   absl::Status status = collectives.Run(operation);
 //
@@ -56,18 +56,24 @@ namespace evenkeel::internal {
 // Operation::step_of.
 uint64_t HashOfWhole(const Operation& operation);
 
+// This rank's halves of groups, whose messages call the ranks as the whole group does; null ones
+// are not needed.
+struct HierarchicalTransports {
+  // The ranks of this host, by place; needed if there are two or more.
+  std::unique_ptr<Backend> inside;
+  // The hosts' leaders, by host; needed on these if hosts are several and one has two ranks or
+  // more.
+  std::unique_ptr<Backend> between;
+  // All ranks; needed if hosts are several.
+  std::unique_ptr<Backend> all;
+};
+
 class HierarchicalCollectives {
  public:
-  struct Transports {
-    const HostMap* map = nullptr;
-    int rank = 0;
-    Backend* inside = nullptr;   // By place in the host; null on a host with one rank.
-    Backend* between = nullptr;  // By host; null on ranks that lead none.
-    Backend* all = nullptr;      // By rank.
-  };
-  // `channel`: of the transports. `abort` ends everything that is under way in them.
-  HierarchicalCollectives(const Transports& transports, uint64_t channel,
-                          std::function<void(const absl::Status&)> abort);
+  // `map` and `transports` outlive it. `channel`: of the transports. `abort` ends everything that
+  // is under way in them.
+  HierarchicalCollectives(const HostMap& map, int rank, const HierarchicalTransports& transports,
+                          uint64_t channel, std::function<void(const absl::Status&)> abort);
 
   // When it returns, nothing touches the operation's buffers any more. After a failure, which ends
   // the transports, it is not called again.

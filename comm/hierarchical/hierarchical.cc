@@ -65,7 +65,7 @@ class Transports {
   }
 
   // To be given to the backend before Connect(), so that an abort ends that.
-  internal::HierarchicalBackend::Transports Take() { return std::move(owned_); }
+  internal::HierarchicalTransports Take() { return std::move(owned_); }
 
   // `control` outlives the transports.
   absl::StatusOr<Addresses> Listen(ControlChannel& control) {
@@ -117,7 +117,7 @@ class Transports {
   const int host_;
   const HostMap& map_;
   const HierarchicalOptions& options_;
-  internal::HierarchicalBackend::Transports owned_;
+  internal::HierarchicalTransports owned_;
   internal::ShmBackend* inside_ = nullptr;
   internal::TcpBackend* between_ = nullptr;
   internal::TcpBackend* all_ = nullptr;

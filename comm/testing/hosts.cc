@@ -49,7 +49,7 @@ std::vector<std::unique_ptr<Backend>> CreateBackendsOnHosts(const Hosts& hosts,
   for (int rank = 0; rank < map.ranks(); ++rank) {
     const int host = map.host_of(rank);
     auto backend = std::make_unique<HierarchicalBackend>(rank);
-    HierarchicalBackend::Transports transports;
+    HierarchicalTransports transports;
     transports.inside = std::move(inside[host][map.place_of(rank)]);
     if (map.leader_of(host) == rank) transports.between = std::move(between[host]);
     if (transports.between != nullptr && wrap_between) {

@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "absl/strings/str_cat.h"
+#include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/base/names.h"
 
 namespace evenkeel {
@@ -15,14 +16,6 @@ bool HasElements(CollectiveKind kind) { return kind != CollectiveKind::kBarrier;
 absl::string_view RootWord(CollectiveKind kind) {
   if (!IsPair(kind)) return "root";
   return kind == CollectiveKind::kSend ? "to rank" : "from rank";
-}
-
-// Returns up to 8 bytes as a little-endian word, on any machine.
-uint64_t LittleEndianWord(absl::string_view bytes) {
-  uint64_t word = 0;
-  for (size_t i = 0; i < bytes.size(); ++i)
-    word |= uint64_t{static_cast<uint8_t>(bytes[i])} << (8 * i);
-  return word;
 }
 
 }  // namespace
@@ -91,8 +84,10 @@ uint64_t StableHash(uint64_t seed, uint64_t value) {
 
 uint64_t StableHash(uint64_t seed, absl::string_view bytes) {
   seed = StableHash(seed, bytes.size());
-  for (size_t at = 0; at < bytes.size(); at += 8)
-    seed = StableHash(seed, LittleEndianWord(bytes.substr(at, 8)));
+  for (size_t at = 0; at < bytes.size(); at += 8) {
+    const absl::string_view word = bytes.substr(at, 8);
+    seed = StableHash(seed, internal::GetInteger(word.data(), word.size()));
+  }
   return seed;
 }
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <deque>
-#include <utility>
 
 #include "evenkeel/comm/base/clock.h"
 

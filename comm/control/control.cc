@@ -201,10 +201,6 @@ int64_t ControlChannel::received() const {
   return received_;
 }
 
-void ControlChannel::Send(int to, absl::string_view topic, std::string payload) {
-  Send(absl::MakeConstSpan(&to, 1), topic, std::move(payload));
-}
-
 void ControlChannel::Send(absl::Span<const int> to, absl::string_view topic, std::string payload) {
   if (to.empty()) return;
   waits_->Use();
@@ -256,10 +252,6 @@ void ControlChannel::Discard(absl::string_view topic) {
   }
   inbox->second.pop_front();
   if (inbox->second.empty()) inbox_.erase(inbox);
-}
-
-void ControlChannel::Notify(absl::string_view topic, std::string payload) {
-  Notify(-1, topic, std::move(payload));
 }
 
 void ControlChannel::Notify(int to, absl::string_view topic, std::string payload) {

@@ -84,7 +84,9 @@ class ControlChannel {
     // The wait to report instead, if the message stands for an event of several ranks.
     std::optional<internal::Wait> as = std::nullopt;
   };
-  void Send(int to, absl::string_view topic, std::string payload);
+  void Send(int to, absl::string_view topic, std::string payload) {
+    Send(absl::Span<const int>(&to, 1), topic, std::move(payload));
+  }
   // Sends the same to several ranks, in one message to the hub.
   void Send(absl::Span<const int> to, absl::string_view topic, std::string payload);
   absl::StatusOr<std::string> Receive(absl::string_view topic, absl::Duration timeout,
@@ -96,7 +98,9 @@ class ControlChannel {
   void Discard(absl::string_view topic);
 
   // Sends a message to all other ranks; their notice handlers run on their control threads.
-  void Notify(absl::string_view topic, std::string payload);
+  void Notify(absl::string_view topic, std::string payload) {
+    Notify(-1, topic, std::move(payload));
+  }
   void Notify(int to, absl::string_view topic, std::string payload);  // Only to this rank.
   // Like Notify(), unless a rank of the group has sent an equal message by NotifyOnce(): for
   // messages that many ranks send, and of which one is enough.

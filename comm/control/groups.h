@@ -55,7 +55,6 @@ class ControlGroups : public ControlSeats {
   bool HasLivingGroup() const override;
   std::string StatusJson() override;
   std::string LastStatusJson() override;
-  void SendWaiting() override {}
 
  private:
   struct Member {

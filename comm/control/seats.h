@@ -1,5 +1,5 @@
 // The ranks that are connected to a server loop: which may connect, and how their messages are
-// handled.
+// handled. By default no silence is noticed, and nothing is awaited or queued.
 //
 // Threads: the loop's thread; thread-compatible.
 
@@ -34,24 +34,24 @@ class ControlSeats {
   // Returns an error if the bytes are not a control message; the loop then disconnects the peer.
   virtual absl::Status OnFrame(PeerId peer, absl::string_view frame) = 0;
   // Bytes have arrived from the peer, perhaps only a part of a frame.
-  virtual void OnBytes(PeerId peer) = 0;
+  virtual void OnBytes(PeerId /*peer*/) {}
   // The peer's connection has ended.
   virtual void OnDisconnect(PeerId peer) = 0;
   // `time` has passed since the last call, of which kListening at most adds to the silence of all
   // peers, because the loop could have received from them. Peers that have been silent for too long
   // are declared lost; returns those whose connections must be ended.
-  virtual std::vector<PeerId> PassTime(absl::Duration time) = 0;
+  virtual std::vector<PeerId> PassTime(absl::Duration /*time*/) { return {}; }
   // Returns whether the silence of any peer would be noticed.
-  virtual bool ListensForBeats() const = 0;
+  virtual bool ListensForBeats() const { return false; }
   // Returns whether a rank is connected whose group has not ended.
-  virtual bool HasLivingGroup() const = 0;
+  virtual bool HasLivingGroup() const { return false; }
   // Returns the state of all groups, for observers (comm/rendezvous/tcp_store.h).
   virtual std::string StatusJson() { return "[]"; }
   // Returns the same for the end of the loop: a group that has failed as it was when it did, also
   // if its ranks have gone, unless its ranks have continued in another one.
   virtual std::string LastStatusJson() { return "[]"; }
   // Called in each turn of the loop, to send what other threads have queued.
-  virtual void SendWaiting() = 0;
+  virtual void SendWaiting() {}
 };
 
 }  // namespace evenkeel::internal

@@ -63,13 +63,8 @@ class EdgeSeats : public ControlSeats {
     receive_(ranks_.at(peer), std::move(message), frame.size() + kFrameHeader);
     return absl::OkStatus();
   }
-  void OnBytes(PeerId) override {}
-  void OnDisconnect(PeerId peer) override {
-    ranks_.erase(peer);
-  }  // The hub detects whether it is lost.
-  std::vector<PeerId> PassTime(absl::Duration) override { return {}; }
-  bool ListensForBeats() const override { return false; }
-  bool HasLivingGroup() const override { return false; }
+  // The hub detects whether it is lost.
+  void OnDisconnect(PeerId peer) override { ranks_.erase(peer); }
   void SendWaiting() override {
     absl::MutexLock lock(&mutex_);
     for (auto& [child, payloads] : waiting_) {

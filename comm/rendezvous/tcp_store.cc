@@ -28,6 +28,7 @@ using internal::HostPort;
 using internal::SharedConnection;
 using internal::StoreReply;
 using internal::StoreRequest;
+using Op = StoreRequest::Op;
 
 // Enough time to send what is queued, and short enough if the server hangs.
 constexpr absl::Duration kLinger = absl::Seconds(1);
@@ -84,46 +85,39 @@ TcpStore::TcpStore(std::unique_ptr<Connection> connection, absl::Duration timeou
 TcpStore::~TcpStore() { connection_->Close(kLinger); }
 
 absl::Status TcpStore::Set(absl::string_view key, absl::string_view value) {
-  return Call({.op = StoreRequest::Op::kSet, .key = std::string(key), .value = std::string(value)},
-              timeout_)
-      .status();
+  return Call(key, {.op = Op::kSet, .value = std::string(value)}, timeout_).status();
 }
 
 absl::StatusOr<std::string> TcpStore::Get(absl::string_view key, absl::Duration timeout) {
-  EK_ASSIGN_OR_RETURN(StoreReply reply,
-                      Call({.op = StoreRequest::Op::kGet, .key = std::string(key)}, timeout));
+  EK_ASSIGN_OR_RETURN(StoreReply reply, Call(key, {.op = Op::kGet}, timeout));
   return std::move(reply.value);
 }
 
 absl::StatusOr<std::string> TcpStore::GetOrSet(absl::string_view key, absl::string_view value) {
-  EK_ASSIGN_OR_RETURN(StoreReply reply, Call({.op = StoreRequest::Op::kGetOrSet,
-                                              .key = std::string(key),
-                                              .value = std::string(value)},
-                                             timeout_));
+  EK_ASSIGN_OR_RETURN(StoreReply reply,
+                      Call(key, {.op = Op::kGetOrSet, .value = std::string(value)}, timeout_));
   return std::move(reply.value);
 }
 
 absl::StatusOr<int64_t> TcpStore::Add(absl::string_view key, int64_t amount) {
-  EK_ASSIGN_OR_RETURN(
-      const StoreReply reply,
-      Call({.op = StoreRequest::Op::kAdd, .key = std::string(key), .amount = amount}, timeout_));
+  EK_ASSIGN_OR_RETURN(const StoreReply reply,
+                      Call(key, {.op = Op::kAdd, .amount = amount}, timeout_));
   return reply.number;
 }
 
 absl::StatusOr<bool> TcpStore::Check(absl::string_view key) {
-  EK_ASSIGN_OR_RETURN(const StoreReply reply,
-                      Call({.op = StoreRequest::Op::kCheck, .key = std::string(key)}, timeout_));
+  EK_ASSIGN_OR_RETURN(const StoreReply reply, Call(key, {.op = Op::kCheck}, timeout_));
   return reply.number != 0;
 }
 
 absl::StatusOr<bool> TcpStore::Delete(absl::string_view key) {
-  EK_ASSIGN_OR_RETURN(const StoreReply reply,
-                      Call({.op = StoreRequest::Op::kDelete, .key = std::string(key)}, timeout_));
+  EK_ASSIGN_OR_RETURN(const StoreReply reply, Call(key, {.op = Op::kDelete}, timeout_));
   return reply.number != 0;
 }
 
-absl::StatusOr<StoreReply> TcpStore::Call(StoreRequest request, absl::Duration timeout) {
-  const std::string key = request.key;
+absl::StatusOr<StoreReply> TcpStore::Call(absl::string_view key, StoreRequest request,
+                                          absl::Duration timeout) {
+  request.key = std::string(key);
   {
     absl::MutexLock lock(&mutex_);
     request.id = next_id_++;

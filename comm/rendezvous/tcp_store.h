@@ -78,7 +78,8 @@ class TcpStore : public Store {
 
  private:
   TcpStore(std::unique_ptr<internal::Connection> connection, absl::Duration timeout);
-  absl::StatusOr<internal::StoreReply> Call(internal::StoreRequest request, absl::Duration timeout);
+  absl::StatusOr<internal::StoreReply> Call(absl::string_view key, internal::StoreRequest request,
+                                            absl::Duration timeout);
   void OnFrame(absl::string_view frame);
   void OnLost(const absl::Status& why);
 

@@ -106,9 +106,9 @@ class NoBackend final : public Backend {
 absl::StatusOr<std::unique_ptr<Communicator>> MakeNone(int rank, int world_size,
                                                        std::unique_ptr<ControlLink> link,
                                                        const FactoryOptions& options) {
-  return internal::MakeGroup<NoBackend>(
+  return internal::MakeGroup(
       "the backend none", rank, world_size, std::move(link), options, MakeNone,
-      [] { return std::make_unique<NoBackend>(); },
+      std::make_unique<NoBackend>(),
       [](NoBackend&, Communicator& comm, const FactoryOptions& options) {
         return internal::AwaitArrival(
                    comm.control(), "arrival", "",

@@ -2,8 +2,8 @@
 // whose ranks are then connected over its control plane, and give it the function by which it is
 // split.
 //
-//   return internal::MakeGroup<ShmBackend>("CreateShmGroup", rank, world_size, std::move(control),
-//                                          options, CreateShmGroup, make_backend, connect);
+//   return internal::MakeGroup("CreateShmGroup", rank, world_size, std::move(control), options,
+//                              CreateShmGroup, std::move(backend), connect);
 //
 // Errors: InvalidArgument for a rank that is out of range; those of `connect`, which end the group.
 
@@ -28,21 +28,21 @@
 
 namespace evenkeel::internal {
 
-// Makes a group with the backend from `make`. `caller`: the name of `create`, for errors.
+// `caller`: the name of `create`, for errors.
 template <class Backend, class Options>
 absl::StatusOr<std::unique_ptr<Communicator>> MakeGroup(
     absl::string_view caller, int rank, int world_size, std::unique_ptr<ControlLink> control,
     const Options& options,
     absl::StatusOr<std::unique_ptr<Communicator>> (*create)(int, int, std::unique_ptr<ControlLink>,
                                                             const Options&),
-    absl::FunctionRef<std::unique_ptr<Backend>()> make,
-    absl::FunctionRef<absl::Status(Backend&, Communicator&, const std::type_identity_t<Options>&)>
+    std::unique_ptr<Backend> owner,
+    absl::FunctionRef<absl::Status(std::type_identity_t<Backend>&, Communicator&,
+                                   const std::type_identity_t<Options>&)>
         connect) {
   if (world_size < 1 || rank < 0 || rank >= world_size) {
     return absl::InvalidArgumentError(
         absl::StrCat(caller, ": rank ", rank, " is out of range for ", world_size, " ranks"));
   }
-  std::unique_ptr<Backend> owner = make();
   Backend& backend = *owner;
   // Made before the ranks are connected, so that a rank that is lost meanwhile ends the wait.
   auto comm = std::make_unique<Communicator>(

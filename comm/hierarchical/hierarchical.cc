@@ -153,10 +153,9 @@ absl::Status Connect(internal::HierarchicalBackend& backend, Communicator& comm,
 absl::StatusOr<std::unique_ptr<Communicator>> CreateHierarchicalGroup(
     int rank, int world_size, std::unique_ptr<ControlLink> control,
     const HierarchicalOptions& options) {
-  const auto make = [&] { return std::make_unique<internal::HierarchicalBackend>(rank); };
-  return internal::MakeGroup<internal::HierarchicalBackend>("CreateHierarchicalGroup", rank,
-                                                            world_size, std::move(control), options,
-                                                            CreateHierarchicalGroup, make, Connect);
+  return internal::MakeGroup("CreateHierarchicalGroup", rank, world_size, std::move(control),
+                             options, CreateHierarchicalGroup,
+                             std::make_unique<internal::HierarchicalBackend>(rank), Connect);
 }
 
 absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> CreateHierarchicalGroupInProcess(

@@ -71,12 +71,9 @@ absl::Status Connect(internal::ShmBackend& backend, Communicator& comm, const Sh
 absl::StatusOr<std::unique_ptr<Communicator>> CreateShmGroup(int rank, int world_size,
                                                              std::unique_ptr<ControlLink> control,
                                                              const ShmOptions& options) {
-  const auto make = [&] {
-    return std::make_unique<internal::ShmBackend>(rank, world_size, options.group);
-  };
-  return internal::MakeGroup<internal::ShmBackend>("CreateShmGroup", rank, world_size,
-                                                   std::move(control), options, CreateShmGroup,
-                                                   make, Connect);
+  return internal::MakeGroup(
+      "CreateShmGroup", rank, world_size, std::move(control), options, CreateShmGroup,
+      std::make_unique<internal::ShmBackend>(rank, world_size, options.group), Connect);
 }
 
 absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> CreateShmGroupInProcess(

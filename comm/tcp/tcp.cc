@@ -35,13 +35,11 @@ absl::Status Connect(internal::TcpBackend& backend, Communicator& comm, const Tc
 absl::StatusOr<std::unique_ptr<Communicator>> CreateTcpGroup(int rank, int world_size,
                                                              std::unique_ptr<ControlLink> control,
                                                              const TcpOptions& options) {
-  const auto make = [&] {
-    return std::make_unique<internal::TcpBackend>(
-        rank, world_size, options.group, internal::RankNames(), options.communicator.watch.warn);
-  };
-  return internal::MakeGroup<internal::TcpBackend>("CreateTcpGroup", rank, world_size,
-                                                   std::move(control), options, CreateTcpGroup,
-                                                   make, Connect);
+  return internal::MakeGroup(
+      "CreateTcpGroup", rank, world_size, std::move(control), options, CreateTcpGroup,
+      std::make_unique<internal::TcpBackend>(rank, world_size, options.group, internal::RankNames(),
+                                             options.communicator.watch.warn),
+      Connect);
 }
 
 absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> CreateTcpGroupInProcess(

@@ -9,6 +9,7 @@
 #ifndef EVENKEEL_COMM_CONTROL_LINK_METER_H_
 #define EVENKEEL_COMM_CONTROL_LINK_METER_H_
 
+#include <pthread.h>
 #include <time.h>
 
 #include <cstddef>
@@ -38,8 +39,18 @@ class LinkMeter {
     counters_.bytes_received += static_cast<int64_t>(bytes);
   }
   // Registers the calling thread as the link's.
-  void OnLinksThread();
-  ControlCounters Read() const;
+  void OnLinksThread() {
+    absl::MutexLock lock(&mutex_);
+    if (!has_clock_) has_clock_ = pthread_getcpuclockid(pthread_self(), &clock_) == 0;
+  }
+  ControlCounters Read() const {
+    absl::MutexLock lock(&mutex_);
+    timespec time;
+    // The clock of an ended thread cannot be read; its last value remains.
+    if (has_clock_ && clock_gettime(clock_, &time) == 0)
+      counters_.cpu_time = absl::DurationFromTimespec(time);
+    return counters_;
+  }
 
  private:
   mutable absl::Mutex mutex_;

@@ -1,7 +1,6 @@
 #include "evenkeel/comm/flight_recorder.h"
 
 #include <algorithm>
-#include <deque>
 
 #include "evenkeel/comm/base/clock.h"
 
@@ -64,6 +63,16 @@ void FlightRecorder::ForEach(Visit visit) const {
     visit(ring_[n % capacity_]);
 }
 
+template <typename Visit>
+void FlightRecorder::ForEachBack(Visit visit) const {
+  for (int64_t n = next_ - 1; n >= next_ - static_cast<int64_t>(ring_.size()); --n) {
+    if (!visit(ring_[n % capacity_])) return;
+  }
+  for (auto older = older_.rbegin(); older != older_.rend(); ++older) {
+    if (!visit(older->second)) return;
+  }
+}
+
 std::vector<FlightEntry> FlightRecorder::Entries() const {
   absl::ReaderMutexLock lock(&mutex_);
   std::vector<FlightEntry> entries;
@@ -83,14 +92,14 @@ std::vector<FlightEntry> FlightRecorder::OpenEntries() const {
 
 std::vector<FlightEntry> FlightRecorder::Recent(uint64_t channel, size_t count) const {
   absl::ReaderMutexLock lock(&mutex_);
-  std::deque<const FlightEntry*> last;
-  ForEach([&](const FlightEntry& entry) {
-    if (entry.channel != channel || IsPair(entry.what.kind)) return;
-    last.push_back(&entry);
-    if (last.size() > count) last.pop_front();
-  });
   std::vector<FlightEntry> entries;
-  for (const FlightEntry* entry : last) entries.push_back(*entry);
+  ForEachBack([&](const FlightEntry& entry) {
+    if (entries.size() < count && entry.channel == channel && !IsPair(entry.what.kind)) {
+      entries.push_back(entry);
+    }
+    return entries.size() < count;
+  });
+  std::reverse(entries.begin(), entries.end());
   return entries;
 }
 

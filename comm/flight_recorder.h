@@ -72,9 +72,11 @@ class FlightRecorder {
  private:
   // Searches the ring only.
   const FlightEntry* Find(int64_t number) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
-  // Calls `visit` with the entries, oldest first.
+  // Call `visit` with the entries: oldest first; and newest first, until it returns false.
   template <typename Visit>
   void ForEach(Visit visit) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  template <typename Visit>
+  void ForEachBack(Visit visit) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
 
   const size_t capacity_;
   mutable absl::Mutex mutex_;

@@ -1,5 +1,7 @@
 #include "evenkeel/join/joinable.h"
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/agree.h"
 #include "evenkeel/comm/status.h"

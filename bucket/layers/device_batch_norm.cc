@@ -1,4 +1,4 @@
-#include "evenkeel/bucket/layers/device_batch_norm.h"
+#include "evenkeel/bucket/layers/internal/device_batch_norm.h"
 
 #include <algorithm>
 

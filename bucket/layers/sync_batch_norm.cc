@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
-#include "evenkeel/bucket/layers/device_batch_norm.h"
+#include "evenkeel/bucket/layers/internal/device_batch_norm.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {

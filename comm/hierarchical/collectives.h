@@ -2,7 +2,7 @@
 // `between` the first ranks of the hosts, which lead them, and over `all` ranks.
 //
 //   HierarchicalCollectives collectives(
-//       map, /*rank=*/3, {.inside = shm half, .all = tcp half}, /*channel=*/17,
+//       map, /*rank=*/3, transports, /*channel=*/17,
 //       [&](const absl::Status& why) { ... abort the transports ... });
 //   absl::Status status = collectives.Run(operation);
 //

@@ -1,6 +1,7 @@
 #include "evenkeel/comm/shm/tags.h"
 
 #include <algorithm>
+#include <atomic>
 
 #include "evenkeel/comm/shm/board.h"
 

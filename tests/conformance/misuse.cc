@@ -137,9 +137,14 @@ TEST_P(MisuseTest, AWrongCallOfOneRankLeavesTheOthersWaiting) {
 
 TEST_P(MisuseTest, BitsOfFloatsAreNotSupported) {
   absl::Status status = RunTested(GetParam(), [](Communicator& comm) -> absl::Status {
-    const absl::Status refused = comm.Supports(
-        {.kind = CollectiveKind::kAllReduce, .dtype = DType::kFloat32, .op = ReduceOp::kBitOr});
-    EXPECT_EQ(refused, absl::InvalidArgumentError("bit_or needs an integer type, not float32"));
+    for (const ReduceOp op : {ReduceOp::kBitAnd, ReduceOp::kBitOr, ReduceOp::kBitXor}) {
+      for (const DType dtype :
+           {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
+        EXPECT_EQ(comm.Supports({.kind = CollectiveKind::kAllReduce, .dtype = dtype, .op = op}),
+                  absl::InvalidArgumentError(
+                      absl::StrCat(ToString(op), " needs an integer type, not ", ToString(dtype))));
+      }
+    }
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;

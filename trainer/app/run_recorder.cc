@@ -1,5 +1,6 @@
 #include "evenkeel/trainer/app/run_recorder.h"
 
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -154,7 +155,7 @@ void RunRecorder::OnStep(const StepFacts& facts) {
               .accuracy = numbers.accuracy,
               .learning_rate = facts.learning_rate,
               .took = absl::ToDoubleSeconds(facts.took),
-              .exposed = facts.own.has_value() ? absl::ToDoubleSeconds(facts.sync) : kUnknown,
+              .exposed = std::isfinite(numbers.exposed_ms) ? absl::ToDoubleSeconds(facts.sync) : kUnknown,
               .gradient_norm = facts.gradient_norm,
               .samples = static_cast<double>(facts.samples)});
   record_.total_steps = facts.step + 1;

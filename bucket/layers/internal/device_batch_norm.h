@@ -11,8 +11,8 @@
 // Threads:   thread-compatible.
 // Ownership: the stream and the runtime outlive it.
 
-#ifndef EVENKEEL_BUCKET_LAYERS_DEVICE_BATCH_NORM_H_
-#define EVENKEEL_BUCKET_LAYERS_DEVICE_BATCH_NORM_H_
+#ifndef EVENKEEL_BUCKET_LAYERS_INTERNAL_DEVICE_BATCH_NORM_H_
+#define EVENKEEL_BUCKET_LAYERS_INTERNAL_DEVICE_BATCH_NORM_H_
 
 #include <cstdint>
 #include <memory>
@@ -72,4 +72,4 @@ class DeviceBatchNorm {
 
 }  // namespace evenkeel::internal
 
-#endif  // EVENKEEL_BUCKET_LAYERS_DEVICE_BATCH_NORM_H_
+#endif  // EVENKEEL_BUCKET_LAYERS_INTERNAL_DEVICE_BATCH_NORM_H_

@@ -1,22 +1,22 @@
-// The layers of a GPT on a device, all that is no matrix product: what trainer/gpt has on the CPU,
+// The layers of a GPT on a device, except for matrix products: those of trainer/gpt on the CPU,
 // under the same names.
 //
-//   // what products take: that, or float32
+//   // the type of the operands of products: bfloat16 or float32
 //   const DeviceGptLayers layers(runtime, stream, DType::kBFloat16);
 //   EK_RETURN_IF_ERROR(layers.NormForward(rows, width, input, weight, bias, output, statistics));
 //   EK_RETURN_IF_ERROR(layers.GeluForward(n, hidden, activated));
 //
-// Each call puts one or two launches on the stream and answers at once; the headers of trainer/gpt
-// say what they compute, and the masks of dropout are the same bits. No sum depends on which thread
+// Each call puts one or two launches on the stream and returns at once. The headers of trainer/gpt
+// define what they compute; the masks of dropout are the same bits. No sum depends on which thread
 // comes first: equal arguments give equal bits on one kind of device.
 //
-// Types:     `Operands` are memory of the type that products take; everything else is float32 where
-//            nothing is said.
+// Types:     `Operands` are memory of the type that products take; everything else is float32,
+//            unless a comment names another type.
 // Shapes:    widths of a norm are at most kMostNormWidth. Memory of any alignment; of a multiple of
 //            16 bytes, with row lengths that are multiples of four, it is moved four elements at a
 //            time.
-// Workspace: memory of the device for sums on their way, as many elements as the function of that
-//            name says; free again for what comes on the stream after.
+// Workspace: memory of the device for intermediate sums. A function whose name contains Workspace
+//            returns its size; later work on the stream may reuse it.
 // Ownership: the runtime and all memory live until what was launched has run.
 // Threads:   thread-compatible.
 // Errors:    the runtime's; InvalidArgument for a norm that is too wide.
@@ -118,9 +118,9 @@ class DeviceGptLayers {
   absl::Status MergeHeadGradients(const AttentionShape& shape, int parts, const float* heads,
                                   Operands* rows) const;
 
-  // Of each matrix the first `rows.end` columns are computed. `probabilities` begin at the rows'
-  // first, in whole matrices; scores, and what lies as they do, are the block's memory. `dropped`
-  // is null without noise.
+  // Computes the first `rows.end` columns of each matrix. `probabilities` points to the first of
+  // the rows, in whole matrices; `scores` and arrays laid out like it have the block's rows only.
+  // `dropped` is null without noise.
   absl::Status CausalSoftmaxForward(const AttentionRows& rows, const DropoutNoise& noise,
                                     const float* scores, Operands* probabilities,
                                     Operands* dropped) const;

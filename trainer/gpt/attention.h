@@ -13,12 +13,12 @@
 //
 // Shapes:    qkv and diff_qkv [sequences * context, 3 * width], width = heads * head_width:
 //            queries, keys, values; output and diff_output [sequences * context, width].
-// Memory:    work areas of WorkSize() elements: of at most kAttentionPartBytes, or a block of one
+// Memory:    each work area has WorkSize() elements: at most kAttentionPartBytes, or a block of one
 //            matrix (kAttentionRows rows of `context` scores) if that is larger.
-// Dropout:   of the probabilities, where noise.probability > 0; Backward requires the noise that
-//            Forward had.
+// Dropout:   of the probabilities, where noise.probability > 0; Backward requires the noise of
+//            Forward.
 // Types:     T is float or double; O, the operand type of products, is T or, for float, BFloat16.
-// Ownership: `products` and the work areas outlive it; nothing in them is kept from call to call.
+// Ownership: `products` and the work areas outlive it; no content is kept from call to call.
 // Threads:   thread-compatible, together with `products`.
 // Errors:    those of StridedProducts.
 // Source:    Vaswani et al., "Attention is all you need", 2017, section 3.2; Dao et al.,
@@ -36,7 +36,7 @@
 
 namespace evenkeel {
 
-// One such area and what a part reads fit into the second-level cache of a core.
+// A work area of this size and the inputs of a part fit into the second-level cache of a core.
 inline constexpr int64_t kAttentionPartBytes = 256 << 10;
 // With a context of 128 a quarter of the products is left out, with 1024 nearly half. Smaller
 // blocks leave out more, but their products are slower.
@@ -54,7 +54,7 @@ class CausalAttention {
   CausalAttention(StridedProducts<O>* products, const Memory& memory)
       : products_(*products), memory_(memory) {}
 
-  // Returns the elements of a work area.
+  // Returns the number of elements of each work area.
   static int64_t WorkSize(const AttentionShape& shape);
 
   absl::Status Forward(const AttentionShape& shape, const DropoutNoise& noise, const O* qkv,

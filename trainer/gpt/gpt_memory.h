@@ -4,11 +4,13 @@
 //   ... allocate sizes.bytes ...
 //   const auto memory = LayOutGptMemory<float, BFloat16>(options, size, block);
 //
-// T is the type of values, gradients and sums, O that of matrix products' operands, on a device
-// void. Where both are one type, operands lie in the memory of the values that they are. What a
-// pass has no use for is null.
+// T is the type of values, gradients and sums. O is the type of the operands of matrix products; on
+// a device it is void. Where both are one type, operands lie in the memory of the values that they
+// are. Areas that a pass does not use are null.
 //
-// Threads: a pure function; the result is a value.
+// Units:     elements, unless a name ends with `bytes`.
+// Ownership: `block` outlives the result, which only points into it.
+// Threads:   a pure function; the result is a value.
 
 #ifndef EVENKEEL_TRAINER_GPT_GPT_MEMORY_H_
 #define EVENKEEL_TRAINER_GPT_GPT_MEMORY_H_
@@ -28,14 +30,14 @@ namespace evenkeel {
 struct GptMemorySize {
   int64_t rows = 0;  // sequences * context
   bool trains = false;
-  bool drops = false;
-  int64_t operand_bytes = 0;     // Of an O.
+  bool drops = false;            // With dropout.
+  int64_t operand_bytes = 0;     // The size of one O.
   int64_t scores = 0;            // The head's, of the rows that it takes at once.
   int64_t head_gradient = 0;     // 0: it is not computed in the forward pass.
   int64_t rounded = 0;           // All matrices, as products take them.
   int64_t probabilities = 0;     // Of a layer's attention.
   int64_t attention_scores = 0;  // Of a block of attention's rows.
-  int64_t sums_bytes = 0;
+  int64_t sums_bytes = 0;        // The layers' workspace.
   // A device's attention takes heads apart from each other, and keeps its probabilities.
   bool splits_heads = false;
 
@@ -47,8 +49,8 @@ struct GptMemory {
   struct Layer {
     O* norm_1 = nullptr;  // [rows, width]
     O* qkv = nullptr;     // [rows, 3 width]; where heads are split, three of `heads`
-    // [sequences, heads, context, context], kept in training; on the host a work area of
-    // attention's way back, one for all layers.
+    // [sequences, heads, context, context], kept in training; on the host a work area for the
+    // backward pass of attention, one for all layers.
     O* probabilities = nullptr;
     O* mixed = nullptr;             // [rows, width]: the heads' means
     T* middle = nullptr;            // [rows, width]: the sum after attention
@@ -62,34 +64,36 @@ struct GptMemory {
   // In evaluation two, which take turns: nothing of a layer is needed after the next one has run.
   std::vector<Layer> layers;
 
-  O* rounded = nullptr;   // Matrices.
+  O* rounded = nullptr;   // All matrices, as products take them.
   T* embedded = nullptr;  // [rows, width]
   RowStatistics<T> statistics;
-  O* final = nullptr;        // [rows, width], after the last norm
-  T* scores = nullptr;       // Of one type, their gradient takes their place.
-  O* diff_scores = nullptr;  // The same.
+  O* final = nullptr;  // [rows, width], after the last norm
+  T* scores = nullptr;
+  O* diff_scores = nullptr;  // Their gradient; in the same memory where both are one type.
   void* sums = nullptr;      // The layers' workspace.
 
   O* qkv_rows = nullptr;  // [rows, 3 width]: before heads are split
   O* heads = nullptr;     // [sequences, heads, context, head_width]: of the output
-  // [sequences, heads, rows of a block, context]; on the host of the matrices of one part.
+  // [sequences, heads, rows of a block, context]; on the host only for the matrices of one part.
   T* attention_scores = nullptr;
-  O* attention_operands = nullptr;  // The same.
+  O* attention_operands = nullptr;  // Of the same shape.
 
-  T* diff = nullptr;            // [rows, width]: of what goes from layer to layer
+  // Gradients.
+  T* diff = nullptr;            // [rows, width]: of the sums that go from layer to layer
   O* narrow_operand = nullptr;  // The same, as it goes into a part; `diff` where nothing changes.
   T* norm_diff = nullptr;       // [rows, width]: of a norm's output
-  T* wide = nullptr;            // [rows, 4 width]: gradients within a part
+  T* wide = nullptr;            // [rows, 4 width]: within a part
   O* wide_operand = nullptr;    // The same, as products take it.
   // [rows, width]: of the heads' means; then [rows, 3 width]: of qkv, which on the host stays in
   // `wide` where both are one type.
   O* diff_rows = nullptr;
-  T* head_gradient = nullptr;  // [vocabulary, width]: the head's part of wte.weight's
+  T* head_gradient = nullptr;  // [vocabulary, width]: the head's part of that of wte.weight
 
   int64_t bytes = 0;
 };
 
-// Null `block`: for its `bytes`.
+// Returns the areas in `block`, of which `bytes` are used. With a null `block` the areas are null,
+// and only `bytes` is of use.
 template <typename T, typename O>
 GptMemory<T, O> LayOutGptMemory(const GptOptions& options, const GptMemorySize& size, void* block) {
   constexpr int64_t kValueBytes = sizeof(T);

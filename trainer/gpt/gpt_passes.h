@@ -1,6 +1,6 @@
 // The passes of a GPT, written once for the host (gpt.cc) and for devices
-// (trainer/device/device_gpt.cc), each of which has the operations. A layer is x +=
-// attention(norm(x)), then x += perceptron(norm(x)).
+// (trainer/device/device_gpt.cc), which implement the operations. A layer computes
+// x += attention(norm(x)), then x += perceptron(norm(x)).
 //
 //   class DeviceGptModel : public GptPasses<DeviceGptModel, float, void> {
 //     friend GptPasses;
@@ -11,10 +11,14 @@
 // Backward ends where nothing below is trained. Gradients are announced from the last parameter to
 // the first, each after the last use of the parameter's value.
 //
-// Types: those of gpt_memory.h. The operations that `Own` has:
+// Types:   those of gpt_memory.h.
+// Threads: thread-compatible.
+// Errors:  those of the operations; an error of Take() gets the sizes of the pass.
+//
+// The operations that `Own` implements:
 //
 //   GptMemorySize SizeOf(trains)           of pass_
-//   StatusOr<void*> Take(bytes)            the memory of a pass, whose content may be lost
+//   StatusOr<void*> Take(bytes)            memory for a pass; earlier contents are lost
 //   Status Prepare(batch, trains)          the batch, and the operands of all matrices
 //   Status EmbeddingForward()              memory_.embedded, after dropout
 //   Status NormForward(input, norm)        of pass_.rows() rows, like all that have no count
@@ -111,7 +115,7 @@ class GptPasses : public Gpt {
 
  protected:
   using Layer = typename GptMemory<T, O>::Layer;
-  // A norm, and where its forward pass writes.
+  // A norm, and the memory to which its forward pass writes.
   struct Norm {
     WeightAndBias parameters;
     O* output = nullptr;
@@ -139,13 +143,13 @@ class GptPasses : public Gpt {
     return static_cast<const T*>(this->parameters()[index].value.data);
   }
   AttentionShape Heads() const { return pass_.Attention(options_.width, options_.heads); }
-  // The layer's queries, keys and values by rows.
+  // Returns the layer's queries, keys and values, by rows.
   O* Qkv(int layer) { return memory_.qkv_rows != nullptr ? memory_.qkv_rows : LayerAt(layer).qkv; }
   Layer& LayerAt(int layer) { return memory_.layers[layer % memory_.layers.size()]; }
 
   const GptOptions options_;
   GptMemory<T, O> memory_;
-  GptPass pass_;  // The last Forward's.
+  GptPass pass_;  // Of the last Forward().
 
  private:
   std::vector<BlockParameters> blocks_;  // By layer.
@@ -154,7 +158,7 @@ class GptPasses : public Gpt {
 
   Own& own() { return static_cast<Own&>(*this); }
   const T* Input(int layer) { return layer == 0 ? memory_.embedded : LayerAt(layer - 1).output; }
-  // The norm of the layer's input; after the last layer the final one.
+  // Returns the norm of the layer's input; after the last layer, the final norm.
   Norm NormBefore(int layer) {
     if (layer == options_.layers) return {final_norm_, memory_.final, memory_.statistics};
     return {blocks_[layer].ln_1, LayerAt(layer).norm_1, LayerAt(layer).statistics_1};
@@ -195,7 +199,7 @@ class GptPasses : public Gpt {
     return absl::OkStatus();
   }
 
-  // From the norm of the layer's input, which has been computed, to that of its output.
+  // Computes a layer whose input has been normalized, and the norm of its output.
   absl::Status ForwardBlock(int layer) {
     const int64_t width = options_.width, wide = 4 * width;
     const BlockParameters& p = blocks_[layer];
@@ -266,13 +270,14 @@ class GptPasses : public Gpt {
     return own().NormBackward(p.ln_1, Input(layer), at.statistics_1, sink);
   }
 
-  // The gradient of a part's end, in memory_.narrow_operand.
+  // Writes the gradient of a part's output, memory_.diff through dropout, to
+  // memory_.narrow_operand.
   absl::Status BeginPart(uint64_t stream) {
     if (static_cast<const void*>(memory_.narrow_operand) == memory_.diff) return absl::OkStatus();
     return own().Dropout(pass_.Noise(stream), memory_.diff, memory_.narrow_operand);
   }
 
-  // output = input * weight + bias, and its way back.
+  // Computes output = input * weight + bias; LinearBackward() computes its gradients.
   template <typename Result>
   absl::Status Linear(const LinearShape& shape, const WeightAndBias& linear, const O* input,
                       Result* output) {

@@ -2,8 +2,8 @@
 // is still in registers.
 //
 //   MatrixProducts<float> products;
-//   // A layer of weight [outputs, inputs]: output = max(0, input * weight^T + bias), and its ways
-//   // back from the gradient of the rectifier's input (ReluBackward, rows.h).
+//   // A layer of weight [outputs, inputs]: output = max(0, input * weight^T + bias), and its
+//   // gradients, where diff_output is that of the rectifier's input (ReluBackward, rows.h).
 //   const LinearShape shape = LinearShape::FromOutputs(batch, inputs, outputs);
 //   EK_RETURN_IF_ERROR(products.Run(shape.BackwardInput(), input, weight, bias, output,
 //                                   Activation::kRelu));
@@ -15,10 +15,10 @@
 // of a shape and kept for the next, else on its BLAS. float64, which oneDNN lacks, runs on plain
 // loops and serves to check float32.
 //
-// Shapes:  those of strided_shape.h of one product, without gaps; nothing is empty. A null bias is
-//          none; one with `add` is not possible.
+// Shapes:  those of strided_shape.h, for one product, without gaps; no dimension is 0. `bias` may
+//          be null, and must be with `add`.
 // Threads: thread-compatible. The arrays of a call must not overlap.
-// Errors:  the errors of oneDNN.
+// Errors:  those of oneDNN.
 
 #ifndef EVENKEEL_TRAINER_LAYERS_MATRIX_PRODUCT_H_
 #define EVENKEEL_TRAINER_LAYERS_MATRIX_PRODUCT_H_
@@ -31,7 +31,7 @@
 
 namespace evenkeel {
 
-enum class Activation { kNone, kRelu };  // kRelu: negative elements become 0. With a bias only.
+enum class Activation { kNone, kRelu };  // kRelu (with a bias only) sets negatives to 0.
 
 template <typename T>
 class MatrixProducts;  // float, double

@@ -30,13 +30,13 @@ struct StridedShape {
   int64_t columns = 0;
   int64_t inner = 0;
   MatrixStrides left, right, output;
-  bool add = false;
+  bool add = false;  // Adds the product to the output.
   bool operator==(const StridedShape&) const = default;
 };
 
 // A fully connected layer whose weight lies as [inputs, outputs]. One whose weight lies as
-// [outputs, inputs] is the layer from its outputs to its inputs: what is forward of one is
-// BackwardInput() of the other.
+// [outputs, inputs] is the layer from its outputs to its inputs (FromOutputs()): Forward() of one
+// is BackwardInput() of the other.
 struct LinearShape {
   int64_t rows = 0;
   int64_t inputs = 0;

@@ -1,6 +1,5 @@
-// The form that the Create...Group() functions of the backends share: they make a communicator
-// whose ranks are then connected over its control plane, and give it the function by which it is
-// split.
+// The common part of the backends' Create...Group() functions: makes a communicator, connects its
+// ranks over its control plane, and gives it the function that makes the groups of its splits.
 //
 //   return internal::MakeGroup("CreateShmGroup", rank, world_size, std::move(control), options,
 //                              CreateShmGroup, std::move(backend), connect);

@@ -12,7 +12,7 @@ namespace {
 char* Begin(const TensorView& view) { return static_cast<char*>(view.data); }
 char* End(const TensorView& view) { return Begin(view) + view.bytes(); }
 
-// Whether `part` is the `rank`-th share of `count` elements of `whole`, element by element.
+// Returns whether `part` is the `rank`-th share of `count` elements of `whole`, element by element.
 bool IsShareOf(const TensorList& whole, const TensorList& part, int rank, int64_t count) {
   ViewCursor share(part, 0);
   for (ViewCursor at(whole, rank * count); count > 0;) {
@@ -118,7 +118,7 @@ void CopyRange(const TensorList& from, int64_t from_begin, const TensorList& to,
   ViewCursor source(from, from_begin), target(to, to_begin);
   while (count > 0) {
     const int64_t n = std::min({count, source.contiguous(), target.contiguous()});
-    if (n == 0) return;  // A list is shorter than it says: nothing beyond its end is touched.
+    if (n == 0) return;  // A list has fewer elements than `count`.
     if (target.data() != source.data()) std::memcpy(target.data(), source.data(), source.bytes(n));
     source.Advance(n);
     target.Advance(n);

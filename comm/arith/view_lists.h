@@ -1,7 +1,7 @@
-// Lists of views that together behave like one tensor: walks through them, pieces of them, copies.
+// Lists of views that together behave like one tensor: iteration, ranges and copies.
 //
 //   TensorList shares = {};
-//   // elements [2n, 3n) of `output`, wherever its views have them
+//   // elements [2n, 3n) of `output`, in whichever of its views they lie
 //   AppendRange(output, 2 * n, n, shares);
 //
 //   for (ViewCursor at(operation.in, begin); length > 0;) {
@@ -32,10 +32,10 @@ class ViewCursor {
     Advance(element);
   }
 
-  // Elements that lie in one piece from here on.
+  // Returns the number of elements that are contiguous from here on; 0 at the end.
   int64_t contiguous() const { return view_ == end_ ? 0 : view_->count - offset_; }
   void* data() const { return static_cast<char*>(view_->data) + bytes(offset_); }
-  // The size of so many elements; not at the end.
+  // Returns the size of `elements` in bytes. Must not be called at the end.
   int64_t bytes(int64_t elements) const { return elements * SizeOf(view_->dtype); }
   void Advance(int64_t elements) {
     offset_ += elements;
@@ -50,30 +50,30 @@ class ViewCursor {
 
 int64_t CountOf(const TensorList& views);
 
-// Elements [begin, begin + count) of `views`, which has them, behind those that `to` has. A piece
-// that continues what was cut from the same view last is joined to it, and nothing else is,
-// wherever it lies: so lists that are cut alike from lists with equal parts have equal parts on all
-// ranks.
+// Appends elements [begin, begin + count) of `views`, which must exist, to `to`. A piece is joined
+// to the last one of `to` only if both were cut from one view and the piece continues it: so lists
+// that are cut alike from lists with equal parts have equal parts on all ranks.
 void AppendRange(const TensorList& views, int64_t begin, int64_t count, TensorList& to);
 TensorList Range(const TensorList& views, int64_t begin, int64_t count);
 
-// The memory at `data` in parts like those of `views`.
+// Returns the memory at `data`, divided like `views`.
 TensorList LaidOutLike(const TensorList& views, void* data);
 
-// The same bytes as elements of another type of that size.
+// Returns the same bytes as elements of another type of equal size.
 TensorList As(DType dtype, TensorList views);
 
 bool Overlap(const TensorView& a, const TensorView& b);
 bool Overlap(const TensorList& a, const TensorList& b);
 
-// Whether writing the output could destroy input that is still to be read. Not if each element is
-// read before it is written: in-place all_reduce, reduce and broadcast; the rank's own share of
-// all_gather, all_gather_v and reduce_scatter.
+// Returns whether writing the output could destroy input before it is read. It could not if each
+// element is read before it is written: in-place all_reduce, reduce and broadcast; the rank's own
+// share of all_gather, all_gather_v and reduce_scatter.
 bool OutputEndangersInput(const Operation& operation, int rank);
 
-// Copies all elements; both lists have as many. They may not overlap, unless they are the same.
+// Copies all elements; both lists have equally many. They must not overlap, unless they are the
+// same.
 void Copy(const TensorList& from, const TensorList& to);
-// Copies `count` elements, from the given beginnings, but none beyond the end of a list.
+// Copies `count` elements, starting at the given ones, but none beyond the end of a list.
 void CopyRange(const TensorList& from, int64_t from_begin, const TensorList& to, int64_t to_begin,
                int64_t count);
 

@@ -1,4 +1,9 @@
-// The owner of a file descriptor, which closes it; and writing to one.
+// The owner of a file descriptor, which closes it, and a function that writes to one.
+//
+//   UniqueFd fd(open(path, O_WRONLY | O_CLOEXEC));
+//   if (!fd || !WriteAll(fd.get(), bytes)) ...  // errno has the reason
+//
+// Threads: thread-compatible.
 
 #ifndef EVENKEEL_COMM_BASE_UNIQUE_FD_H_
 #define EVENKEEL_COMM_BASE_UNIQUE_FD_H_

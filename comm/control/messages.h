@@ -228,13 +228,14 @@ inline constexpr char kRegroupTopic[] = "\tregroup";
 
 namespace internal {
 
-// ToHub or ToRank. Templates: few of the many files that include this header convert messages.
+// Returns the bytes of a ToHub or ToRank. A template, because few of the files that include this
+// header convert messages.
 template <typename Message>
 std::string Serialize(const Message& message) requires std::is_same_v<Message, ToHub> ||
     std::is_same_v<Message, ToRank> {
   return ToBytes(message);
 }
-// InvalidArgument for anything that Serialize() does not give, whatever the bytes.
+// Returns InvalidArgument for any bytes that Serialize() does not produce.
 template <typename Message>
 absl::StatusOr<Message> ParseControlMessage(absl::string_view bytes) {
   return FromBytes<Message>(bytes, "control message");

@@ -1,5 +1,5 @@
-// The ranks that are connected to a server loop: which may connect, and how their messages are
-// handled. By default no silence is noticed, and nothing is awaited or queued.
+// The interface by which a server loop asks which ranks may connect, and passes on their messages.
+// The defaults are for seats without heartbeats, groups and messages of other threads.
 //
 // Threads: the loop's thread; thread-compatible.
 
@@ -29,17 +29,17 @@ class ControlSeats {
   virtual ~ControlSeats() = default;
   // Returns OK if that rank may connect.
   virtual absl::Status Check(const Hello& hello) const = 0;
-  // The rank has connected, after Check() returned OK.
+  // Called when the rank has connected, after Check() returned OK.
   virtual void Join(PeerId peer, const Hello& hello) = 0;
   // Returns an error if the bytes are not a control message; the loop then disconnects the peer.
   virtual absl::Status OnFrame(PeerId peer, absl::string_view frame) = 0;
-  // Bytes have arrived from the peer, perhaps only a part of a frame.
+  // Called when bytes have arrived from the peer, perhaps only a part of a frame.
   virtual void OnBytes(PeerId /*peer*/) {}
-  // The peer's connection has ended.
+  // Called when the peer's connection has ended.
   virtual void OnDisconnect(PeerId peer) = 0;
-  // `time` has passed since the last call, of which kListening at most adds to the silence of all
-  // peers, because the loop could have received from them. Peers that have been silent for too long
-  // are declared lost; returns those whose connections must be ended.
+  // Called when `time` has passed since the last call; at most kListening of it adds to the silence
+  // of all peers, because the loop could have received from them. Peers that have been silent for
+  // too long are declared lost; returns those whose connections must be ended.
   virtual std::vector<PeerId> PassTime(absl::Duration /*time*/) { return {}; }
   // Returns whether the silence of any peer would be noticed.
   virtual bool ListensForBeats() const { return false; }

@@ -6,28 +6,26 @@
 //       [&](const absl::Status& why) { ... abort the transports ... });
 //   absl::Status status = collectives.Run(operation);
 //
-// How the data goes, so that it crosses the link between two hosts as few times as it can:
-//   all_reduce      inside to the leader, between the leaders, inside from the leader; in chunks,
-//     so that one crosses
-//                   while the next one is added up and the last one spread
+// The path of the data, which crosses the link between two hosts as few times as possible:
+//   all_reduce      inside to the leader, between the leaders, inside from the leader; in chunks:
+//                   one crosses while the next one is added up and the last one spread
 //   reduce          inside to the leader, between the leaders to the root's one, there to the root
 //   broadcast       inside the root's host, between the leaders, inside the other hosts
-//   all_gather      inside each host, then whole hosts' blocks between the leaders, then what came
-//                   inside. Hosts with
-//                   fewer ranks fill their blocks up to the size of the largest host's
+//   all_gather      inside each host, then whole hosts' blocks between the leaders, then the blocks
+//                   of other hosts inside. Hosts with fewer ranks fill their blocks up to the size
+//                   of the largest host's
 //   reduce_scatter  inside to the leader, blocks of whole hosts between the leaders, each rank's
 //                   share inside
 //   barrier         inside, between, inside
 //   all_to_all, all_to_all_v   over `all`: each byte has one receiver anyway
 //   all_gather_v    inside each host, then between the leaders: the first ranks of all hosts, the
-//                   second ones, ...; then what came inside
+//                   second ones, ...; then the received parts inside
 //
 // Sums:  within a host in the order of `inside`, then over the hosts in that of `between`. So
 //        results depend on which ranks share a host; they are equal on all ranks, because one
 //        rank's result goes to all.
-// Rules for `inside`: a reduce takes an input that is not the output, and leaves the memory of
-// other ranks than the
-//        root alone, as local and shm do.
+// Rules for `inside`: a reduce takes an input that is not the output, and does not change the
+//        memory of ranks other than the root, like local and shm.
 //
 // Threads: thread-compatible; several objects may share the transports if their channels differ.
 
@@ -56,22 +54,22 @@ namespace evenkeel::internal {
 // Operation::step_of.
 uint64_t HashOfWhole(const Operation& operation);
 
-// This rank's halves of groups, whose messages call the ranks as the whole group does; null ones
-// are not needed.
+// This rank's transports; one that is not needed is null. Their messages name ranks as the whole
+// group does.
 struct HierarchicalTransports {
   // The ranks of this host, by place; needed if there are two or more.
   std::unique_ptr<Backend> inside;
-  // The hosts' leaders, by host; needed on these if hosts are several and one has two ranks or
-  // more.
+  // The hosts' leaders, by host; needed on leaders if there are several hosts, one of which has two
+  // ranks or more.
   std::unique_ptr<Backend> between;
-  // All ranks; needed if hosts are several.
+  // All ranks; needed if there are several hosts.
   std::unique_ptr<Backend> all;
 };
 
 class HierarchicalCollectives {
  public:
-  // `map` and `transports` outlive it. `channel`: of the transports. `abort` ends everything that
-  // is under way in them.
+  // `map` and `transports` outlive it. `channel`: the channel of the transports to use. `abort`
+  // ends all operations of the transports.
   HierarchicalCollectives(const HostMap& map, int rank, const HierarchicalTransports& transports,
                           uint64_t channel, std::function<void(const absl::Status&)> abort);
 

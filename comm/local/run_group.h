@@ -8,7 +8,7 @@
 //   EK_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<Communicator>> group, CreateLocalGroup(4));
 //   absl::Status status = RunGroup(group, [](Communicator& comm) { return comm.Barrier(); });
 //
-// Each rank has a thread of its own.
+// Threads: each call returns when the threads of all ranks have ended.
 
 #ifndef EVENKEEL_COMM_LOCAL_RUN_GROUP_H_
 #define EVENKEEL_COMM_LOCAL_RUN_GROUP_H_
@@ -26,16 +26,18 @@
 
 namespace evenkeel::internal {
 
-// Makes the ranks of a backend whose ranks meet each other. Errors: InvalidArgument, which names
-// the caller, unless world_size is at least 1; else that of the lowest rank that has one.
+// Calls `create` once per rank, each on a thread of its own, since ranks wait for each other.
+// Errors: InvalidArgument, which names `caller`, unless world_size is at least 1; else the error of
+// the lowest failing rank.
 absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> CreateInProcess(
     absl::string_view caller, int world_size,
     absl::FunctionRef<
         absl::StatusOr<std::unique_ptr<Communicator>>(int rank, std::unique_ptr<ControlLink> link)>
         create);
 
-// Runs a function once per rank. A rank that returns OK finalizes; one that returns an error, or
-// throws, aborts the others. Returns OK, or the error of the rank that failed first, with its rank.
+// Runs a function once per rank, each on a thread of its own. A rank that returns OK finalizes; one
+// that returns an error, or throws, aborts the others. Returns OK, or the error of the rank that
+// failed first, with its rank.
 absl::Status RunGroup(absl::Span<const std::unique_ptr<Communicator>> group,
                       absl::FunctionRef<absl::Status(Communicator&)> body);
 

@@ -1,20 +1,20 @@
 // The backend over NCCL: an operation's way from its call to its end.
 //
-// Start() marks its place on the caller's stream, and tells the launch queue. When all ranks have
-// issued it, the queue calls Launch() on its thread, which puts it on the group's stream with an
-// event behind it. The completion thread sees that the event has passed and ends the work; it also
-// sees what goes wrong by itself.
+// Start() marks its place on the caller's stream, and adds it to the launch queue. When all ranks
+// have issued it, the queue calls Launch() on its thread, which puts it on the group's stream with
+// an event behind it. The completion thread sees that the event has passed and ends the work; it
+// also sees errors that occur outside of calls.
 //
 // States: a flight is queued, then launched (in `flights_`), then ended. Abort() ends what is
-//         queued and launched; what is being launched ends itself, because every call into NCCL
-//         answers the cause from then on.
+//         queued and launched; a flight that is being launched ends itself, because every call into
+//         NCCL returns the cause from then on.
 //
 // Ends:   all waits of an abort are bounded, and so are those of the destructor, but for one: a
 //         launch that is inside a call which does not come back although NCCL has been aborted.
 //
-// Threads: as Backend says. `connection` and `runtime` calls are made on the launch thread, the
-//          completion thread, and whoever aborts; NCCL's communicator is used by one of them at a
-//          time.
+// Threads: as Backend. `connection` and `runtime` calls are made on the launch thread, the
+//          completion thread, and threads that abort; NCCL's communicator is used by one of them at
+//          a time.
 
 #ifndef EVENKEEL_COMM_NCCL_BACKEND_H_
 #define EVENKEEL_COMM_NCCL_BACKEND_H_
@@ -52,7 +52,7 @@ class NcclBackend : public Backend {
                                                              const NcclGroupOptions& options);
   ~NcclBackend() override;
 
-  // Waits until all ranks have come here. `control` lives until this has gone.
+  // Waits until all ranks call it. `control` outlives this backend.
   absl::Status Connect(ControlChannel& control);
 
   absl::string_view name() const override { return "nccl"; }
@@ -87,8 +87,8 @@ class NcclBackend : public Backend {
                            absl::Time deadline);
   void Launch(const std::shared_ptr<Flight>& flight, bool is_alike);
   absl::Status PutOnStream(Flight& flight, bool is_alike);
-  // Waits, for a bounded time, until neither NCCL nor the stream uses anything; an error says what
-  // still may, and that is never freed.
+  // Waits, for a bounded time, until neither NCCL nor the stream uses any memory; an error names
+  // the memory still in use, which is never freed.
   absl::Status LetGo(const absl::Status& why);
   absl::Status Drain();
 

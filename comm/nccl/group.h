@@ -1,9 +1,9 @@
-// A group over NCCL, with whatever stands for NCCL and for the devices.
+// A group over NCCL, with any implementation of NCCL's interface and of the devices.
 //
 //   EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> comm,
 //          CreateNcclGroupOver(runtime, api, rank, world_size, std::move(link), {.device = rank}));
 //
-// comm/nccl/nccl.h says what the group does, and is this over CUDA's devices and NCCL itself.
+// comm/nccl/nccl.h has the contract of the group, and makes it over CUDA's devices and NCCL itself.
 
 #ifndef EVENKEEL_COMM_NCCL_GROUP_H_
 #define EVENKEEL_COMM_NCCL_GROUP_H_
@@ -29,20 +29,20 @@ struct NcclGroupOptions {
   // How long an abort waits for a call into NCCL, for NCCL, and for the device, before it leaves
   // them behind.
   absl::Duration abort_patience = absl::Seconds(10);
-  // Allocate() registers memory with NCCL from so many bytes on: it comes in pieces of 2 MiB.
+  // Allocate() registers memory of at least so many bytes with NCCL: it comes in pieces of 2 MiB.
   int64_t least_registered = int64_t{1} << 20;
   CommunicatorOptions communicator;
 };
 
-// Returns the device of a rank: the one that its rank on the host counts to. A process that sees a
-// single device has been given that one by whatever launched it (CUDA_VISIBLE_DEVICES for each
-// rank); if it was not, NCCL's ranks find out that they share it.
+// Returns the device of a rank: the one whose number is the rank on the host. A process that sees a
+// single device got it from its launcher (CUDA_VISIBLE_DEVICES for each rank); if not, CheckPeers()
+// or NCCL reports that ranks share a device.
 inline int NcclDeviceFor(int local_rank, int visible_devices) {
   return visible_devices == 1 ? 0 : local_rank;
 }
 
-// `runtime` and `api` outlive the group and its memory. An error instead of an `api` is returned on
-// all ranks.
+// `runtime` and `api` outlive the group and its memory. If `api` is an error on any rank, all ranks
+// return it.
 absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclGroupOver(
     DeviceRuntime& runtime, absl::StatusOr<NcclApi*> api, int rank, int world_size,
     std::unique_ptr<ControlLink> control, const NcclGroupOptions& options = {});

@@ -3,11 +3,11 @@
 //
 //   NcclPeer mine{.version = api.version(), ...};
 //   ... exchange ToBytes(mine) over the control plane ...
-//   EK_RETURN_IF_ERROR(CheckPeers(all));       // the same answer on all ranks
+//   EK_RETURN_IF_ERROR(CheckPeers(all));       // the same result on all ranks
 //
-// Errors: FailedPrecondition that names ranks: other versions of NCCL; two ranks on one device. The
-//         latter is left to NCCL where a rank says NCCL_MULTI_RANK_GPU_ENABLE=1; and ranks that
-//         call themselves other hosts (NCCL_HOSTID) have no device in common.
+// Errors: FailedPrecondition, which names ranks: versions of NCCL differ, or two ranks are on one
+//         device. The latter is left to NCCL where a rank sets NCCL_MULTI_RANK_GPU_ENABLE=1; ranks
+//         with different NCCL_HOSTID have no device in common.
 
 #ifndef EVENKEEL_COMM_NCCL_PEERS_H_
 #define EVENKEEL_COMM_NCCL_PEERS_H_

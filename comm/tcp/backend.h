@@ -3,7 +3,7 @@
 //   auto backend = std::make_unique<TcpBackend>(rank, world_size, "world");
 //   // to be given to all ranks
 //   EK_ASSIGN_OR_RETURN(std::string mine, backend->Listen("127.0.0.1", key, on_lost));
-//   EK_RETURN_IF_ERROR(backend->Connect(everybodys, timeout));
+//   EK_RETURN_IF_ERROR(backend->Connect(addresses_of_all, timeout));
 //
 // A lane is a channel's collectives, which run one after the other, or its messages in one
 // direction between two ranks, which are all under way at a time.
@@ -46,13 +46,13 @@ class TcpBackend : public Backend {
              WarnFunction warn = nullptr);
   ~TcpBackend() override;
 
-  // Starts to listen; the address for Connect() of all ranks. `key`: what the group's ranks share
-  // with nobody else. `on_lost` is called on the transport's thread, until this backend goes, when
-  // a connection delivers nothing: what is in flight here then ends with that cause, but this rank
-  // may have nothing in flight while others wait for it.
+  // Starts to listen, and returns the address for Connect() of all ranks. `key`: the secret of the
+  // group's ranks. `on_lost` is called on the transport's thread, until this backend is destroyed,
+  // when a connection delivers nothing: operations in flight then end with that cause, but this
+  // rank may have none in flight while others wait for it.
   absl::StatusOr<std::string> Listen(const std::string& bind_address, std::string key,
                                      std::function<void(const absl::Status& why)> on_lost);
-  // `addresses`: what Listen() gave, by rank. Nobody listens any more when it returns.
+  // `addresses`: the results of Listen(), by rank. Stops listening before it returns.
   absl::Status Connect(const std::vector<std::string>& addresses, absl::Duration timeout);
 
   absl::string_view name() const override { return "tcp"; }
@@ -65,15 +65,15 @@ class TcpBackend : public Backend {
   using LaneKey =
       std::tuple<uint64_t, CollectiveKind, int>;  // Channel; of messages: direction and peer.
 
-  // Around a lane's collective, which uses its operation's memory. Enter() returns why the group
-  // has ended, if it has: the lane must not begin then.
+  // Called around a lane's collective, which uses its operation's memory. Enter() returns the error
+  // that has ended the group, if any: the lane must not begin then.
   absl::Status Enter();
   void Leave();
   // Connects to the other ranks, and makes the transport.
   absl::Status Meet(const std::vector<std::string>& addresses, absl::Time deadline);
   // Keeps the first cause.
   void SetEnded(const absl::Status& why);
-  // Why the group has ended, if it has or does so within `patience`; else what was seen here.
+  // Returns the error that has ended the group, or ends it within `patience`; else `seen`.
   absl::Status FirstCause(const absl::Status& seen, absl::Duration patience);
 
   const int rank_;
@@ -82,7 +82,7 @@ class TcpBackend : public Backend {
   const RankNames names_;
   const WarnFunction warn_;
   const uint64_t generation_;  // In every tag.
-  // Set once, under the mutex: by Listen(), the transport by Connect().
+  // Each is set once, under the mutex: the transport by Connect(), the others by Listen().
   std::unique_ptr<PeerMeeting> meeting_;
   std::function<void(const absl::Status& why)> on_lost_;
   std::shared_ptr<TcpTransport> transport_;

@@ -1,23 +1,23 @@
-// Which message goes where: the bookkeeping of one rank's transport, without sockets and threads.
+// Matches the messages of one rank's transport with its receives, without sockets and threads.
 //
-//   messages.Send(&send, /*to=*/1, slot, data, bytes);  // what is to be written: outgoing(1)
+//   messages.Send(&send, /*to=*/1, slot, data, bytes);  // bytes to write: outgoing(1)
 //   messages.Receive({.operation = &receive, .from = 1, .slot = slot, .data = place,
 //                     .bytes = bytes});
 //   ... headers that were received from rank 1: OnSmall(), OnHeader(), OnBody() ...
 //
 // Small messages are written at once, and the receiver keeps them until a receive meets them,
 // within a budget for each peer. Larger ones, and small ones beyond the budget, are written when
-// the receiver has asked for them. A receive of a larger one asks at once, so that it does not wait
-// for the announcement. So each message in flight has a place, and no slot can block another one on
-// the same connection.
+// the receiver has asked for them. A receive of a larger message asks for it at once, without
+// waiting for the announcement. So each message in flight has a place, and no slot can block
+// another one on the same connection.
 //
-// A send does not end before it has met its receive: what nobody receives is never taken for done.
+// A send does not end before it has met its receive: a message without a receive is never done.
 //
 // Order:   the messages of a slot and a peer meet the receives in the order of both, and end in
 //          that order.
 // Threads: thread-compatible.
-// Errors:  what a peer may not do comes back as a status that names it: FailedPrecondition for a
-//          message of another size than what it meets, InvalidArgument for what breaks the
+// Errors:  a violation by a peer returns a status that names the peer: FailedPrecondition for a
+//          message whose size differs from that of its receive, InvalidArgument for a breach of the
 //          protocol. Only Forget() may be called after that.
 
 #ifndef EVENKEEL_COMM_TCP_MESSAGES_H_
@@ -51,7 +51,7 @@ struct OperationState {
   }
 
   bool is_done = false;
-  absl::Status error;  // It will never be done.
+  absl::Status error;  // Not OK: the operation will never be done.
   absl::CondVar changed;
   std::function<void()> on_end;  // May be null.
 };
@@ -61,14 +61,14 @@ struct OutgoingMessage {
   std::array<char, MessageHeader::kSize> header;
   const char* data = nullptr;
   size_t bytes = 0;
-  OperationState* operation = nullptr;  // Null: a header alone, that nobody waits for.
+  OperationState* operation = nullptr;  // Null: a header alone, for which no operation waits.
   int64_t small =
       0;  // Not 0: the number of a small message, which has to be taken before the send ends.
 };
 
 // A place for a message.
 struct PostedReceive {
-  OperationState* operation = nullptr;  // Null: its owner is gone, the message will be dropped.
+  OperationState* operation = nullptr;  // Null: its owner is gone; the message is dropped.
   int from = -1;
   uint64_t slot = 0;
   char* data = nullptr;
@@ -88,7 +88,7 @@ class MessageTable {
   absl::Status OnSmall(int from, uint64_t slot, absl::string_view bytes);
   // kTaken, kAnnounce, kAsk.
   absl::Status OnHeader(int from, const MessageHeader& header);
-  // kBody, kDirect: where its bytes belong. To be given to FinishReceive().
+  // kBody, kDirect: returns the receive to which the bytes belong, for FinishReceive().
   absl::StatusOr<std::unique_ptr<PostedReceive>> OnBody(int from, const MessageHeader& header);
 
   // A body is in its place.
@@ -96,15 +96,15 @@ class MessageTable {
   // The oldest outgoing message is written.
   void FinishWrite(int to);
 
-  // To be written to that peer, in this order. Its elements stay where they are while others are
-  // added.
+  // Returns the messages to be written to that peer, in this order. Its elements stay where they
+  // are while others are added.
   std::deque<OutgoingMessage>& outgoing(int to) { return peers_[to].outgoing; }
 
-  // Operations with that peer will never be done: they get the error `why`. Messages whose bytes
-  // are being written may be done: FailOutgoing() is for those.
+  // Fail() ends the operations with that peer with the error `why`, except for messages whose bytes
+  // are being written, which may still be done; FailOutgoing() ends those.
   void Fail(int peer, const absl::Status& why);
   void FailOutgoing(int peer, const absl::Status& why);
-  // Removes the operation. Returns the peers that wait for a message of it and have not got it.
+  // Removes the operation. Returns the peers that still wait for a message of it.
   std::vector<int> Forget(OperationState* operation);
 
  private:
@@ -149,7 +149,8 @@ class MessageTable {
   void Write(int to, MessageHeader::Kind kind, uint64_t slot, uint64_t value);
   void Ask(Flow& flow, int from, uint64_t slot);
   void Drop(int peer, uint64_t slot);  // The flow, if nothing is under way any more.
-  // Takes the receive that the next message meets out of the flow; null if there is none.
+  // Removes the receive that the next message meets from the flow, and returns it; null if there
+  // is none.
   absl::StatusOr<std::unique_ptr<PostedReceive>> Match(Flow& flow, size_t bytes);
   absl::Status CheckSize(const PostedReceive& receive, size_t bytes) const;
   // Keeps the receive until its announced message comes.

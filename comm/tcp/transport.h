@@ -1,4 +1,4 @@
-// The transport of the backend: one TCP connection to each other rank, made and proved by
+// The transport of the backend: one TCP connection to each other rank, made and authenticated by
 // comm/net/peer_meeting.h.
 //
 //   EK_ASSIGN_OR_RETURN(std::shared_ptr<TcpTransport> transport,
@@ -50,8 +50,8 @@ namespace evenkeel::internal {
 
 struct TcpTransportOptions {
   RankNames names;    // For messages.
-  WarnFunction warn;  // Is told of a peer that acknowledges nothing.
-  // Is called with the reason before a connection that delivers nothing ends the transport.
+  WarnFunction warn;  // Called with a peer that acknowledges nothing.
+  // Called with the reason before a connection that delivers nothing ends the transport.
   std::function<void(const absl::Status& why)> on_lost;
   DeliveryLimits delivery;
 };

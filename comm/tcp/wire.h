@@ -11,7 +11,7 @@
 // Messages of one slot are matched with receives in the order of their first header (kSmall,
 // kAnnounce, kDirect).
 //
-// Errors: Parse answers InvalidArgument for bytes that are no such header.
+// Errors: Parse returns InvalidArgument for bytes that are not such a header.
 
 #ifndef EVENKEEL_COMM_TCP_WIRE_H_
 #define EVENKEEL_COMM_TCP_WIRE_H_

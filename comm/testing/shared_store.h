@@ -1,4 +1,6 @@
-// A store for tests whose ranks are threads of one process.
+// A store (comm/abi/group.h) for tests whose ranks are threads of one process.
+//
+// Threads: thread-safe.
 
 #ifndef EVENKEEL_COMM_TESTING_SHARED_STORE_H_
 #define EVENKEEL_COMM_TESTING_SHARED_STORE_H_

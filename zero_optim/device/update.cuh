@@ -74,7 +74,7 @@ struct Entry {
   int32_t unused;
 };
 
-// How to use the measured values.
+// The use of the measured values.
 struct Decision {
   double grad_scale;
   double norm;      // The p of the p-norm; infinite: the largest magnitude.
@@ -88,7 +88,7 @@ struct Found {
   double value;
   double nonfinite;
 };
-// For the host, when it asks.
+// The result that the host may fetch.
 struct Check {
   double norm;
   int32_t is_finite;
@@ -136,7 +136,7 @@ EK_DEVICE bool IsInfinite(double a) { return std::isinf(a); }
 EK_DEVICE double Infinity() { return HUGE_VAL; }
 #endif
 
-// Whether any rank has a gradient: where none has, the parameter is left alone.
+// Not 0 where any rank has a gradient. Where no rank has one, the parameter stays as it is.
 struct Flags {
   const void* data;
   int64_t is_bfloat;  // Else float.

@@ -6,7 +6,9 @@
 //   ... sum measure.parts() over the ranks ...
 //   const GradientCheck check = measure.Result(/*grad_scale=*/1.0);
 //
-// Gradients lie in the CPU's memory and are floats.
+// Gradients are floats in the CPU's memory.
+//
+// Threads: thread-compatible.
 
 #ifndef EVENKEEL_ZERO_OPTIM_INTERNAL_GRADIENT_MEASURE_H_
 #define EVENKEEL_ZERO_OPTIM_INTERNAL_GRADIENT_MEASURE_H_
@@ -25,12 +27,12 @@ class GradientMeasure {
  public:
   GradientMeasure(int params, double norm) : norm_(norm), parts_(params + 1, 0.0) {}
 
-  // Once per parameter; or once per piece of it, if the pieces' order and borders are always the
-  // same.
+  // Called once per parameter; or once per piece of it, if the pieces' order and borders are always
+  // the same.
   void Add(int param, const TensorView& gradient);
 
-  // By parameter: the sum of |g|^p, or the largest |g|; behind them how many had an element that is
-  //               not finite.
+  // Returns, by parameter, the sum of |g|^p, or the largest |g|; after them the number of
+  // parameters with an element that is not finite.
   std::span<double> parts() { return parts_; }
 
   GradientCheck Result(double grad_scale) const;
@@ -40,7 +42,7 @@ class GradientMeasure {
   std::vector<double> parts_;
 };
 
-// Returns whether a step with these options measures its gradients, and by which norm.
+// Return whether a step with these options measures its gradients, and by which norm.
 inline bool NeedsCheck(const StepOptions& options) {
   return !options.skip && (options.clip.has_value() || options.skip_nonfinite);
 }

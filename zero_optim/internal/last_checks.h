@@ -5,7 +5,8 @@
 //   checks.SetThere(&updater.device());       // if the device checks them
 //   checks.last();                            // waits, on a device
 //
-// A device that has failed answers that nothing was finite, and the next call to it says why.
+// If the device has failed, the check reports that the gradients were not finite, and the next call
+// to the device returns the error.
 //
 // Threads: thread-compatible.
 
@@ -46,7 +47,7 @@ class LastChecks {
  private:
   struct Entry {
     std::optional<GradientCheck> check;
-    DeviceUpdate* device = nullptr;  // Where it still is.
+    DeviceUpdate* device = nullptr;  // The device that still has it; null: none.
     int64_t number = 0;
   };
 

@@ -1,12 +1,12 @@
-// Waits for several operations, each of them, with the first error; and OpenWorks, operations that
-// a device's stream waits for, and the host does not: what the end of steps that the host has left
-// still depends on.
+// Functions that wait for all of several operations, and OpenWorks, the operations of past steps
+// for which a device's stream waits, but the host has not waited.
 //
 //   open.Add(std::move(broadcasts));            // with each step
-//   open.Forget();                              // those that have ended well; waits for none
-//   EK_RETURN_IF_ERROR(open.Wait());            // the host waits; the first error
+//   open.Forget();                              // removes operations that have succeeded
+//   EK_RETURN_IF_ERROR(open.Wait());            // the host waits for the rest
 //
 // Threads: thread-compatible value; copies wait for the same operations.
+// Errors:  the first error of an operation, after all of them have been waited for.
 
 #ifndef EVENKEEL_ZERO_OPTIM_INTERNAL_OPEN_WORKS_H_
 #define EVENKEEL_ZERO_OPTIM_INTERNAL_OPEN_WORKS_H_
@@ -27,7 +27,7 @@ inline absl::Status WaitForAll(const std::vector<Work>& works) {
   return status;
 }
 
-// On a device the stream waits, on the CPU the caller.
+// Makes the stream wait for all of them; on the CPU the caller waits.
 inline absl::Status OrderAllBefore(const std::vector<Work>& works, StreamRef stream) {
   absl::Status status;
   for (const Work& work : works) status.Update(work.OrderBefore(stream));

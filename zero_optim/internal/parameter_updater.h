@@ -14,10 +14,11 @@
 //   EK_RETURN_IF_ERROR(updater.PrepareThere(0, options, is_measured, stream));
 //   EK_RETURN_IF_ERROR(updater.ApplyThere(0, stream));
 //
-// Steps:   where a step may be skipped by what the device finds, only the device knows the step
-//          counts: Refresh() waits for them, before step(), and drops the state of what was never
-//          updated after all.
-// Streams: state is used on the parameters' stream; who uses it on another orders that one.
+// Steps:   where the device's measurement may skip a step, only the device has the step counts:
+//          Refresh(), before step(), waits for them, and drops the state of parameters that were
+//          never updated.
+// Streams: state is used on the parameters' stream; a use on another stream must be ordered after
+//          it.
 // Threads: thread-compatible.
 
 #ifndef EVENKEEL_ZERO_OPTIM_INTERNAL_PARAMETER_UPDATER_H_
@@ -52,14 +53,14 @@ namespace evenkeel::internal {
 
 class ParameterUpdater {
  public:
-  // `params` must outlive it. Update() may only be used after Check() said OK. `runtime`: the
-  // group's; null on the CPU.
+  // `params` must outlive it. Update() may only be used after Check() has returned OK. `runtime`:
+  // the group's; null on the CPU.
   ParameterUpdater(const ParameterSet* params, ParameterGroups groups,
                    DeviceRuntime* runtime = nullptr);
   ~ParameterUpdater();
 
-  // InvalidArgument or Unimplemented: a parameter is not one that can be used. FailedPrecondition:
-  // it lies on a device that the group can't use.
+  // InvalidArgument or Unimplemented: a parameter cannot be used. FailedPrecondition: it lies on a
+  // device that the group cannot use.
   absl::Status Check();
   // InvalidArgument names a parameter in a group whose gradient consists of rows.
   absl::Status CheckDense() const;
@@ -74,13 +75,13 @@ class ParameterUpdater {
   StateRange range(int param) const {
     return slots_[param].part;
   }  // The whole parameter, unless it was set.
-  // Goes on with that range and, after a first update, a state of zeros; answers what was here. The
-  // step count stays.
+  // Sets the range and, after a first update, a state of zeros. Returns the previous part. The step
+  // count stays.
   absl::StatusOr<Part> SetPart(int param, int64_t begin, int64_t count);
   void PutBack(int param, Part part);
-  // Drops the state of a part that is not needed any more.
+  // Frees the state of a part that is no longer needed.
   void Drop(Part part);
-  // Zeros, one for each of the state's; of the range.
+  // Returns zeros for the range, a tensor for each of the state's.
   absl::StatusOr<std::vector<HeldTensor>> NewTensors(int param) const;
 
   // For parameters in a group, on the CPU. The gradient is that of the range.
@@ -95,55 +96,57 @@ class ParameterUpdater {
     TensorView elements;  // The range's.
     int flag = -1;        // Among those of PrepareThere().
   };
-  // `list`: any number; the same for what mostly stays the same from step to step.
+  // `list`: any number; use the same one for gradients that mostly stay the same from step to step.
   absl::Status SetGradients(int list, absl::Span<const Gradient> gradients, StreamRef stream);
-  // Counts and decides for all that is in `list`; and updates it. `flags`, if any: whether somebody
-  // has a gradient; `may_be_unset`: this rank does not know that all are set.
+  // Prepares an update of the parameters of `list`: counts the step and decides whether to skip it.
+  // `flags`, if any: whether any rank has a gradient. `may_be_unset`: a flag may be 0, as far as
+  // this rank knows.
   absl::Status PrepareThere(int list, const StepOptions& options, bool is_measured,
                             StreamRef stream, const TensorView& flags = {},
                             bool may_be_unset = false);
   absl::Status ApplyThere(int list, StreamRef stream);
   absl::Status MeasureThere(int list, double norm, StreamRef stream);
-  // To measure only: nothing appears. `add_up` adds what other ranks have measured. The host waits.
+  // Measures gradients without making state. `add_up` adds the measurements of other ranks. The
+  // host waits.
   absl::StatusOr<GradientCheck> MeasureNow(absl::Span<const Gradient> gradients, double norm,
                                            double grad_scale,
                                            absl::FunctionRef<absl::Status()> add_up);
-  // Frees the memory once what is on stream() now has run.
+  // Frees the memory when the work that is on stream() now has run.
   absl::Status Keep(Memory memory) {
     return is_on_device() ? device_->Keep(std::move(memory), stream()) : absl::OkStatus();
   }
-  // The host waits, if the device knows better.
+  // Fetches the step counts from the device, if it has newer ones; the host then waits.
   absl::Status Refresh();
 
-  // Between any two of the CPU and the device, on stream(); on the CPU at once.
+  // Copies between any two of the CPU and the device, on stream(); on the CPU at once.
   absl::Status Copy(const TensorView& to, const TensorView& from);
-  // The same; the host waits, and `to` and `from` may go afterwards, whatever it answers.
+  // The same; the host waits, and `to` and `from` may be freed afterwards, also after an error.
   absl::Status CopyNow(const TensorView& to, const TensorView& from);
-  // The host waits for what is on stream().
+  // Waits, on the host, for the work on stream().
   absl::Status Synchronize();
 
   int64_t state_bytes() const;
   int64_t step(int param) const { return slots_[param].step; }
   std::vector<HeldTensor>& tensors(int param) { return slots_[param].part.tensors; }
-  // Returns the state tensors and the step counts of all parameters: "fc1.weight: exp_avg". Of a
-  // parameter without state the tensors are empty. On a device the host waits for the counts.
+  // Returns the state tensors and the step counts of all parameters: "fc1.weight: exp_avg". The
+  // tensors of a parameter without state are empty. On a device the host waits for the counts.
   absl::StatusOr<std::vector<NamedView>> NamedState();
 
   // Makes room for the state of a parameter after its update number `step`, which the caller then
-  // writes to tensors(); what is there stays. 0: forgets it.
+  // writes to tensors(); existing tensors stay. 0: drops the state.
   absl::Status Prepare(int param, int64_t step);
 
   // Returns the pieces of this rank's ranges. On a device the host waits, and the pieces are
   // copies.
   absl::StatusOr<OptimizerState> Export();
   absl::StatusOr<StatePieces> Pieces();
-  // By parameter: the elements that the tensors of a state have; nullopt: it has no entry.
+  // By parameter: the elements in the tensors of a state; nullopt: the state has no entry.
   using Ranges = std::vector<std::optional<StateRange>>;
   // InvalidArgument, which names the parameter, unless the state fits these ranges and the rule.
   absl::Status CheckState(const OptimizerState& state, const Ranges& ranges) const;
-  // Takes over its ranges of the entries for which `keeps` says so, and forgets what it had. The
-  // state must have passed CheckState(), and have all elements of its ranges. `movable`: null, or
-  // the same state, if its tensors may be taken instead of copied.
+  // Replaces the state by this rank's ranges of the entries for which `keeps` returns true.
+  // `state` must have passed CheckState(), and have all elements of these ranges. `movable`: null,
+  // or `state` itself, if its tensors may be taken instead of copied.
   absl::Status Import(const OptimizerState& state, const Ranges& ranges, OptimizerState* movable,
                       absl::FunctionRef<bool(int param)> keeps);
 
@@ -171,9 +174,9 @@ class ParameterUpdater {
 
   // On a device.
   std::vector<std::vector<int>> listed_;  // The parameters of each list.
-  bool device_knows_better_ = false;      // The steps of the slots are at most too large.
-  bool device_must_know_ = false;         // They were set here.
-  std::unique_ptr<DeviceUpdate> device_;  // Goes first, and waits for what uses the rest.
+  bool device_knows_better_ = false;      // The steps of the slots may be too large.
+  bool device_must_know_ = false;         // They were set on the host.
+  std::unique_ptr<DeviceUpdate> device_;  // Last: its destructor waits for uses of the rest.
 };
 
 }  // namespace evenkeel::internal

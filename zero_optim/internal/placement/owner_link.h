@@ -1,4 +1,4 @@
-// From a reduction, which its reducer owns, to the optimizer that made it: either may be destroyed
+// Links a reduction, which its reducer owns, to the optimizer that made it; either may be destroyed
 // first.
 //
 //   return link->Call([&](Optimizer& optimizer) { return optimizer.OnReduced(bucket); });
@@ -26,7 +26,7 @@ class OwnerLink {
  public:
   OwnerLink(Owner* owner, std::string name) : name_(std::move(name)), owner_(owner) {}
 
-  // The owner's destructor begins with it.
+  // Called first in the owner's destructor.
   void Cut() {
     absl::MutexLock lock(&mutex_);
     owner_ = nullptr;

@@ -121,7 +121,7 @@ absl::StatusOr<bool> PlacedOptimizer::AdoptFromLastJoiners(bool is_last_joiner) 
 absl::Status PlacedOptimizer::EndLoop(bool is_last_joiner) {
   EK_ASSIGN_OR_RETURN(const bool is_even, AdoptFromLastJoiners(is_last_joiner));
   if (is_even || !params_->CheckDetached().ok())
-    return absl::OkStatus();  // Or the reducer does so.
+    return absl::OkStatus();  // If a reducer has the set, it compares the values.
   EK_ASSIGN_OR_RETURN(const std::optional<Divergence> found, CompareValues());
   if (!found.has_value()) return absl::OkStatus();
   return absl::InternalError(

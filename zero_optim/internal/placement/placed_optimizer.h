@@ -1,5 +1,5 @@
-// Shared by all placements of an Optimizer: settings, checks, calls that exhausted ranks repeat,
-// and the state as a whole, in memory and in checkpoints.
+// The common base of all placements of an Optimizer: settings, checks, calls that exhausted ranks
+// repeat, and the state as a whole, in memory and in checkpoints.
 //
 // A placement determines how a step runs (Step(), RepeatStep()), which rank holds which range of
 // the state (HoldersOf(), CountSteps()), which ranges it reads from a checkpoint (RangesToLoad())
@@ -59,14 +59,14 @@ namespace evenkeel::internal {
 // The facts that all ranks' optimizers must have in common.
 enum class SameIn {
   kEverything,
-  kShape,  // The parameters, and what is remembered of each. Settings and trainability may change
+  kShape,  // The parameters, their groups and state tensors. Settings and trainability may change
            // while a step fails.
 };
 
 class PlacedOptimizer : public Optimizer, protected StepParticipant {
  public:
-  // Whether the ranks agree, and this object can be used. All ranks together, before all else;
-  // `own`: why this rank can't, if so.
+  // Returns OK if the ranks agree and this object can be used. All ranks call it together, before
+  // any other function. `own`: an error of this rank.
   absl::Status Start(absl::Status own);
 
   // Optimizer.
@@ -105,9 +105,9 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   PlacedOptimizer(Communicator& comm, ParameterSet& params, ParameterGroups groups,
                   OptimizerOptions options);
 
-  // Unimplemented, with the placement: it has no `what`.
+  // Returns Unimplemented: this placement has no `what`.
   absl::Status Lacks(absl::string_view what) const;
-  // FailedPrecondition, with a message that begins with this optimizer's name.
+  // Returns FailedPrecondition, with a message that begins with this optimizer's name.
   template <typename... Parts>
   absl::Status Refusal(const Parts&... parts) const {
     return absl::FailedPreconditionError(absl::StrCat(join_name(), parts...));
@@ -117,10 +117,10 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   // For placements whose state travels: at creation, and in each group that they enter.
   absl::Status OpenChannel();
   Channel* channel() const { return channel_; }  // Null before.
-  // At the beginning of Step(), which runs in the step of this ticket.
+  // Called at the beginning of Step(), which runs in the step of this ticket.
   void NoteStep(std::shared_ptr<StepTicket> ticket) { last_step_ = std::move(ticket); }
-  // Inside RunJoined(), where exhausted ranks must do it too: refused unless Step() was called in
-  // this step.
+  // Announces a call that exhausted ranks must repeat inside RunJoined(). Refuses it unless Step()
+  // was called in this step.
   absl::Status AnnounceAfterStep(absl::string_view call, const OptimizerAction& action);
   absl::Status Announce(const OptimizerAction& action);
   // Compares the values before the first update, unless a reducer has made them equal. A collective
@@ -128,9 +128,9 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   absl::Status CheckFirstValues();
   bool ComparesFirstValues() const;
   // The loop of an active rank may have changed values, or gradients that are to be used, and
-  // exhausted ranks do not run that code. So in steps with exhausted ranks active ranks send what
-  // they find (StepMessage::hashes), and exhausted ranks compare it with what the library left
-  // there; CheckUnchanged() returns the error that names it.
+  // exhausted ranks do not run that code. So in steps with exhausted ranks active ranks send hashes
+  // of their tensors (StepMessage::hashes), and exhausted ranks compare them with those of their
+  // own; CheckUnchanged() returns an error that names the first tensor that differs.
   std::vector<uint64_t> HashTensors(absl::Span<const GradientSource> sources) const;
   absl::Status CheckUnchanged(const StepMessage& step) const;
   // The same for values alone, on all ranks: for updates before an optimizer's step.
@@ -156,11 +156,12 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   bool is_split() const { return !std::holds_alternative<Replicated>(options_.placement); }
   ParameterGroups& settings() override { return updater_.groups(); }
 
-  // More of what Start() does.
+  // The placement's part of Start().
   virtual absl::Status Init() = 0;
   virtual std::vector<Fact> OtherSettings() const = 0;
 
-  // On an exhausted rank: when it becomes one, and what the lowest active rank has announced.
+  // Called on an exhausted rank: when it becomes one, and for each call that the lowest active rank
+  // has announced.
   virtual absl::Status OnExhausted() { return absl::OkStatus(); }
   virtual absl::Status RepeatStep(const StepAnswer& answer, const StepMessage& step) = 0;
   virtual absl::Status RepeatCheck(const StepAnswer& /*answer*/, const StepMessage& /*step*/) {
@@ -176,30 +177,31 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   ParticipantState CurrentState() const override { return {}; }
   std::string ExportState() const override { return ""; }
   absl::Status ImportState(absl::string_view /*state*/) override { return absl::OkStatus(); }
-  // At the end of EnterGroup().
+  // Called at the end of EnterGroup().
   void Register();
-  Standing StandingOf(bool is_torn) const {  // But for `holds_state`.
+  Standing StandingOf(bool is_torn) const {  // Without `holds_state`.
     return {.steps_finished = steps_finished(),
             .is_torn = is_torn,
             .may_lose = options_.lost_shard == LostShard::kFresh,
             .checkpoint_hint = options_.checkpoint_hint};
   }
-  // The destructors of placements begin with it. Returns the group, or null if it is gone.
+  // Called first in the destructors of placements. Returns the group, or null if it is gone.
   Communicator* Detach();
 
   // Joinable.
   void LeaveGroup(Communicator* old, const GroupChange& change) override;
   absl::Status TakeOver(StateTransfer& transfer) override;
-  // Parameters are the source's by then. `channel`: this optimizer's.
+  // Takes over the state of rank `source`, whose parameters this rank has already. `channel`: this
+  // optimizer's.
   virtual absl::Status TakeOverState(Channel& channel, int source) = 0;
-  // Takes over the settings of the groups of that rank. A collective.
+  // Takes over the settings of that rank's parameter groups. A collective.
   absl::Status AdoptSettingsOf(int source);
 
   // Waits until no step changes the state any more.
   virtual absl::Status WaitForState() { return absl::OkStatus(); }
   // Returns the holders of an updated parameter's state; rank kAllRanks: each has all of it.
   virtual Holders HoldersOf(int param) const = 0;
-  // How often each parameter was updated.
+  // Returns the number of updates of each parameter.
   virtual absl::StatusOr<std::vector<int64_t>> CountSteps();
   // The ranges of a checkpoint to read.
   using Ranges = ParameterUpdater::Ranges;
@@ -210,9 +212,9 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   virtual absl::Status TakeState(const OptimizerState& state, const std::map<int, int64_t>& steps,
                                  const Ranges& ranges, OptimizerState* movable) = 0;
 
-  // Compares the optimizers of all ranks, when they are made or enter another group: in placement
-  // and parameters, in `facts`, and in what they remember or in everything. All ranks get the same
-  // result, as that of VerifySame().
+  // Compares the optimizers of all ranks, when they are made or enter another group: their
+  // placement, `facts`, and the parameters with as much as `same` names. All ranks
+  // get the same result, as from VerifySame().
   absl::Status CheckSame(const absl::Status& own, std::vector<Fact> facts = {},
                          SameIn same = SameIn::kShape) const;
   StateRange WholeOf(int param) const { return {0, (*params_)[param].value.count}; }
@@ -221,7 +223,7 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   DeviceFlags device_flags_;  // Before the updater, which waits for the work that reads them.
   // Its groups are the settings in force.
   ParameterUpdater updater_;
-  LastChecks checks_;  // Behind the updater, whose device it asks.
+  LastChecks checks_;  // After the updater, whose device it uses.
 
  private:
   absl::Status Repeat(const StepAnswer& answer, const StepMessage& step);
@@ -250,8 +252,8 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   // those ranks differ, with both values. Returns whether all ranks were active to the end.
   absl::StatusOr<bool> AdoptFromLastJoiners(bool is_last_joiner);
   absl::Status EndLoop(bool is_last_joiner);
-  // Returns which parameters of the groups have no gradient in a step, for the comparison of the
-  // ranks: the first names. Empty if they are those of the step before.
+  // Returns the first names of the parameters without a gradient in a step, for the comparison of
+  // the ranks. Empty if the parameters are those of the step before.
   std::string MissingText(absl::Span<const GradientSource> sources);
   absl::Status ChangedError(absl::string_view tensor, absl::string_view function) const;
 
@@ -262,7 +264,7 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   std::vector<std::function<absl::Status()>> after_update_;
   bool is_registered_ = false;
   bool has_begun_ = false;  // A first update.
-  uint64_t missing_ = 0;    // A hash of what MissingText() has found; 0: nothing.
+  uint64_t missing_ = 0;    // A hash of the parameters that MissingText() has found; 0: none.
   std::string saving_;  // The folder of the last SaveAsync(); empty: FinishSave() has seen its end.
   CheckpointWriter writer_;
 };

@@ -1,4 +1,4 @@
-// How the state goes on in another group.
+// The state's move into another group.
 
 #include <algorithm>
 #include <cstdint>

@@ -1,4 +1,5 @@
-// How it is made, and who owns what: the plan that its steps follow (whole_tensors_step.cc).
+// Construction, and the owners of parameters: the plan that its steps follow
+// (whole_tensors_step.cc).
 
 #include "evenkeel/zero_optim/internal/placement/whole_tensors.h"
 

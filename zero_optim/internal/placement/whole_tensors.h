@@ -1,5 +1,6 @@
 // The placement WholeTensors: each parameter has one owner, which alone keeps its state, updates it
-// and sends out the result. How a step runs is on top of whole_tensors_step.cc.
+// and sends out the result. The comment at the top of whole_tensors_step.cc explains how a step
+// runs.
 
 #ifndef EVENKEEL_ZERO_OPTIM_INTERNAL_PLACEMENT_WHOLE_TENSORS_H_
 #define EVENKEEL_ZERO_OPTIM_INTERNAL_PLACEMENT_WHOLE_TENSORS_H_

@@ -1,4 +1,4 @@
-// How state moves to other owners and into another group, and the state as a whole.
+// The state's moves to other owners and into another group, and the state as a whole.
 
 #include <cstdint>
 #include <map>
@@ -167,7 +167,7 @@ absl::StatusOr<StatePieces> WholeTensorsOptimizer::Pieces() {
   return updater_.Pieces();
 }
 
-// How often each parameter was updated, which only its owner knows.
+// Returns the number of updates of each parameter, which only its owner has.
 absl::StatusOr<std::vector<int64_t>> WholeTensorsOptimizer::CountSteps() {
   EK_RETURN_IF_ERROR(updater_.Refresh());
   std::vector<int64_t> steps;

@@ -81,7 +81,7 @@ absl::Status FlushFolder(const std::string& folder) {
 }
 
 absl::StatusOr<RegularFile> OpenRegularFile(const std::string& path) {
-  // Not blocking: opening a pipe without a writer would wait.
+  // O_NONBLOCK, because opening a pipe without a writer would wait.
   internal::UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!fd) return ErrnoStatus("cannot open", path);
   struct stat info;

@@ -1,4 +1,4 @@
-// Reading and writing files, most of them as a whole.
+// Reads and writes files, most of them as a whole.
 //
 //   EK_ASSIGN_OR_RETURN(std::string bytes, ReadFile("config.json", {.max_bytes = 1 << 20}));
 //   EK_RETURN_IF_ERROR(WriteFileAtomically("config.json", bytes));
@@ -34,7 +34,7 @@ struct RegularFile {
   std::string path;
   int64_t bytes = 0;
 
-  // DataLoss if the file ends before `into` is full.
+  // Returns DataLoss if the file ends before `into` is full.
   absl::Status ReadAt(int64_t offset, absl::Span<std::byte> into) const;
 };
 absl::StatusOr<RegularFile> OpenRegularFile(const std::string& path);
@@ -45,7 +45,7 @@ struct ReadFileOptions {
 
 absl::StatusOr<std::string> ReadFile(const std::string& path, const ReadFileOptions& options = {});
 
-// Returns the error of the system call before it: "ACTION PATH: No such file or directory".
+// Returns the error of the last system call: "ACTION PATH: No such file or directory".
 absl::Status ErrnoStatus(absl::string_view action, const std::string& path);
 
 // Returns the names of everything in a folder, in any order.
@@ -54,8 +54,8 @@ absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& folder);
 // Flushes a folder to the disk. Without this a rename in it may be lost when the machine stops.
 absl::Status FlushFolder(const std::string& folder);
 
-// kNo waits for no disk: the file may be incomplete after the machine has stopped, or where a file
-// system reports an error of writing only when it flushes.
+// kNo does not wait for the disk: the file may be incomplete after the machine has stopped, or
+// where a file system reports an error of writing only when it flushes.
 enum class Flush { kYes, kNo };
 absl::Status WriteFileAtomically(const std::string& path, absl::string_view bytes,
                                  Flush flush = Flush::kYes);

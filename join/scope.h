@@ -143,10 +143,10 @@ class JoinScope {
 
   absl::Status Issue(CollectiveKind kind, ReduceOp op, int root, TensorView in, TensorView out,
                      const ScopeOptions& options);
-  // On an exhausted rank: takes part in a call of the others.
+  // Takes part, on an exhausted rank, in a call of the others.
   absl::Status Follow(absl::string_view call);
   absl::StatusOr<Tensor> Owned(const Call& call, int64_t count) const;
-  // Waits until all calls have ended: before a group goes.
+  // Waits until all calls have ended, before a group is left.
   absl::Status Drain();
   // Returns null on the CPU; reports the error of a call that has ended.
   absl::StatusOr<internal::DeviceCalls*> OnDevice();

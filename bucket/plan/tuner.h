@@ -34,7 +34,7 @@ namespace evenkeel {
 // The profile of steps on one rank, or on several.
 struct StepProfile {
   std::vector<int64_t>
-      ready_ns;  // Per parameter: the time of its gradient since the begin of the step.
+      ready_ns;  // Per parameter: the time of its gradient since the start of the step.
   std::vector<int64_t> bucket_ns;  // Per bucket, from when it was launched and the one before it
                                    // reduced, until it was.
   int64_t launch_ns = 0;           // The time of one launch on the thread that runs backward.

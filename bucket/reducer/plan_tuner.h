@@ -1,12 +1,10 @@
 // Tunes a reducer's caps: records some steps of the plan that has the gradient order, and chooses
-// with all ranks.
+// caps together with all ranks.
 //
-//   every plan:  OnPlan()         a plan whose order is final and whose caps are the options' is
-//     recorded
+//   every plan:  OnPlan(); a plan whose order is final and whose caps are the options' is recorded
 //   each step:   Record(), if this rank has inputs, then EndStep()
-//   IsDue():     Choose(), on all ranks in the same step; those without inputs have no profile to
-//     give
-//   next step:   the reducer takes `choice()` into its plan, which calls OnPlan()
+//   IsDue():     Choose(), on all ranks in the same step; ranks without inputs have no profile
+//   next step:   the reducer takes `choice()` into its plan, and calls OnPlan()
 //
 // Ranks count the same steps, since those that have run out of inputs shadow all of them.
 //
@@ -35,21 +33,22 @@ namespace evenkeel {
 
 class PlanTuner {
  public:
-  // `now`: the options' caps and their order. `steps`: so many are recorded.
+  // `now`: the options' caps and their order. `steps`: the number of steps to record.
   PlanTuner(absl::string_view name, PlanOptions now, int steps)
       : name_(name), now_(std::move(now)), steps_(steps) {}
 
   void OnPlan(const PlanState& state, const BucketPlan& plan, std::span<const ParamSpec> specs);
   bool is_recording() const { return phase_ == Phase::kRecording; }
 
-  // Records a synchronising step of this rank. `arrivals`: when the gradients of `order` came.
+  // Records a synchronising step of this rank. `arrivals`: the times at which the gradients of
+  // `order` arrived.
   void Record(const StepTimes& times, std::span<const int> order,
               std::span<const absl::Time> arrivals, absl::Duration longest_launch);
   void EndStep() { ++counted_steps_; }
 
   bool IsDue() const { return phase_ == Phase::kRecording && counted_steps_ >= steps_; }
-  // All ranks together. On `channel` reductions are tried where the buckets' sizes tell nothing of
-  // the link.
+  // All ranks call it together. It measures reductions on `channel` where the buckets' sizes are
+  // too similar to fit the link.
   absl::Status Choose(Communicator& comm, Channel& channel, bool has_inputs);
   // Returns the caps for the next plan.
   const std::optional<CapChoice>& choice() const { return choice_; }
@@ -58,9 +57,9 @@ class PlanTuner {
 
  private:
   enum class Phase {
-    kWaiting,    // For an order.
+    kWaiting,    // The plan has no final order yet.
     kRecording,  // -> kChosen, when all ranks have chosen.
-    kChosen,     // For the next plan.
+    kChosen,     // The next plan takes the caps.
     kDone,       // The plan has its caps.
   };
 
@@ -77,7 +76,8 @@ class PlanTuner {
   std::vector<ParamSpec> specs_;
   std::vector<int> order_;  // The recorded plan's order.
   BucketPlan plan_;
-  // Allocated with the plan, so that steps allocate nothing; the first `recorded_steps_` are there.
+  // Allocated with the plan, so that steps allocate nothing; the first `recorded_steps_` are in
+  // use.
   std::vector<StepProfile> recorded_;
   int recorded_steps_ = 0;
   std::optional<CapChoice> choice_;

@@ -17,10 +17,10 @@ namespace {
 using abi::Kind;
 using c10d::OpType;
 
-// How long an end without shutdown() waits for what was issued.
+// The time that an end without shutdown() waits for issued operations.
 constexpr std::chrono::milliseconds kDestructorTimeout{5'000};
 
-// How long each end waits for callbacks of futures.
+// The time that each end waits for callbacks of futures.
 constexpr std::chrono::seconds kCallbackTimeout{5};
 
 // An operation looks at this many flights that have not landed.

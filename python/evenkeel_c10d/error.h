@@ -20,8 +20,8 @@ namespace evenkeel::bridge {
 // without it.
 std::exception_ptr ExceptionOf(const abi::Failure& failure);
 
-// Returns the Python exception that the calling thread handles, for the peers of a rank that
-// aborts; empty if there is none.
+// Returns the text of the Python exception that the calling thread handles, for the peers of a rank
+// that aborts; empty if there is none.
 std::string ReasonOfAbort();
 
 // Calls `function`. Returns false if it throws, with the text of the exception in `error`, without

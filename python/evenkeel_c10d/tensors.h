@@ -1,4 +1,4 @@
-// How tensors of any type, shape and layout become the buffers of evenkeel's calls.
+// Converts tensors of any type, shape and layout to the buffers of evenkeel's calls.
 //
 //   Operation operation("evenkeel:broadcast", c10d::OpType::BROADCAST);
 //   operation.Add({.kind = abi::Kind::kBroadcast, .out = {operation.Write(tensor)}, .root = 0});
@@ -25,16 +25,17 @@
 
 namespace evenkeel::bridge {
 
-// How the elements of a type travel: each as `per_element` elements of `dtype`.
+// The encoding of a type in a call: each element travels as `per_element` elements of `dtype`.
 struct Encoding {
   DType dtype = DType::kUint8;
   int64_t per_element = 1;
   ReduceOp op = ReduceOp::kSum;
 };
-// For any type; one without counterpart in evenkeel travels as bytes.
+// Returns the encoding of any type; one without counterpart in evenkeel travels as bytes.
 Encoding EncodeForMove(at::ScalarType type);
-// For arithmetic. bool: a sum or maximum is "or", a product or minimum is "and". Complex numbers:
-// sum and average alone. Unsigned integers of more than 8 bits: what is the same with a sign.
+// Returns the encoding for arithmetic. bool: a sum or maximum is "or", a product or minimum is
+// "and". Complex numbers: only sum and average. Unsigned integers of more than 8 bits: the
+// reductions that give the same bits with a sign.
 Encoding EncodeForReduce(const char* operation, at::ScalarType type, const c10d::ReduceOp& op);
 
 // One operation of torch.distributed: evenkeel's calls, and the tensors that they use.
@@ -52,16 +53,17 @@ class Operation {
   // operation.
   abi::Buffer Read(const at::Tensor& tensor);
   abi::Buffer Write(const at::Tensor& tensor);
-  // The same of a tensor that is reduced. One of bool, and for a PREMUL_SUM, is copied.
+  // Returns the buffer of a tensor that is reduced. A tensor of bool, or for a PREMUL_SUM, is
+  // copied.
   abi::Buffer ReadReduced(const at::Tensor& tensor, const c10d::ReduceOp& op);
 
   void Add(abi::Call call) { calls_.push_back(std::move(call)); }
-  // Adds an all-reduce, or a reduce to `root`. The result goes to `result`, often `tensor` itself;
-  // nowhere if it is undefined. `tensor` changes only if it is `result`.
+  // Adds an all-reduce, or a reduce to `root`. The result goes to `result`, often `tensor` itself,
+  // and is dropped if `result` is undefined. `tensor` changes only if it is `result`.
   void AddReduce(abi::Kind kind, const at::Tensor& tensor, const c10d::ReduceOp& op,
                  const at::Tensor& result, int root = -1);
   const std::vector<abi::Call>& calls() const { return calls_; }
-  // `last` computes outputs from what was received, in CopyBack().
+  // `last` computes outputs from the received data, in CopyBack().
   void Then(std::function<void()> last) { last_ = std::move(last); }
   // Returns whether outputs are still in copies, for CopyBack().
   bool has_copies() const { return !copies_.empty() || last_ != nullptr; }
@@ -72,12 +74,12 @@ class Operation {
   std::shared_ptr<int> sender;
 
  private:
-  // The tensor, or a copy whose elements are contiguous. Keeps it.
+  // Returns the tensor, or a copy whose elements are contiguous, and keeps it.
   at::Tensor Dense(const at::Tensor& tensor, bool with_values);
   void Keep(at::Tensor tensor) { kept_.push_back(std::move(tensor)); }
   void CopyLater(const at::Tensor& to, const at::Tensor& from);
-  // The tensor, or a copy with its values times the factor of a PREMUL_SUM. Any byte but 0 is true
-  // in a bool tensor; in the copy each true is 1, so that bits combine as truth does.
+  // Returns the tensor, or a copy with its values times the factor of a PREMUL_SUM. Any byte but 0
+  // is true in a bool tensor; in the copy each true is 1, so that bits combine like truth values.
   at::Tensor Contribution(const at::Tensor& tensor, const c10d::ReduceOp& op);
 
   const char* title_;

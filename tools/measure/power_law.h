@@ -1,11 +1,10 @@
-// How something grows: the exponent of time = factor * size ^ exponent, fitted to measurements.
+// Fits how a time grows with a size: the exponent of time = factor * size ^ exponent.
 //
 //   ExponentOf(sizes, seconds);  // 1: linear; 2: quadratic
 //
-// A constant cost beside it bends the line, and makes the exponent smaller: leave the small sizes
-// out.
+// A constant cost beside it makes the exponent smaller: leave the small sizes out.
 //
-// Threads: pure.
+// Threads: a pure function.
 // Source:  least squares on the logarithms.
 
 #ifndef EVENKEEL_TOOLS_MEASURE_POWER_LAW_H_
@@ -15,7 +14,7 @@
 
 namespace evenkeel {
 
-// Both positive and of one size, at least 2 with different sizes.
+// All values are positive; both spans have one length, and at least two sizes differ.
 double ExponentOf(std::span<const double> sizes, std::span<const double> seconds);
 
 }  // namespace evenkeel

@@ -1,4 +1,4 @@
-// The loop of benchmarks that compare: blocks of several cases in turn.
+// The loop of benchmarks that compare: runs blocks of several cases in turn.
 //
 //   EK_RETURN_IF_ERROR(RunRounds(cases.size(), /*rounds=*/30,
 //                                [&](size_t i, int round) { return RunBlock(cases[i]); }));
@@ -8,7 +8,8 @@
 // blocks of a round are pairs. The first case changes every second round, and each second round has
 // the order of the round before, reversed.
 //
-// Errors: those of `run`, which end the loop.
+// Threads: `run` is called on the calling thread.
+// Errors:  those of `run`, which end the loop.
 
 #ifndef EVENKEEL_TOOLS_MEASURE_ROUNDS_H_
 #define EVENKEEL_TOOLS_MEASURE_ROUNDS_H_

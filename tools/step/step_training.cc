@@ -146,7 +146,7 @@ void StepTraining::NoteExposed(StepSamples& samples) const {
   if (ddp_ == nullptr) return;
   const StepTimes& times = ddp_->reducer().last_step();
   samples.exposed.resize(times.buckets.size());
-  absl::Time free = times.last_gradient;  // From when on somebody waits.
+  absl::Time free = times.last_gradient;  // The time from which the rank waits.
   for (size_t b = 0; b < times.buckets.size(); ++b) {
     const absl::Time reduced = std::min(times.buckets[b].reduced, times.end);
     samples.exposed[b].push_back(

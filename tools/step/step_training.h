@@ -1,5 +1,5 @@
-// One way to train a model of the trainer on this rank, step by step, with the times of each. The
-// batch is noise.
+// Trains a model of the trainer on this rank in one of several ways (SyncWay), step by step, and
+// records the times of each step. The batch is noise.
 //
 //   EK_ASSIGN_OR_RETURN(auto training,
 //                       StepTraining::Create(&comm, SyncWay::kReducer, {.model = "mlp"}));
@@ -12,9 +12,9 @@
 // "gpt":  the preset mini, 4 layers of width 128, with 8 sequences of 128 bytes; 0.84 M parameters.
 // "tiny": an mlp 784-32-10 with 4 samples, for tests.
 //
-// All compute in float32; set their threads first (trainer/layers/compute_threads.h). Parameters
-// are equal in all models of one name. Gradients have memory of their own until a reducer points
-// them into its buckets.
+// All models compute in float32; set the number of threads first
+// (trainer/layers/compute_threads.h). Parameters are equal in all models of one name. Gradients
+// have memory of their own until a reducer points them into its buckets.
 //
 // Threads: as the communicator.
 // Errors:  InvalidArgument for another name; those of the libraries.
@@ -54,11 +54,11 @@ struct StepModel {
 absl::StatusOr<StepModel> MakeStepModel(absl::string_view name);
 
 enum class SyncWay {
-  kLocal,  // This rank for itself: forward, backward and one pass over the parameters, and nothing
-           // of ours around it.
+  kLocal,        // Without other ranks: forward, backward and one pass over the parameters, and no
+                 // other code of evenkeel.
   kReducer,      // DataParallel and an Optimizer that each rank repeats. Gradients are views.
   kCheckFinite,  // The same with ReducerOptions::check_finite.
-  kSharded,      // DataParallel and one that owns whole tensors.
+  kSharded,      // DataParallel and an Optimizer that owns whole tensors.
   kSliced,       // DataParallel that reduces to the slices of an optimizer.
 };
 
@@ -72,17 +72,18 @@ struct StepSamples {
   std::vector<double> step;
   std::vector<double> update;  // The optimizer's step.
   std::vector<std::vector<double>>
-      exposed;  // By bucket, of its reduction: what backward did not hide.
+      exposed;  // By bucket: the part of its reduction that backward did not hide.
 };
 
 class StepTraining {
  public:
-  // All ranks together.
+  // All ranks call it together.
   static absl::StatusOr<std::unique_ptr<StepTraining>> Create(Communicator* comm, SyncWay way,
                                                               const TrainingSettings& settings);
   ~StepTraining();
 
-  // All ranks together, which start at the same time. `joins`: inside RunJoined(), unless kLocal.
+  // All ranks call it together, and start at the same time. `joins`: inside RunJoined(), unless
+  // kLocal.
   absl::Status RunBlock(bool joins, int steps, StepSamples& samples);
 
   std::vector<BucketInfo> buckets() const {
@@ -106,7 +107,7 @@ class StepTraining {
   const SyncWay way_;
   Memory value_memory_;  // The model's values, except for kLocal.
   StepModel model_;
-  std::unique_ptr<PlainOptimizer> plain_optimizer_;  // kLocal's; the others have this one:
+  std::unique_ptr<PlainOptimizer> plain_optimizer_;  // kLocal's; the other ways use this one:
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<DataParallel> ddp_;
 };

@@ -165,7 +165,7 @@ void RunRecorder::OnStep(const StepFacts& facts) {
 void RunRecorder::OnEpoch(int epoch, const EpochResult& result, const TestResult& tested) {
   const auto& [steps, test, is_best] = tested;
   if (!record_.epochs.empty() && record_.epochs.back().epoch >= epoch) return;
-  // Losses of different data make no curve.
+  // With --eval_batches the other points of the curve are losses of a part of the data.
   if (run_.options().flags.eval_batches == 0) OnTest(steps, test);
   record_.epochs.push_back({.epoch = epoch,
                             .step = std::max<int64_t>(0, steps - 1),

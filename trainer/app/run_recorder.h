@@ -62,8 +62,8 @@ class RunRecorder {
   double Seconds() const;
   // Returns the record up to now; its ranks are those of the history.
   RunRecord Now() const;
-  // Writes the files that the options name. `ending`: the reason why the run stopped before its
-  // end, empty if it did not; none: the run goes on, and only its report is written.
+  // Writes the files that the options name. `ending`: the reason for which the run stopped before
+  // its end; empty if it reached its end; nullopt if it goes on, and then only writes the report.
   void Write(std::vector<RankRecord> ranks, std::optional<absl::string_view> ending,
              OutputFailures& failures) const;
 

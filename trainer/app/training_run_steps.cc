@@ -278,14 +278,14 @@ class TrainingRun::EpochLoop {
     return run_.checkpoints_ != nullptr &&
            run_.checkpoints_->IsDue(facts_.step, run_.plan().total_steps, answer.requests);
   }
-  // `every`: steps; 0: never. A job that has to stop may have little time.
+  // `every`: in steps; 0: never. Not due if the job has to stop: it may have little time.
   bool IsDue(int64_t every, const StepAnswer& answer) const {
     return every > 0 && facts_.step % every == 0 && (answer.requests & StepRequests::kStop) == 0;
   }
   bool IsSampleDue(const StepAnswer& answer) const {
     return IsDue(run_.options_.flags.sample_every, answer);
   }
-  // The end of an epoch has an evaluation of its own, of all the data.
+  // An epoch ends with an evaluation of all the data, which a whole one here would repeat.
   bool IsTestDue(const StepAnswer& answer) const {
     const TrainFlags& flags = run_.options_.flags;
     return IsDue(flags.eval_every, answer) && facts_.step > 0 &&
@@ -389,7 +389,7 @@ absl::Status TrainingRun::EpochLoop::TrainBatch(std::span<const int32_t> samples
   if (run_.clock_ == nullptr) {
     EK_ASSIGN_OR_RETURN(facts_.own, run_.Note(facts_.step, epoch_, own));
   }
-  // The answer has arrived: gradients were reduced with it.
+  // The answer has arrived: the gradients have been reduced with it.
   EK_ASSIGN_OR_RETURN(const StepAnswer answer, StepControl::Of(*run_.comm_).current()->Wait());
   EK_RETURN_IF_ERROR(FinishStep(answer, std::move(own)));
   if (!IsSaveDue(answer) && !IsTestDue(answer) && !IsSampleDue(answer)) return absl::OkStatus();

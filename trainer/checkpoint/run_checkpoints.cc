@@ -113,7 +113,7 @@ absl::StatusOr<RunState> ReadState(const std::string& path) {
 
 // Everything that the thread needs. Its views refer to the writer's copies.
 struct RunCheckpoints::Writing {
-  RunToSave run;  // Its optimizer's state is the writer's.
+  RunToSave run;  // Its optimizer's state is the writer's copy.
   ModelTensors model;
   bool has_model = false;        // This rank writes the model's file,
   bool has_buffers = false;      // or its own buffers.

@@ -74,7 +74,7 @@ struct RunToSave {
   absl::StatusOr<StatePieces> optimizer;
   std::string optimizer_name;
   int64_t optimizer_steps = 0;
-  absl::Time begin;  // The time from which on the step has waited.
+  absl::Time begin;  // The time since which the step has waited.
 };
 
 // A checkpoint whose writing has ended.
@@ -149,7 +149,7 @@ class RunCheckpoints {
     int64_t step = 0;
     absl::Status why;
   };
-  // The choice of rank 0.
+  // The choice of rank 0, which it sends to all ranks.
   struct Chosen {
     std::string from;    // The checkpoint to resume from; empty: none, and no state.
     std::string state;   // Its state.json.
@@ -161,7 +161,7 @@ class RunCheckpoints {
     }
   };
 
-  // On rank 0.
+  // Called on rank 0.
   absl::Status OpenFolder();
   // Chooses the checkpoint to resume from, loads its weights, and sets chosen_. `damage`: the error
   // of the checkpoint that was chosen before.

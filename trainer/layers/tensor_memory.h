@@ -32,7 +32,7 @@ class TensorMemory {
     std::fill_n(static_cast<std::byte*>(zeros.data), zeros.bytes(), std::byte{0});
     return zeros;
   }
-  // Doesn't touch the memory: each page goes to the NUMA node of the thread that writes it first.
+  // Does not touch the memory: each page goes to the NUMA node of the thread that writes it first.
   TensorView AllocateForOverwrite(DType dtype, int64_t count) {
     const size_t bytes = std::max<size_t>(1, count * SizeOf(dtype));
     auto* data = static_cast<std::byte*>(::operator new[](bytes, kAlignment));

@@ -62,7 +62,7 @@ class Mlp : public Model {
     std::vector<T> diff = {};  // Its gradient, before the rectifier; unused in the last layer.
   };
 
-  // Answers how many inputs the next one has.
+  // Returns the number of inputs of the next layer.
   int AddLayer(int inputs, int outputs, uint64_t seed) {
     const std::string name = absl::StrCat("fc", layers_.size() + 1);
     const Layer& layer = layers_.emplace_back(

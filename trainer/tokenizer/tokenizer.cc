@@ -32,7 +32,8 @@ size_t Tokenizer::Prefixes::LongestOf(absl::string_view text) const {
   while (true) {
     const auto after = std::ranges::upper_bound(sorted_, text);
     if (after == sorted_.begin()) return 0;
-    // No text after this one is a prefix; if it is none either, the prefixes are those of both.
+    // No text after `last` is a prefix. If `last` is not one, the prefixes are those of the part
+    // that both have in common.
     const std::string& last = *(after - 1);
     if (absl::StartsWith(text, last)) return last.size();
     text = text.substr(0, std::ranges::mismatch(text, last).in1 - text.begin());

@@ -82,16 +82,16 @@ class Tokenizer {
     int32_t order = 0;
     int32_t token = 0;
   };
-  // Texts, with the longest of them that another text begins with.
+  // Finds the longest of some texts with which another text begins.
   class Prefixes {
    public:
     explicit Prefixes(std::vector<std::string> texts);
-    // Returns the length; 0: there is none.
+    // Returns its length; 0: there is none.
     size_t LongestOf(absl::string_view text) const;
 
    private:
     std::vector<std::string> sorted_;
-    std::array<bool, 256> begins_ = {};  // By byte: one of them begins with it.
+    std::array<bool, 256> begins_ = {};  // By byte: whether one of them begins with it.
   };
   // Words that were encoded already in this call, with their tokens.
   using WordCache = absl::flat_hash_map<std::string, std::vector<int32_t>>;

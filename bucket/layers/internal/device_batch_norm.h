@@ -1,12 +1,12 @@
-// SyncBatchNorm on a device: its kernels (batch_norm.cuh), and what they keep there between the
-//                            calls.
+// SyncBatchNorm on a device: launches its kernels (batch_norm.cuh), and keeps their memory between
+// calls.
 //
 //   EK_ASSIGN_OR_RETURN(on_device,
 //                       DeviceBatchNorm::Create(scope, {.channels = 16, .stream = stream}));
 //   EK_RETURN_IF_ERROR(on_device->Forward(scope, shape, input, affine, running, output));
 //
-// Tensors have been checked. All work is on the options' stream; the host waits for it in
-// destruction only.
+// The caller has checked the tensors. All work is on the options' stream; the host waits for it
+// only in the destructor.
 //
 // Threads:   thread-compatible.
 // Ownership: the stream and the runtime outlive it.
@@ -35,7 +35,7 @@ class DeviceBatchNorm {
       const JoinScope& scope, const SyncBatchNormOptions& options);
   ~DeviceBatchNorm();
 
-  // Returns whether it was made for such a group: after a loss there may be another one.
+  // Returns whether it was made for such a group: after a loss the group may be another one.
   bool IsFor(const JoinScope& scope) const {
     return scope.communicator().runtime() == runtime_ &&
            scope.communicator().world_size() == world_size_;
@@ -44,7 +44,7 @@ class DeviceBatchNorm {
   absl::Status Forward(JoinScope& scope, const Shape& shape, const TensorView& input,
                        const SyncBatchNorm::Affine& affine, const SyncBatchNorm::Running& running,
                        const TensorView& output);
-  // The shape and the input of the last Forward().
+  // `shape` and `input` are those of the last Forward().
   absl::Status Backward(JoinScope& scope, const Shape& shape, const TensorView& input,
                         const TensorView& grad_output, const TensorView& gamma,
                         const SyncBatchNorm::Gradients& gradients);
@@ -52,7 +52,7 @@ class DeviceBatchNorm {
  private:
   DeviceBatchNorm(DeviceRuntime* runtime, const SyncBatchNormOptions& options, int world_size);
 
-  // Returns whether an earlier Forward() had too few values, as far as this is known.
+  // Returns an error if an earlier Forward() had too few values, as far as this is known.
   absl::Status CheckCounts();
   int64_t PartsOf(const Shape& shape) const;
   double* Numbers(const Memory& memory) const { return static_cast<double*>(memory.data.get()); }
@@ -63,10 +63,10 @@ class DeviceBatchNorm {
   const StreamRef stream_;
   const int64_t most_parts_;
   const int world_size_;
-  // Doubles; batch_norm.cuh says how they are laid out.
+  // Doubles; batch_norm.cuh describes their layout.
   Memory parts_, own_, all_, statistics_, sums_;
   Memory least_;   // On the host: the least count, once `counted_` has passed.
-  Event counted_;  // Null: it is not on its way.
+  Event counted_;  // Null: no copy of it is under way.
   bool forgets_ = true;
 };
 

@@ -213,8 +213,8 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
                                  const Ranges& ranges, OptimizerState* movable) = 0;
 
   // Compares the optimizers of all ranks, when they are made or enter another group: their
-  // placement, `facts`, and the parameters with as much as `same` names. All ranks
-  // get the same result, as from VerifySame().
+  // placement, `facts`, and the parameters with as much as `same` names. All ranks get the same
+  // result, as from VerifySame().
   absl::Status CheckSame(const absl::Status& own, std::vector<Fact> facts = {},
                          SameIn same = SameIn::kShape) const;
   StateRange WholeOf(int param) const { return {0, (*params_)[param].value.count}; }

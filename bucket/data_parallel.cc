@@ -506,7 +506,7 @@ absl::Status DataParallel::EndJoin(bool is_last_joiner) {
   if (!*saw_uneven_) return absl::OkStatus();
   std::vector<TensorView> state;
   if (!join_config().has_optimizer) {
-    // Somebody unknown stepped: the exhausted ranks' weights are stale.
+    // An optimizer outside the loop stepped: the exhausted ranks' weights are stale.
     state = ValuesOf(*params_);
     state.insert(state.end(), optimizer_state_.begin(), optimizer_state_.end());
     if (!has_optimizer_state_) {
@@ -568,7 +568,7 @@ void DataParallel::LeaveGroup(Communicator* old, const GroupChange& change) {
   kept_->step = 0;
   kept_before_->content.Forget();
   mode_ = StepMode::kSync;
-  last_step_synced_ = true;  // Whoever repeats a step begins it with one rank's buffers.
+  last_step_synced_ = true;  // A repeated step begins with one rank's buffers.
   buffer_turn_ = 0;
   saw_uneven_ = std::make_shared<std::atomic<bool>>(false);
 }

@@ -120,7 +120,7 @@ void TrainabilityWatch::CountWasted() {
 void TrainabilityWatch::Adopt(const TrainableMask& mask) {
   if (mask == params_->mask()) same_version_ = params_->mask_version();
   if (mask == adopted_) return;
-  // Whether it is warned of must not decide what is known: what is adopted is, in any case.
+  // The mask is adopted before the warnings, whatever they are.
   const TrainableMask before = std::exchange(adopted_, mask);
   has_changed_ever_ = true;
   for (int i = 0; options_.writer && i < mask.size(); ++i) {

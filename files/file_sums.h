@@ -5,8 +5,8 @@
 //   EK_ASSIGN_OR_RETURN(CheckedFile file, CheckedFile::Open("state.safetensors", sums));
 //   EK_RETURN_IF_ERROR(file.Read(/*offset=*/4096, into));  // what lies there, or an error
 //
-// Neither holds more than one block. CRC-32 finds damage by accident; nobody is kept from forging a
-// file.
+// Neither holds more than one block. CRC-32 detects accidental damage,
+// not a forged file.
 //
 // Threads: FileSums is a value; a CheckedFile is thread-compatible.
 // Errors:  DataLoss, with the path, for a file that is not the one that was summed up; the file

@@ -1,4 +1,4 @@
-// The loop runs; then this rank is exhausted and takes part in the others' steps until nobody is
+// The loop runs; then this rank is exhausted and takes part in the others' steps until no rank is
 // active:
 //
 //   record {joined} -> answer -> catch up with the plan -> the entries of the lowest active rank,

@@ -9,15 +9,15 @@
 namespace evenkeel {
 namespace {
 
-// A name that nobody has who came from another group with it.
+// Returns a name that no object has brought along from another group.
 std::string NewName(Communicator& comm, absl::string_view kind) {
   std::string name = comm.UniqueName(kind);
   while (!StepControl::Of(comm).HoldName(name)) name = comm.UniqueName(kind);
   return name;
 }
 
-// All ranks tell each other whom they bring and whether they can; all get the same answer. One
-// topic for everybody, so that ranks that bring theirs in another order meet, and learn it.
+// Agrees on the object to move and on whether all ranks can move it; all ranks get the same result.
+// There is one topic for all objects, so that ranks that move them in another order get an error.
 absl::Status AgreeToMove(Communicator& comm, const std::string& name, const absl::Status& own) {
   const absl::StatusOr<std::vector<std::string>> names = AgreeOn(comm, "replace_group", own, name);
   if (!names.ok()) return Annotate(names.status(), absl::StrCat("ReplaceGroup of ", name));

@@ -1,5 +1,5 @@
-// How the work beside the arithmetic grows: planning and bookkeeping with the number of parameters,
-// the control plane with the number of ranks. See --help.
+// Measures the growth of the work beside the arithmetic: of planning and bookkeeping with the
+// number of parameters, of the control plane with the number of ranks. See --help.
 
 #include <sys/resource.h>
 #include <unistd.h>

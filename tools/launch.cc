@@ -90,8 +90,8 @@ int Fail(absl::string_view sentence) {
   return 2;
 }
 
-// Whether flags come after the program without a "--" before it: nobody could tell for whom they
-// are. All flags of this program have values.
+// Returns whether flags follow the program without a "--" before it: they could be for either
+// program. All flags of this program have values.
 bool LacksDashes(int argc, char** argv) {
   int i = 1;
   while (i < argc && argv[i][0] == '-' && std::string(argv[i]) != "--") {
@@ -107,7 +107,7 @@ std::string RestartFolder(const std::string& flight_folder, int restart) {
   return absl::StrCat(flight_folder, "/restart", restart);
 }
 
-// Answers the folder of the first attempt, when neither it nor those of restarts have records of an
+// Returns the folder of the first attempt, if neither it nor those of restarts have records of an
 // earlier job.
 absl::StatusOr<std::string> PrepareFlightFolders(const std::string& flight_folder) {
   std::error_code error;

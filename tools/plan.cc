@@ -119,8 +119,8 @@ bool IsDeviceName(absl::string_view name) {
   return !number.empty() && absl::c_all_of(number, absl::ascii_isdigit);
 }
 
-// The planner only tells devices apart, so that any name will do: each new one becomes the next
-// device.
+// The planner only distinguishes devices, so that any name is allowed: each new one becomes the
+// next device.
 class Devices {
  public:
   absl::StatusOr<Device> Of(const Json& value, absl::string_view where) {
@@ -187,7 +187,7 @@ absl::StatusOr<std::vector<Bytes>> ReadCaps(const Json& value) {
   return caps;
 }
 
-// Which parameter has which name; several for a name that is not unique.
+// Returns the indices of the parameters by name; several for a name that is not unique.
 std::multimap<std::string, int> IndicesByName(const Json& params) {
   std::multimap<std::string, int> indices;
   for (size_t i = 0; i < params.size(); ++i) {

@@ -113,7 +113,7 @@ absl::Status Announcer::GradientReady(int param) {
 absl::StatusOr<bool> Announcer::CountFiring(int param) {
   ++fired_[param];
   last_[param] = firings_++;
-  if (!is_recorded_) return false;  // Nobody knows yet whether more will come.
+  if (!is_recorded_) return false;  // It is not known yet whether more will come.
   if (fired_[param] > expected_[param]) return GraphHasChanged(param);
   return fired_[param] == expected_[param];
 }

@@ -44,8 +44,8 @@ class BucketStorage {
   int size() const { return static_cast<int>(infos_.size()); }
   const BucketInfo& bucket(int index) const { return infos_[index]; }
   const std::vector<BucketInfo>& buckets() const { return infos_; }
-  // Where the gradient of a planned parameter lies; null data if it is not planned, or not copied.
-  // It stays there as long as the storage, which holds the memory.
+  // Returns the memory of a planned parameter's gradient; null data if it is not planned, or not
+  // copied. It is valid as long as the storage.
   TensorView SlotOf(int param) const { return slots_[param]; }
   // By parameter, whether it has a gradient, one float each beside the buckets; null data: none.
   TensorView separate_flags() const { return separate_; }
@@ -62,7 +62,7 @@ class BucketStorage {
   // already; sets its used flags. Where nothing is copied, a parameter that has none gets zeros in
   // its own memory.
   void CopyIn(const ParameterSet& params, int param);
-  // Where nothing is copied: its part is where the gradient lies now. CopyIn() does it too.
+  // Where nothing is copied: notes the present memory of its gradient. CopyIn() does so, too.
   void Locate(const ParameterSet& params, int param);
   // Returns whether the used flag of a planned parameter is set.
   bool IsUsed(int param) const;

@@ -87,7 +87,7 @@ absl::Status Completer::WriteBackOnDevice() {
   BucketStorage& storage = *core_.plan->storage;
   const BucketPipeline& pipeline = *launcher_.pipeline();
   const StreamRef stream = core_.device->stream();
-  std::vector<int> unclear;  // Buckets of which this rank does not know who has gradients.
+  std::vector<int> unclear;  // Buckets for which this rank lacks the other ranks' flags.
   for (const BucketInfo& bucket : storage.buckets()) {
     const bool is_reduced = pipeline.fate(bucket.index) == GradFate::kReduced;
     for (int param : bucket.params)

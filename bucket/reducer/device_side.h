@@ -46,8 +46,8 @@ class DeviceSide {
   // The tensors' contents, one after the other; the host waits for them.
   absl::StatusOr<absl::Span<const std::byte>> Read(absl::Span<const TensorView> tensors);
 
-  // Operations whose end nobody waits for: of a step that has begun, and when it has ended for the
-  // host.
+  // Keep() takes operations that the host does not wait for, in a step that has begun. EndStep() is
+  // called when the step has ended for the host.
   void Keep(std::vector<Work> works);
   void EndStep();
   // Forgets those that have ended well. The error of one that has not; waits for none.

@@ -31,7 +31,7 @@ absl::StatusOr<std::vector<int>> ParseOrder(absl::string_view bytes, int param_c
   return order;
 }
 
-// Takes the buckets of sparse parameters out of the plan, and answers whose they are.
+// Takes the buckets of sparse parameters out of the plan, and returns these parameters.
 std::vector<int> TakeSparse(const std::vector<ParamSpec>& specs, BucketPlan& plan) {
   std::vector<int> sparse;
   size_t kept = 0;
@@ -523,8 +523,8 @@ absl::Status Reducer::Impl::End(double scale, const StepAnswer& answer,
   return Refresh();  // The record of the next step has the hash of its collectives.
 }
 
-// The order of the lowest rank active in the recorded step becomes everybody's: a rank without
-// inputs has none to give.
+// All ranks take the order of the lowest rank that was active in the recorded step: a rank without
+// inputs has none.
 void Reducer::Impl::RecordFor(const StepAnswer& answer) {
   if (core.plan->state.order_final || !recorded_topic.empty()) return;
   recorded_topic = absl::StrCat("order/", core.name, "/", core.plan->state.generation);

@@ -81,7 +81,8 @@ struct ReducerOptions {
   std::vector<Bytes> caps = {kDefaultFirstCap, kDefaultCap};
   CapOrder cap_order = CapOrder::kFromFirstReady;
   bool gradient_as_bucket_view = false;
-  // How a bucket's gradients are sent together: copied into one block of memory, or from their own.
+  // The memory from which a bucket's gradients are sent: one block into which they are copied, or
+  // their own.
   Fusion fusion = Fusion::kFlat;
   // A parameter that backward has not announced at the end of the step has no gradient on this
   // rank; if false, this is an error. Call MarkUnused() early: buckets wait for all their

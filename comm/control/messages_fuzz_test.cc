@@ -1,4 +1,4 @@
-// No bytes that somebody sends to a socket of the control plane do harm.
+// No bytes that a socket of the control plane receives do harm.
 
 #include <algorithm>
 #include <limits>
@@ -156,7 +156,7 @@ TEST(WireFuzzTest, FrameParser) {
   }
 }
 
-// Whoever is let in may ask for anything: the table answers each request once, or not yet.
+// A connected rank may request anything: the table replies to each request once, or not yet.
 TEST(WireFuzzTest, KeyValueTable) {
   KeyValueTable table;
   std::vector<std::string> good;

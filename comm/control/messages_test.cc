@@ -1,5 +1,5 @@
-// Everything that crosses a socket of the control plane comes back as it was. That no bytes do
-// harm: messages_fuzz_test.cc.
+// Each message that crosses a socket of the control plane is read as it was written.
+// messages_fuzz_test.cc tests that no bytes do harm.
 
 #include <cstddef>
 #include <cstdint>

@@ -36,7 +36,7 @@ class HierarchicalBackend::Lane {
     EK_RETURN_IF_ERROR(backend_->Enter());
     const absl::Status status = collectives_.Run(operation);
     backend_->Leave();
-    // Failing, it has ended the backend, unless somebody had who knew more.
+    // A failure has ended the backend, unless it had ended before with a more precise cause.
     return status.ok() ? status : backend_->ended();
   }
 

@@ -10,9 +10,9 @@
 // where no host has two everything over `all`, untouched.
 //
 // A channel's collectives run one after the other on a thread of the channel's own, as its steps in
-// the transports do; there the channel has ids of its own, derived from the group's. That two
-// different collectives never complete as a pair is the transports' doing: each step tells them
-// what it is a step of (Operation::step_of).
+// the transports do; there the channel has ids of its own, derived from the group's. The
+// transports ensure that two different collectives never complete as a pair: each step names the
+// operation to which it belongs (Operation::step_of).
 //
 // Threads: as Backend; Compose() once, before the first operation; Abort() at any time.
 

@@ -34,7 +34,7 @@ std::string HostOf(int rank, const std::string& part) {
   return can_share ? absl::StrCat(*identity, "\n", part) : absl::StrCat("of rank ", rank, " alone");
 }
 
-// Where a rank's transports listen; empty: it has no such one.
+// The addresses at which a rank's transports listen; empty: it lacks that transport.
 struct Addresses {
   std::string inside, between, all;
 
@@ -94,7 +94,7 @@ class Transports {
     for (int rank : peers()) inside.push_back(addresses[rank].inside);
     for (int rank : map_.leaders()) between.push_back(addresses[rank].between);
     for (const Addresses& one : addresses) all.push_back(one.all);
-    // In one order on all ranks, so that nobody waits for who waits for it.
+    // In one order on all ranks, so that no two ranks wait for each other.
     if (all_ != nullptr) EK_RETURN_IF_ERROR(all_->Connect(all, deadline - SteadyNow()));
     if (between_ != nullptr) EK_RETURN_IF_ERROR(between_->Connect(between, deadline - SteadyNow()));
     return inside_ == nullptr ? absl::OkStatus() : inside_->Connect(inside, deadline - SteadyNow());

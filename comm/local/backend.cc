@@ -1,4 +1,4 @@
-// How a collective goes through a group:
+// The way of a collective through a group:
 //
 //   Start() on each rank     puts its operation into a seat of a Meeting, which is found by lane
 //     and sequence;
@@ -116,7 +116,7 @@ class LocalGroup {
   template <typename Visit>
   void ForEachSeatOf(int rank, Visit visit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndForAll(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Takes the work out of the seat if nobody has done so yet.
+  // Takes the work out of the seat, unless it has been taken already.
   void Take(Seat& seat, const absl::Status& status, Endings& endings)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Finish(Endings endings) ABSL_LOCKS_EXCLUDED(mutex_);

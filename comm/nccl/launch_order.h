@@ -3,12 +3,12 @@
 //
 //   LaunchOrder order(world_size);
 //   EK_ASSIGN_OR_RETURN(std::optional<LaunchTurn> turn, order.Arrive(rank, request));
-//   if (turn.has_value()) ...  // all that take part in it have come: it is launched next
+//   if (turn.has_value()) ...  // all ranks that take part have issued it: launch it next
 //
-// An operation has its turn when everybody that takes part has issued it, and not before: so none
-// that waits for a rank holds up another, whatever the ranks' order of channels; and a device has
-// nothing to wait for but its peers' streams. It is also where ranks find out that they disagree,
-// before anything is launched: the transport carries no header.
+// An operation has its turn when all ranks that take part have issued it, and not before: so an
+// operation that waits for a rank never delays another one, whatever the ranks' order of channels,
+// and a device waits only for its peers' streams. Ranks also find out here, before a launch, that
+// they disagree: the transport carries no header.
 //
 // Order:   requests of one rank come in the order of its calls.
 // Threads: thread-compatible.
@@ -28,8 +28,8 @@
 
 namespace evenkeel::internal {
 
-// Which operation of the group's: a collective of a channel, or a message of a channel from one
-// rank to another.
+// Identifies an operation of the group: a collective of a channel, or a message of a channel from
+// one rank to another.
 struct LaunchKey {
   uint64_t channel = 0;
   int64_t sequence = 0;
@@ -69,7 +69,7 @@ class LaunchOrder {
  public:
   explicit LaunchOrder(int world_size) : world_size_(world_size) {}
 
-  // The turn that this request completes; nullopt: somebody is still missing.
+  // Returns the turn that this request completes; nullopt: a rank is still missing.
   absl::StatusOr<std::optional<LaunchTurn>> Arrive(int rank, const LaunchRequest& request);
 
  private:

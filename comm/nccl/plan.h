@@ -1,5 +1,5 @@
-// How an operation is done with what NCCL has: which views go through memory of the backend's,
-// where a scale is applied, what is filled in for a rank that does not contribute.
+// Plans an operation with NCCL's calls: the views that go through memory of the backend, the place
+// of a scale, and the values filled in for a rank that does not contribute.
 //
 //   NcclPlan plan = PlanForNccl(operation, rank, world_size, is_alike);
 //

@@ -2,13 +2,13 @@
 //
 //   auto backend = std::make_unique<ShmBackend>(rank, world_size, "world");
 //   EK_ASSIGN_OR_RETURN(std::string mine, backend->Listen(key));  // to be given to all ranks
-//   EK_RETURN_IF_ERROR(backend->Connect(everybodys, timeout));
+//   EK_RETURN_IF_ERROR(backend->Connect(addresses_of_all, timeout));
 //
-// Who moves the data: an operation goes on wherever a thread of its rank looks after it: small ones
-// in the call that issues them, if this rank came last; others in Wait() of the thread that waits
-// for them; all others, and all that have callbacks, on the communication thread. That sleeps on a
-// futex until another rank has made progress possible: it takes no processor time while ranks
-// compute. Who waits looks for a while before it sleeps.
+// Threads that move the data: a small operation runs in the call that issues it, if this rank came
+// last; others run in Wait() of the thread that waits for them; all others, and all with callbacks,
+// run on the communication thread. It sleeps on a futex until another rank has made progress
+// possible, and takes no processor time while ranks compute. A waiting thread polls for a while
+// before it sleeps.
 //
 // Abort: a rank that is stopped in the middle of a reduction may go on to write after the others
 //        have given up. So the memory of this rank that others may write to is fenced before
@@ -40,10 +40,10 @@ class ShmBackend : public Backend {
   ShmBackend(int rank, int world_size, std::string group, const RankNames& names = {});
   ~ShmBackend() override;
 
-  // Starts to listen; the address for Connect() of all ranks. `key`: what the group's ranks share
-  // with nobody else.
+  // Starts to listen, and returns the address for Connect() of all ranks. `key`: the secret of the
+  // group's ranks.
   absl::StatusOr<std::string> Listen(std::string key);
-  // `addresses`: what Listen() gave, by rank. Nobody listens any more when it returns.
+  // `addresses`: the results of Listen(), by rank. Stops listening before it returns.
   absl::Status Connect(const std::vector<std::string>& addresses, absl::Duration timeout);
 
   absl::string_view name() const override { return "shm"; }

@@ -19,8 +19,8 @@
 namespace evenkeel::internal {
 namespace {
 
-// How long a broken connection or a missed deadline waits for the control plane to say what
-// happened. It usually takes milliseconds, and up to 2.5 seconds if the other end is a rank that
+// The time that a broken connection or a missed deadline waits for the control plane to report the
+// cause. It usually takes milliseconds, and up to 2.5 seconds if the other end is a rank that
 // receives nothing (ControlGroups).
 constexpr absl::Duration kPatience = absl::Seconds(3);
 
@@ -146,8 +146,8 @@ class TcpBackend::Lane {
     const absl::Status seen = backend_->names_.AtOperation(
         is_late ? absl::DeadlineExceededError("the operation missed its deadline") : status,
         backend_->rank_, operation.sequence, operation.what);
-    // A deadline or a broken connection has a cause that others may know better, who are about to
-    // tell it.
+    // Another rank may be about to report a more precise cause of a deadline or a broken
+    // connection.
     return backend_->FirstCause(
         seen, is_late || absl::IsUnavailable(status) ? kPatience : absl::ZeroDuration());
   }
@@ -205,7 +205,7 @@ absl::Status TcpBackend::Connect(const std::vector<std::string>& addresses,
     absl::MutexLock lock(&mutex_);
     return ended_;
   }
-  // Who has not come may be lost, and the control plane knows why.
+  // A missing rank may be lost; the control plane then has the cause.
   return FirstCause(
       Annotate(status, absl::StrCat("rank ", names_[rank_], " could not connect to all others")),
       absl::IsPermissionDenied(status) || absl::IsResourceExhausted(status) ? absl::ZeroDuration()
@@ -260,7 +260,7 @@ void TcpBackend::Abort(const absl::Status& why) {
     if (meeting != nullptr) meeting->Cancel(why);
     if (transport != nullptr) transport->Abort(why);
   }
-  // Who computes at the moment runs into it with the next call.
+  // A lane that computes at the moment returns with its next call of the transport.
   absl::MutexLock lock(&mutex_);
   mutex_.Await(absl::Condition(&nobody_inside));
 }

@@ -18,7 +18,8 @@
 namespace evenkeel::internal {
 namespace {
 
-// How many pieces a step of the ring is behind the step before it: so many may be on their way.
+// The number of pieces by which a step of the ring is behind the step before it: so many may be in
+// flight.
 constexpr int kLag = 2;
 
 // A scale on the contributions keeps sums of float16 in range. Where the result is no sum it

@@ -15,7 +15,7 @@ namespace {
 
 constexpr char kTopic[] = "tcp addresses";
 
-// All ranks' addresses to all ranks over the control plane, which knows who is missing.
+// Sends all addresses to all ranks over the control plane, which names missing ranks, and connects.
 absl::Status Connect(internal::TcpBackend& backend, Communicator& comm, const TcpOptions& options) {
   if (comm.world_size() == 1) return absl::OkStatus();
   ControlChannel& control = comm.control();

@@ -28,7 +28,7 @@ constexpr size_t kInputBytes = 64 << 10;
 static_assert(kInputBytes >= MessageHeader::kSize + kMaxSmall);
 // The bytes read from one connection before the others have their turn.
 constexpr size_t kTurnBytes = 4 << 20;
-// How many messages one system call writes.
+// The largest number of messages that one system call writes.
 constexpr int kMostAtOnce = 8;
 constexpr uint64_t kWakeTag = std::numeric_limits<uint64_t>::max();
 

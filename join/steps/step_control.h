@@ -157,8 +157,8 @@ class StepControl final : public internal::GroupExtension {
   // Begins the loop of a RunJoined() with that hash of its list and options; std::nullopt: ends it.
   void SetLoop(std::optional<uint64_t> hash);
   bool in_loop() const { return loop_hash_.has_value(); }
-  // Whether records are sent at all. Off inside RunJoined with enable = false: steps then have no
-  // agreement.
+  // Sets whether records are sent at all. Off inside RunJoined() with enable = false: steps then
+  // have no agreement.
   void SetAgreement(bool on) { agreement_ = on; }
   bool agreement() const { return agreement_; }
   // Sets whether active ranks must call AddSamples() before each step; a step without it is an

@@ -1,5 +1,5 @@
-// Whether this machine has the GPUs that --config=gpu promises, in one sentence with the number of
-// tests that need one.
+// Fails unless this machine has the GPUs that --config=gpu promises, with the number of tests that
+// need one.
 
 #include <cstdlib>
 #include <fstream>

@@ -1,5 +1,5 @@
-// How fast the device code that is bound by memory is, beside a plain copy of as many bytes. See
-// --help.
+// Measures the speed of the device code that is bound by memory, beside a plain copy of as many
+// bytes. See --help.
 
 #include <algorithm>
 #include <cstdint>

@@ -28,7 +28,7 @@
 namespace evenkeel {
 namespace {
 
-// From row to row of the scores over the vocabulary: rows begin where products read fastest.
+// Returns the stride of the scores, from row to row: a multiple of 8, which products read fastest.
 int64_t ScoreStride(int64_t vocabulary) { return (vocabulary + 7) / 8 * 8; }
 
 // Returns the bytes of the workspace that the layers share.
@@ -248,13 +248,13 @@ class DeviceGptModel : public GptPasses<DeviceGptModel, float, void> {
 
   const DeviceGptOptions device_options_;
   RoundedMatrices matrices_;
-  DeviceBuffer block_;  // Has memory_.
+  DeviceBuffer block_;  // The memory of memory_'s areas.
   Memory next_scores_;  // For NextToken, on the host.
   TokenBuckets buckets_;
   std::vector<int32_t> bucket_memory_;
 
-  DeviceTokens tokens_;               // The last Forward's.
-  std::unique_ptr<DeviceWork> work_;  // Goes first: waits for what uses the rest.
+  DeviceTokens tokens_;               // Of the last Forward().
+  std::unique_ptr<DeviceWork> work_;  // Its destructor waits for uses of the members above.
   std::optional<DeviceGptLayers> layers_;
 };
 

@@ -72,7 +72,7 @@ constexpr int64_t kVectorsPerThread = 8;
 
 int64_t DivideUp(int64_t count, int64_t by) { return (count + by - 1) / by; }
 
-// Whether all of these rows may be moved four elements at a time.
+// Returns whether all of these rows may be moved four elements at a time.
 template <typename... Pointers>
 uint32_t AreAligned(int64_t row_stride, Pointers... pointers) {
   const bool are =
@@ -89,7 +89,7 @@ Noise NoiseOf(const DropoutNoise& noise) {
           .is_on = 1};
 }
 
-// How many threads take a row together: a warp, or more for long rows.
+// Returns the number of threads that share a row: a warp, or more for long rows.
 int ThreadsPerRow(int64_t columns, int most) {
   int threads = kernel::kWarp;
   while (threads < most && DivideUp(columns, 4) > kVectorsPerThread * threads) threads *= 2;

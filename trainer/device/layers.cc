@@ -61,7 +61,8 @@ LinearShape FromOutputs(const DeviceDenseShape& shape) {
   return LinearShape::FromOutputs(shape.batch, shape.inputs, shape.outputs);
 }
 
-// Parts of a channel: large enough for a block, few enough for who adds them up.
+// Returns the number of parts of a channel: each is large enough for a block, and they are few
+// enough to be added up.
 int NormBlocks(const DeviceNorm::Images& images) {
   constexpr int64_t kElements = 4096;
   return static_cast<int>(std::clamp<int64_t>(images.batch * images.area / kElements, 1, 64));

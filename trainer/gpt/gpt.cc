@@ -173,15 +173,15 @@ class GptModel : public GptPasses<GptModel<T, O>, T, O> {
 
   std::span<T> Value(int index) { return this->template Initial<T>(index); }
 
-  // The head as the layer from scores to hidden states, which has wte as its weight: forward is
-  // that one's way back.
+  // Returns the head as the layer from scores to hidden states, whose weight is wte: the head's
+  // forward pass is BackwardInput() of that layer.
   LinearShape Head(int64_t rows) const {
     return {.rows = rows, .inputs = options_.vocabulary, .outputs = options_.width};
   }
   DropoutMatrix Rows() const { return WholeMatrix(pass_.rows(), options_.width); }
 
   GptMemorySize SizeOf(bool trains) const {
-    // A later step of the run that is planned may train the table.
+    // A later step of a planned run may train the table.
     const bool trains_table = trains && (this->is_plan() || parameters().trainable(kTokenTable));
     const int64_t rows = pass_.rows(), work = CausalAttention<T, O>::WorkSize(Heads());
     return {.rows = rows,
@@ -368,8 +368,8 @@ class GptModel : public GptPasses<GptModel<T, O>, T, O> {
   int64_t rounded_ = 0;
   int64_t held_ = 0;  // The bytes of `block_`, or of a plan.
   TensorMemory block_;
-  void* data_ = nullptr;             // In `block_`; has memory_.
-  std::span<const int32_t> inputs_;  // The last Forward's.
+  void* data_ = nullptr;             // In `block_`: the memory of memory_'s areas.
+  std::span<const int32_t> inputs_;  // Of the last Forward().
   std::vector<float> next_scores_;   // Unused in float32.
 };
 

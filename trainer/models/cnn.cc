@@ -42,7 +42,7 @@ std::vector<ResidualBlockShape> BlockShapes(const CnnOptions& options, int batch
 
 namespace {
 
-// Where the network's parameters are in the parameter set.
+// The indices of the network's parameters in the parameter set.
 struct CnnIndices {
   int stem = -1;
   std::vector<ResidualBlockIndices> blocks;

@@ -23,7 +23,7 @@ GradientReduction::GradientReduction(Communicator* comm, Channel* channel,
       cap_(cap),
       updater_(updater) {}
 
-// At most until the operations' deadline: on a device nobody has waited for them.
+// Waits, at most until the operations' deadline, because on a device the host has not waited yet.
 GradientReduction::~GradientReduction() {
   if (updater_->is_on_device()) (void)WaitForAll(works());
   DropBuckets();

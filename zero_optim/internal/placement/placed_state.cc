@@ -22,7 +22,8 @@
 namespace evenkeel::internal {
 namespace {
 
-// Where a chunk of state comes to, one after the other; on a device it goes on to the host.
+// The memory in which chunks of state arrive, one after the other; from a device they are copied to
+// the host.
 class Arrival {
  public:
   Arrival(ParameterUpdater& updater, Communicator& comm) : updater_(updater), comm_(comm) {}

@@ -131,7 +131,7 @@ class ReplicatedOptimizer::Reduction : public BucketReduction {
     }
   }
 
-  // On a device; which gradients exist is known there, and nobody waits.
+  // Updates on a device, which has the flags of the gradients that exist; the host does not wait.
   absl::StatusOr<GradFate> UpdateThere(Owner& owner, const BucketInfo& bucket,
                                        const ReductionStep& step) const {
     std::vector<ParameterUpdater::Gradient> gradients;

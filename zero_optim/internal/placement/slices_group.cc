@@ -22,8 +22,8 @@ void SlicesOptimizer::LeaveGroup(Communicator* old, const GroupChange& change) {
     old->Abort(
         absl::CancelledError(absl::StrCat(join_name(), " left the group before WaitForAll()")));
   }
-  // A move that some rank may not have finished is undone on all; one that an update followed has
-  // been finished by all that come to it, or nobody can go on with their state.
+  // A move that some rank may not have finished is undone on all. A move before an update has been
+  // finished by all ranks that enter the next group, or their state cannot be used.
   if (move_ != nullptr && !is_torn_) {
     move_->Undo();
     for (const auto& [param, before] : move_->before()) holders_[param] = before;

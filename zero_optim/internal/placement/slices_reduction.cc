@@ -182,7 +182,7 @@ absl::StatusOr<RoundBuffers> SlicesOptimizer::BeginReduction(const BucketInfo& b
     if (next_plan_ != nullptr) last_move = move_;
     Settle();
   }
-  if (last_move != nullptr) EK_RETURN_IF_ERROR(last_move->Wait());  // Nobody called Step() since.
+  if (last_move != nullptr) EK_RETURN_IF_ERROR(last_move->Wait());  // Step() has not run since.
   if (is_first && updates_in_backward()) EK_RETURN_IF_ERROR(CheckValuesUnchanged());
   absl::MutexLock lock(&mutex_);
   EK_RETURN_IF_ERROR(CheckReduction());  // It may have left its group meanwhile.

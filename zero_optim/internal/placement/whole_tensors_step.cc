@@ -1,6 +1,6 @@
 // A step, on every rank:
 //
-//   reduce this rank's own gradients towards their owners     (only those that nobody has reduced)
+//   reduce this rank's own gradients towards their owners     (only those that are not reduced yet)
 //   for each bucket of the schedule: its owner updates it, then all issue its broadcast
 //   wait for the broadcasts
 //
@@ -9,7 +9,7 @@
 // nothing, too.
 //
 // A rank issues the broadcasts of owners before it, then updates its own buckets while those
-// arrive. Before it begins, the lowest active rank tells exhausted ranks what the step is
+// arrive. Before it begins, the lowest active rank sends exhausted ranks a description of the step
 // (StepMessage), and they run the same code.
 
 #include <memory>
@@ -199,8 +199,8 @@ absl::Status WholeTensorsOptimizer::Run(const StepOptions& options) {
   StepOptions decided = options;
   checks_.Begin();
   open_.Forget();
-  // Nobody's parameters or state change before every rank is known to have come here: until then a
-  // failed step can be repeated (on a device it can't). The broadcasts would queue behind the
+  // No rank's parameters or state change before all ranks have come here: until then a failed step
+  // can be repeated (on a device it cannot). The broadcasts would queue behind the
   // reductions anyway.
   if (!options.skip) EK_RETURN_IF_ERROR(ReduceGradients());
   EK_RETURN_IF_ERROR(RunBefore(options));

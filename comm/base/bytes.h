@@ -10,6 +10,9 @@
 // them. The reader of a list whose length was announced checks ok() after each item, and takes no
 // memory for items that have not arrived. comm/base/fields.h reads and writes structs by a list of
 // their fields.
+//
+// Ownership: a reader, and the views that it returns, point into the bytes that it reads.
+// Threads:   thread-compatible.
 
 #ifndef EVENKEEL_COMM_BASE_BYTES_H_
 #define EVENKEEL_COMM_BASE_BYTES_H_

@@ -8,6 +8,7 @@
 // Errors: FailedPrecondition, which names ranks: versions of NCCL differ, or two ranks are on one
 //         device. The latter is left to NCCL where a rank sets NCCL_MULTI_RANK_GPU_ENABLE=1; ranks
 //         with different NCCL_HOSTID have no device in common.
+// Threads: a pure function.
 
 #ifndef EVENKEEL_COMM_NCCL_PEERS_H_
 #define EVENKEEL_COMM_NCCL_PEERS_H_

@@ -3,7 +3,7 @@
 //
 //   kSmall     a message that is sent unasked; its bytes follow
 //   kTaken     the oldest small message of the slot that was not taken yet has met its receive
-//   kAnnounce  a message that waits here until it is asked for
+//   kAnnounce  a message that waits at the sender until it is asked for
 //   kAsk       one message of the slot may come: its place is known
 //   kBody      the oldest announced message of the slot; its bytes follow
 //   kDirect    a message that was asked for before it was announced; its bytes follow
@@ -29,7 +29,7 @@ namespace evenkeel::internal {
 
 // Larger messages wait until they are asked for, so that they go straight to their place.
 inline constexpr size_t kMaxSmall = 16 << 10;
-// The limit on one peer's small messages that are stored here without a matching receive; each
+// The limit on one peer's small messages that the receiver stores without a matching receive; each
 // costs a little more than its bytes.
 inline constexpr int64_t kSmallBudget = 1 << 20;
 inline constexpr int64_t CostOf(size_t small) { return static_cast<int64_t>(small) + 64; }

@@ -6,7 +6,10 @@
 //
 // left [outer, heads, rows, inner] times right [outer, heads, inner, columns] is output [outer,
 // heads, rows, columns]. Element (o, h, r, c) of each lies at o * outer + h * head + r * row + c *
-// column of its strides, in elements.
+// column of its strides.
+//
+// Units:   elements.
+// Threads: values.
 
 #ifndef EVENKEEL_TRAINER_LAYERS_STRIDED_SHAPE_H_
 #define EVENKEEL_TRAINER_LAYERS_STRIDED_SHAPE_H_

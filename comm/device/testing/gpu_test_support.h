@@ -1,10 +1,10 @@
-// First line of a test that needs GPUs:
+// The first line of a test that needs GPUs:
 //
 //   TEST(NcclTest, Averages) {
 //     EK_SKIP_WITHOUT_GPUS(2);       // "needs 2 CUDA devices, there are 0: no CUDA device: ..."
 //
-// Skips where there are too few. Bazel counts that as passed, so GPU runners say what they must
-// have, and the test fails there with the same sentence:
+// Skips the test if there are too few. Bazel counts that as passed, so GPU runners set the number
+// of GPUs that they must have, and the test fails there with the same sentence:
 //
 //   # --config=gpu alone requires 1
 //   bazel test --config=gpu --test_env=EVENKEEL_REQUIRE_GPU=2 //...
@@ -30,10 +30,10 @@ enum class GpuAnswer { kRun, kSkip, kFail };
 
 struct GpuVerdict {
   GpuAnswer answer = GpuAnswer::kRun;
-  std::string sentence;  // Unless it runs.
+  std::string sentence;  // Empty for kRun.
 };
 
-// `required`: of EVENKEEL_REQUIRE_GPU; empty: nothing.
+// `required`: the value of EVENKEEL_REQUIRE_GPU; empty: none is required.
 GpuVerdict JudgeGpus(int needed, const absl::StatusOr<int>& devices, absl::string_view required);
 // Returns the result for this machine.
 GpuVerdict JudgeGpus(int needed);

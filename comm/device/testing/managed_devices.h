@@ -1,5 +1,5 @@
-// CUDA's devices, with memory that the host sees as well, and with what SimulatedDevices has for
-// tests.
+// CUDA's devices for tests: their memory is visible to the host, too, and they have the functions
+// of SimulatedDevices for tests. Use them as TestedDevices (tested_devices.h).
 
 #ifndef EVENKEEL_COMM_DEVICE_TESTING_MANAGED_DEVICES_H_
 #define EVENKEEL_COMM_DEVICE_TESTING_MANAGED_DEVICES_H_
@@ -61,7 +61,7 @@ class ManagedDevices : public DeviceRuntime {
     absl::Status answer;
     int after = 0;
   };
-  // The error that FailNext() has set for this call.
+  // Returns the error that FailNext() has set for this call.
   absl::Status Check(absl::string_view call);
 
   DeviceRuntime& cuda_;

@@ -1,4 +1,5 @@
-// The runtime that runtime_cases.cc tests, and what to do where it has no device.
+// The runtime under test in runtime_cases.cc, and the end of a test for which it has no device.
+// Each program that runs the cases defines both.
 
 #ifndef EVENKEEL_COMM_DEVICE_TESTING_RUNTIME_CASES_H_
 #define EVENKEEL_COMM_DEVICE_TESTING_RUNTIME_CASES_H_

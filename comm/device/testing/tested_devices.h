@@ -6,12 +6,12 @@
 //   ... the host reads and writes that memory as well, once the stream is done ...
 //
 // In BUILD, device_test() (device_test.bzl) instead of ek_cc_test() makes two tests of one source:
-// x_test, in which this is SimulatedDevices, and x_on_gpu_test, in which it is CUDA's devices.
-// Whatever a kernel is expected to do on the host is so expected of nvcc's code. Without a GPU each
-// of its tests is told as skipped, by name.
+// x_test, in which this is SimulatedDevices, and x_on_gpu_test, in which it is CUDA's devices. So
+// nvcc's code must meet the same expectations as a kernel on the host. Without a GPU each test of
+// x_on_gpu_test is reported as skipped, by name.
 //
-// Memory: on CUDA it is managed (or the host's, mapped): the host's and the device's. So is nothing
-//         else: what a kernel gets comes from Allocate(), never from a vector or the stack.
+// Memory: on CUDA it is managed (or the host's, mapped), and visible to the host and the device. No
+//         other memory is: pass a kernel memory from Allocate(), never a vector or the stack.
 // Lacks:  SimulatedOptions::delay and count do nothing on CUDA.
 
 #ifndef EVENKEEL_COMM_DEVICE_TESTING_TESTED_DEVICES_H_

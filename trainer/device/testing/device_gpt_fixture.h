@@ -1,5 +1,5 @@
-// Shared by tests of a GPT on a device: a tiny model on the host and there, batches, and their
-// gradients.
+// The fixture of tests of a GPT on a device: a tiny model on the host and on a device, batches, and
+// their gradients.
 
 #ifndef EVENKEEL_TRAINER_DEVICE_TESTING_DEVICE_GPT_FIXTURE_H_
 #define EVENKEEL_TRAINER_DEVICE_TESTING_DEVICE_GPT_FIXTURE_H_

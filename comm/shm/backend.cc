@@ -46,16 +46,16 @@ constexpr size_t kLanesPerRank = 4;
 constexpr int64_t kIssuersBytes = 512 << 10;
 // The bytes moved between two checks of the clock, the other lanes, and the end of the group.
 constexpr int64_t kStepBytes = 4 << 20;
-// How long a thread looks before it sleeps. Waking it takes some 20 to 30 microseconds, and another
-// rank some 10. The communication thread takes the processor from who computes, a thread that waits
-// from nobody.
+// The time for which a thread polls before it sleeps. Waking it takes some 20 to 30 microseconds,
+// and another rank some 10. The communication thread takes the processor from threads that compute;
+// a waiting thread does not.
 constexpr absl::Duration kThreadsPatience = absl::Microseconds(5);
 constexpr absl::Duration kThreadsPatienceUnderWay = absl::Microseconds(50);  // All ranks are at it.
 constexpr absl::Duration kWaitersPatience = absl::Microseconds(300);
 constexpr int kPausesPerLook = 4;
 constexpr int kLooksPerGlance = 8;  // At the clock.
-// How long a broken connection waits for the control plane to say what happened. It usually takes
-// milliseconds.
+// The time that a broken connection waits for the control plane to report the cause. It usually
+// takes milliseconds.
 constexpr absl::Duration kMeetingPatience = absl::Seconds(2);
 
 // The lock of the thread that drives a lane; no thread waits for it. Unlike a mutex's try, Try()
@@ -81,9 +81,9 @@ bool SharesProcessors(int ranks) {
 
 }  // namespace
 
-// Threads of this rank meet in three places. Lane::drive: who has it moves the lane's data.
-// touching_: how many do so at the moment, so that Abort() knows when nobody does any more; from
-// then on the lanes are its own. queue_mutex: what is issued.
+// Threads of this rank share three things. Lane::drive: its holder moves the lane's data.
+// touching_: the number of threads that do so at the moment; Abort() waits until it is 0, and owns
+// the lanes from then on. queue_mutex: guards the issued operations.
 class ShmBackend::Core : public std::enable_shared_from_this<ShmBackend::Core> {
  public:
   Core(int rank, int world_size, std::string group, const RankNames& names)
@@ -116,7 +116,7 @@ class ShmBackend::Core : public std::enable_shared_from_this<ShmBackend::Core> {
     const std::shared_ptr<Core> core;
     Lane* const lane;
     const Operation operation;
-    std::shared_ptr<WorkState> work;  // By the lane's queue_mutex; null once somebody ends it.
+    std::shared_ptr<WorkState> work;  // Guarded by the lane's queue_mutex; null once it is ended.
     std::atomic<bool> is_over = false;
   };
 
@@ -129,8 +129,8 @@ class ShmBackend::Core : public std::enable_shared_from_this<ShmBackend::Core> {
   // rank is in no lane there.
   struct Lane {
     TryLock drive;
-    // Like the next two by who has `drive`, between BeginTouching() and EndTouching(). Join() and
-    // LeaveIfIdle() use it under lanes_mutex_ while `drive` is closed.
+    // This and the next two are used by the holder of `drive`, between BeginTouching() and
+    // EndTouching(). Join() and LeaveIfIdle() use it under lanes_mutex_ while `drive` is closed.
     ShmLane shared;
     std::shared_ptr<Call> driven;
     std::optional<ShmTransfer> transfer;     // The transfer of `driven`.
@@ -167,8 +167,8 @@ class ShmBackend::Core : public std::enable_shared_from_this<ShmBackend::Core> {
   static std::shared_ptr<Call> Next(Lane& lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(lane.queue_mutex);
   void EndDriven(Lane& lane, const absl::Status& status, std::vector<Ending>& endings);
   static void SetWatch(Lane& lane, ShmWatch watch);
-  // Lets go of the lane such that whatever happens in it from now on is seen: by who is rung for,
-  // or by who issues.
+  // Releases the lane such that no later event in it is lost: the thread that is rung for sees it,
+  // or the thread that issues.
   void LetGo(Lane& lane, std::vector<Ending>& endings) ABSL_UNLOCK_FUNCTION(lane.drive);
   void Help(Call& call, absl::Time until);
   void FinishLeft(Lane& lane);
@@ -220,7 +220,7 @@ absl::Status ShmBackend::Core::Connect(const std::vector<std::string>& addresses
                                        absl::Duration timeout) {
   const absl::Status status = Meet(addresses, SteadyNow() + timeout);
   if (status.ok() || absl::IsPermissionDenied(status)) return status;
-  // Who has not come may be lost, and the control plane knows why.
+  // A missing rank may be lost; the control plane then has the cause.
   const auto has_ended = [this]()
                              ABSL_EXCLUSIVE_LOCKS_REQUIRED(lanes_mutex_) { return !ended_.ok(); };
   absl::MutexLock lock(&lanes_mutex_);
@@ -393,8 +393,8 @@ std::shared_ptr<ShmBackend::Core::Call> ShmBackend::Core::Next(Lane& lane) {
 
 void ShmBackend::Core::EndDriven(Lane& lane, const absl::Status& status,
                                  std::vector<Ending>& endings) {
-  if (!status.ok()) {  // Others may be at it without a fault; and who waits here has its memory
-                       // back before Abort().
+  if (!status.ok()) {  // Other ranks may still use it without an error; and a thread that waits for
+                       // it has its memory back before Abort().
     board_->SayEnded(rank_);
     lane.transfer->Fence();
   }
@@ -413,7 +413,7 @@ void ShmBackend::Core::EndDriven(Lane& lane, const absl::Status& status,
   if (lane.has_endings || call->work->HasCallbacks()) {
     lane.endings.push_back({std::move(call->work), status});
     lane.has_endings = true;
-    RingThread();  // Now: who drives may wait for what only these callbacks bring about.
+    RingThread();  // Now: the thread that drives may wait for an effect of these callbacks.
   } else {
     endings.push_back({std::move(call->work), status});
   }
@@ -439,8 +439,8 @@ void ShmBackend::Core::FinishLeft(Lane& lane) {
 void ShmBackend::Core::SetWatch(Lane& lane, ShmWatch watch) {
   lane.shared.seats[lane.shared.me].watch.store(static_cast<uint32_t>(watch),
                                                 std::memory_order_relaxed);
-  // Who is about to sleep looks again behind this: then it sees what happened, or who did it sees
-  // `watch` (Notify()).
+  // A thread that is about to sleep looks again after this: either it sees an event, or the thread
+  // that caused the event sees `watch` (Notify()).
   if (watch != ShmWatch::kAwake) std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
@@ -467,7 +467,7 @@ void ShmBackend::Core::LetGo(Lane& lane, std::vector<Ending>& endings) {
     // held.
     const bool was_rung =
         found == Found::kBlocked && watch.load() == static_cast<uint32_t>(ShmWatch::kAwake);
-    // An operation that was issued after the last look, by who could not look after it.
+    // An operation was issued after the last look, by a thread that could not drive it.
     const bool has_more = found == Found::kNothing && lane.waiting.load() > 0;
     if ((!was_rung && !has_more) || stop_ || !lane.drive.Try()) return;
   }

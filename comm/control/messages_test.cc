@@ -1,6 +1,8 @@
 // Each message that crosses a socket of the control plane is read as it was written.
 // messages_fuzz_test.cc tests that no bytes do harm.
 
+#include "evenkeel/comm/control/messages.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -14,7 +16,6 @@
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/control/key_value.h"
-#include "evenkeel/comm/control/messages.h"
 #include "evenkeel/comm/net/frame.h"
 #include "evenkeel/comm/net/handshake.h"
 #include "evenkeel/comm/net/hmac.h"

@@ -896,10 +896,10 @@ TEST(TcpObserverTest, SaysThatTheServersProcessHangs) {
             .value();
     const absl::Status hangs = observer->Status(absl::Milliseconds(100)).status();
     EXPECT_EQ(hangs.code(), absl::StatusCode::kDeadlineExceeded) << hangs;
-    EXPECT_THAT(std::string(hangs.message()),
-                AllOf(HasSubstr(absl::StrCat("the store at ", address.ToString(),
-                                             ", hosted by rank 0")),
-                      HasSubstr("its process hangs")));
+    EXPECT_THAT(
+        std::string(hangs.message()),
+        AllOf(HasSubstr(absl::StrCat("the store at ", address.ToString(), ", hosted by rank 0")),
+              HasSubstr("its process hangs")));
   }
   hub.join();
 }

@@ -149,15 +149,16 @@ void RunRecorder::NoteFreezing(int64_t step) {
 void RunRecorder::OnStep(const StepFacts& facts) {
   NoteFreezing(facts.step);
   const StepNumbers numbers = NumbersOf(facts, /*predictions_per_sample=*/1);
-  steps_.Add({.step = facts.step,
-              .seconds = Seconds(),
-              .loss = numbers.loss,
-              .accuracy = numbers.accuracy,
-              .learning_rate = facts.learning_rate,
-              .took = absl::ToDoubleSeconds(facts.took),
-              .exposed = std::isfinite(numbers.exposed_ms) ? absl::ToDoubleSeconds(facts.sync) : kUnknown,
-              .gradient_norm = facts.gradient_norm,
-              .samples = static_cast<double>(facts.samples)});
+  steps_.Add(
+      {.step = facts.step,
+       .seconds = Seconds(),
+       .loss = numbers.loss,
+       .accuracy = numbers.accuracy,
+       .learning_rate = facts.learning_rate,
+       .took = absl::ToDoubleSeconds(facts.took),
+       .exposed = std::isfinite(numbers.exposed_ms) ? absl::ToDoubleSeconds(facts.sync) : kUnknown,
+       .gradient_norm = facts.gradient_norm,
+       .samples = static_cast<double>(facts.samples)});
   record_.total_steps = facts.step + 1;
   if (facts.active < run_.communicator().world_size()) record_.samples_of_tail += facts.samples;
 }

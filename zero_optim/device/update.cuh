@@ -422,16 +422,16 @@ EK_KERNEL(256, ek_prepare_update)
   }
 }
 
-#define EK_UPDATE_KERNELS(rule, name)                                                             \
-  EK_KERNEL(256, ek_update_##name##_float)                                                        \
-  (const update::Tensor* tensors, const update::Chunk* chunks, int64_t first, int64_t last,       \
-   const update::Numbers* numbers) {                                                              \
-    update::UpdateChunks<update::rule, float>(tensors, chunks, first, last, numbers);             \
-  }                                                                                               \
-  EK_KERNEL(256, ek_update_##name##_bfloat)                                                       \
-  (const update::Tensor* tensors, const update::Chunk* chunks, int64_t first, int64_t last,       \
-   const update::Numbers* numbers) {                                                              \
-    update::UpdateChunks<update::rule, kernel::BFloat>(tensors, chunks, first, last, numbers);    \
+#define EK_UPDATE_KERNELS(rule, name)                                                          \
+  EK_KERNEL(256, ek_update_##name##_float)                                                     \
+  (const update::Tensor* tensors, const update::Chunk* chunks, int64_t first, int64_t last,    \
+   const update::Numbers* numbers) {                                                           \
+    update::UpdateChunks<update::rule, float>(tensors, chunks, first, last, numbers);          \
+  }                                                                                            \
+  EK_KERNEL(256, ek_update_##name##_bfloat)                                                    \
+  (const update::Tensor* tensors, const update::Chunk* chunks, int64_t first, int64_t last,    \
+   const update::Numbers* numbers) {                                                           \
+    update::UpdateChunks<update::rule, kernel::BFloat>(tensors, chunks, first, last, numbers); \
   }
 EK_UPDATE_KERNELS(SgdRule, sgd)
 EK_UPDATE_KERNELS(MomentumRule, momentum)

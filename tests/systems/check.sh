@@ -182,7 +182,7 @@ if [[ $failed == 0 ]]; then
   fi
 fi
 
-printf '\n%s at %s\n' "$suite" "$(git -C "$repository" log -1 --format=%h)"
+printf '\n%s at %s\n' "$suite" "$(git -C "$root/home/evenkeel" log -1 --format=%h)"
 cat "$work/table"
 if [[ -s $work/failures ]]; then
   echo

@@ -26,7 +26,6 @@
 
 #else
 
-#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -97,8 +96,16 @@ T ShuffleXor(T value, int mask) {
 inline void AtomicAdd(float* to, float value) { *to += value; }
 inline void AtomicAdd(double* to, double value) { *to += value; }
 inline void AtomicAdd(int* to, int value) { *to += value; }
-inline float BitsToFloat(uint32_t bits) { return std::bit_cast<float>(bits); }
-inline uint32_t FloatToBits(float value) { return std::bit_cast<uint32_t>(value); }
+inline float BitsToFloat(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+inline uint32_t FloatToBits(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
 inline float ToFloat(Half value) { return internal::HalfToFloat(value.bits); }
 inline Half HalfOf(float value) { return Half{internal::FloatToHalf(value)}; }
 inline float ReciprocalSqrt(float value) { return 1.0f / std::sqrt(value); }

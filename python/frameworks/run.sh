@@ -6,7 +6,7 @@
 #
 # WHEEL is that of //python/evenkeel_c10d:wheel, for python3. Run by hand, not in CI: it makes an
 # environment below ~/.cache/evenkeel once (1.5 GB), with the torch that python/check.sh installed.
-# Takes some 15 minutes on 2 idle cores.
+# Takes 26 minutes on 2 idle cores.
 # Prints "ok ..." or "FAILED ..." for each promise; ends with 1 if one failed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"

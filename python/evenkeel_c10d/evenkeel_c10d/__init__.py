@@ -155,12 +155,19 @@ def __getattr__(name):
 
 def _backend_of(group):
     group = dist.group.WORLD if group is None else group
+    if group is None:
+        raise ValueError("there is no default group yet: call init_process_group() first")
+    if group == dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError("this rank is not a member of the group")
     backend = group._get_backend(torch.device("cpu"))
     return getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps it.
 
 
 def transport(group=None):
-    """Returns how a group's ranks are connected: "shm", "tcp", "hierarchical" or "local"."""
+    """Returns how a group's ranks are connected: "shm", "tcp", "hierarchical" or "local".
+
+    Raises ValueError on a rank that is not a member of the group, or before there is a group.
+    """
     return _bridge.transport(_backend_of(group))
 
 

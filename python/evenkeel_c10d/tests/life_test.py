@@ -192,10 +192,21 @@ def again(rank, world, store):
         dist.destroy_process_group()
 
 
+def refuses_transport(group=None):
+    try:
+        evenkeel_c10d.transport(group)
+    except ValueError as error:
+        return str(error)
+    raise AssertionError("a rank without the group knows its transport")
+
+
 def mixed(rank, world, store):
+    assert "init_process_group" in refuses_transport()
     dist.init_process_group("cpu:evenkeel", store=store, rank=rank, world_size=world)
     assert total() == world
     assert evenkeel_c10d.transport() in ("shm", "local")
+    first = dist.new_group([0])
+    assert rank == 0 or "not a member" in refuses_transport(first)
     assert "all_reduce" in evenkeel_c10d.flight_json()
     dist.destroy_process_group()
 

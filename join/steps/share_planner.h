@@ -1,6 +1,7 @@
-// Decides how many samples of each global batch a rank gets, from the times that all ranks measured.
+// Decides how many samples of each global batch a rank gets, from the times that all ranks
+// measured.
 //
-//   SharePlanner planner(limits);                       // EvenLimits(/*batch=*/256, {64, 64}, ...)
+//   SharePlanner planner({.batch = 256, .quantum = 8, .least = {64, 64}, .most = {192, 192}});
 //   planner.Add(intervals);                             // by rank, after each reduction
 //   planner.shares();                                   // {176, 80}: the sum is 256
 //
@@ -10,20 +11,30 @@
 // The model: an interval goes from one reduction to the next (phase_clock.h). Of a rank's busy time
 // in it, forward and backward depend on the share. The optimizer does not. Input does if it grew
 // when the share did. Saving and unmarked time never move samples. The planner looks for shares
-// that make the longest of the ranks' times as short as possible. A rank's time is taken to be
-// proportional to its share, until shares that it has had show another slope.
+// that make the longest of the ranks' times as short as possible, with as few moves as possible.
+// A rank has a table of the costs that it had at each size. Between these sizes cost is a line, or
+// less if they have a jump between them. Beyond them it is proportional to the share, or has
+// another slope if the measured sizes show one that noise does not explain. A cost that changes at
+// a known size scales the whole table, once two windows agree: the first has a part of both speeds.
+// Costs of other sizes are forgotten after kPatience windows.
 //
-// Windows: times are sums over at least kLeastIntervals intervals and kLeastWindow. Within one, a
+// Windows: times are means over at least kLeastIntervals intervals and kLeastWindow. Within one, a
 //          single interval that is far longer than the others counts as a usual one; several of
-//          them count as they are.
-// Changes: are made between windows, and only where they pay. Constant speeds end in constant
-//          shares: a change that did not pay is taken back, and the next one has to wait longer.
-// Threads: thread-compatible. Equal input gives equal shares on all ranks.
+//          them count as they are, and so do those that recur in several windows.
+// Changes: are made between windows, and only where the model promises more than its noise and 2 %.
+//          A change is on trial until the mean step has become shorter. If it has not, it is taken
+//          back, and the next change has to wait for twice kPatience windows, and twice as long
+//          each time, until a speed changes: constant speeds end in constant shares. In the first
+//          kPatience windows other shares that the measured costs suggest are tried before, which
+//          finds the sizes below a jump; later, attempts are 100 intervals apart.
+// Threads: thread-compatible. Equal input gives equal shares on all ranks of the same build.
+// Cost:    of Add(): O(ranks); at the end of a window O(ranks * sizes * log(ranks)).
 
 #ifndef EVENKEEL_JOIN_STEPS_SHARE_PLANNER_H_
 #define EVENKEEL_JOIN_STEPS_SHARE_PLANNER_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -35,9 +46,9 @@
 namespace evenkeel {
 
 struct ShareLimits {
-  int64_t batch = 0;     // Samples of a whole global batch, of all ranks together.
-  int64_t quantum = 1;   // Shares differ from the even ones by multiples of it.
-  std::vector<int64_t> least;  // By rank; at most the even share.
+  int64_t batch = 0;           // Samples of a whole global batch, of all ranks together.
+  int64_t quantum = 1;         // Shares differ from the even ones by multiples of it.
+  std::vector<int64_t> least;  // By rank; from one sample to the even share.
   std::vector<int64_t> most;   // By rank; at least the even share.
 
   int world_size() const { return static_cast<int>(least.size()); }
@@ -47,20 +58,23 @@ struct ShareLimits {
   std::vector<int64_t> SizesOf(int rank) const;
 };
 
-// Errors: InvalidArgument: no rank, a batch with less than a sample for each of them, a quantum
-// below 1, limits that do not contain the even share, or more than kMostSizes sizes for a rank.
+// Errors: InvalidArgument: no rank, limits of different numbers of ranks, a batch with less than a
+// sample for each rank or with 2^31 samples, a quantum below 1, limits that do not contain the even
+// share, or more than SharePlanner::kMostSizes sizes for a rank.
 absl::Status Check(const ShareLimits& limits);
 
 // Returns the ranks' parts of a batch of `samples`, which may be a short one: its division is in
 // proportion to `shares`, so that ranks may get no sample. Rank r has the samples from boundary r
-// to boundary r + 1.
-std::vector<int64_t> BoundariesOf(absl::Span<const int64_t> shares, int64_t samples);
+// up to boundary r + 1, which is excluded.
+std::vector<int64_t> BoundariesOf(absl::Span<const int64_t> shares,
+                                  int64_t samples);  // [ranks + 1]
 
 class SharePlanner {
  public:
   static constexpr int kMostSizes = 16;
   static constexpr int64_t kLeastIntervals = 10;
   static constexpr absl::Duration kLeastWindow = absl::Milliseconds(500);
+  static constexpr int64_t kPatience = 8;  // Windows.
 
   // One rank between two reductions.
   struct RankInterval {
@@ -68,27 +82,29 @@ class SharePlanner {
     int64_t samples = 0;              // In all its passes.
   };
 
-  // `limits`: checked.
+  // `limits`: Check() accepts them.
   explicit SharePlanner(ShareLimits limits);
+  ~SharePlanner();
+  SharePlanner(SharePlanner&&) noexcept;
+  SharePlanner& operator=(SharePlanner&&) noexcept;
 
-  // Adds an interval. Intervals that are no measure of the shares are dropped: a rank was
-  // exhausted, saved, or had a size for the first time; or the shares are those of an earlier
-  // decision.
+  // Adds an interval, of all ranks. Intervals that are no measure of the shares are dropped: a rank
+  // was exhausted, saved, or had a size for the first time; or the samples are no multiple of the
+  // shares: a short batch, or the shares of an earlier decision.
   void Add(absl::Span<const RankInterval> ranks);
-  // Tells that the next interval that is added, though usual in all else, is to be dropped: the
-  // ranks evaluated in it, or did other work beside training.
+  // Drops the next interval that is added, whatever its times: the ranks evaluated in it, or did
+  // other work beside training.
   void DropNext();
 
   // Returns the shares of the next whole batch, by rank.
-  const std::vector<int64_t>& shares() const { return shares_; }
-  const ShareLimits& limits() const { return limits_; }
+  const std::vector<int64_t>& shares() const;
+  const ShareLimits& limits() const;
   // Returns how often the shares have changed.
-  int64_t changes() const { return changes_; }
+  int64_t changes() const;
 
  private:
-  const ShareLimits limits_;
-  std::vector<int64_t> shares_;
-  int64_t changes_ = 0;
+  class Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace evenkeel

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "evenkeel/comm/base/fields.h"
 #include "evenkeel/comm/failure_info.h"
 #include "evenkeel/comm/status.h"
 #include "gtest/gtest.h"
@@ -138,11 +139,54 @@ TEST(AgreeTest, RefusesOtherParticipants) {
       std::string(AgreeOn({Active({{}}), Active({{}, {}})}).status().message()),
       "step 7, rank 1: the record has the states of 2 participants instead of 1 (internal error)");
   EXPECT_NE(HashOfNames({"a", "b"}), HashOfNames({"b", "a"}));
-  const absl::Status status = CompareNames(7, {"a, b", "b, a", "a, b", ""});
+  std::vector<std::string> details;
+  for (const char* const names : {"a, b", "b, a", "a, b", ""})
+    details.push_back(internal::ToBytes(StepDetails{.names = names}));
+  const absl::Status status = CompareDetails({.step = 7, .world_size = 4}, details);
   EXPECT_EQ(std::string(status.message()),
             "step 7: the ranks have different models and optimizers, or made them in a different "
             "order: ranks 0,2: a, b; rank 1: b, a; rank 3: none");
   EXPECT_EQ(FailureInfoOf(status)->ranks, std::vector<int>{1});
+}
+
+// The records of ranks that divide a batch of 8 samples in parts of `counts`.
+std::vector<StepRecord> RecordsOf(const std::vector<int64_t>& counts, int64_t first = 16) {
+  std::vector<StepRecord> records;
+  for (size_t rank = 0; rank < counts.size(); ++rank) {
+    records.push_back({.joined = counts[rank] == 0, .samples = counts[rank]});
+    records.back().SetShares({.first = first, .samples = 8, .counts = counts},
+                             static_cast<int>(rank));
+  }
+  return records;
+}
+
+TEST(AgreeTest, EachRankTakesItsShare) {
+  EXPECT_TRUE(AgreeOn(RecordsOf({3, 3, 2})).ok());
+  EXPECT_TRUE(AgreeOn(RecordsOf({4, 4, 0})).ok());
+  std::vector<StepRecord> later = RecordsOf({4, 4, 0});
+  later[2] = Exhausted();  // It has not divided this batch.
+  EXPECT_TRUE(AgreeOn(later).ok());
+  EXPECT_TRUE(AgreeOn({Active({}), Active({}), Exhausted()}).ok()) << "without shares";
+  std::vector<StepRecord> ended = {Exhausted(), RecordsOf({3, 3, 2})[1], Exhausted()};
+  ended[1].joined = true;
+  EXPECT_TRUE(AgreeOn(ended).ok()) << "no rank takes a step";
+}
+
+TEST(AgreeTest, DetailsAreNeededWhereARankDoesNotTakeItsShare) {
+  std::vector<std::vector<StepRecord>> wrong(7, RecordsOf({3, 3, 2}));
+  wrong[0][1] = RecordsOf({3, 3, 2}, 24)[1];
+  wrong[1][2] = RecordsOf({3, 2, 3})[2];
+  wrong[2][1] = Active({});
+  wrong[3][1] = Exhausted();
+  wrong[4][1].joined = true;
+  wrong[5] = RecordsOf({4, 4, 0});
+  wrong[5][2].joined = false;
+  for (int rank = 0; rank < 3; ++rank) {  // All of them.
+    wrong[6][rank].samples = 1;
+    wrong[6][rank].SetShares({.first = 16, .samples = 8, .counts = {3, 3, 2}}, rank);
+  }
+  for (size_t i = 0; i < wrong.size(); ++i)
+    EXPECT_TRUE(absl::IsNotFound(AgreeOn(wrong[i]).status())) << i;
 }
 
 TEST(AgreeTest, WantsSamplesOnlyWhereTheyAreRequired) {

@@ -83,7 +83,8 @@ class StepTicket {
  private:
   friend class StepControl;
   StepTicket(int64_t step, bool is_exhausted, StepControl* control, std::string why = "",
-             std::shared_ptr<const ParticipantNames> names = nullptr);
+             std::shared_ptr<const ParticipantNames> names = nullptr,
+             std::shared_ptr<const StepShares> shares = nullptr);
   // Restarts the timeout, because the other ranks are making progress before this step.
   void Renew();
   void Resolve(absl::StatusOr<StepAnswer> answer);
@@ -96,6 +97,7 @@ class StepTicket {
   StepControl* const control_;
   const std::string why_;                                // This rank began it; empty: as usual.
   const std::shared_ptr<const ParticipantNames> names_;  // For the states in the record.
+  const std::shared_ptr<const StepShares> shares_;       // Those of the record; null: none.
   mutable absl::Mutex mutex_;
   absl::Time deadline_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<absl::StatusOr<StepAnswer>> answer_ ABSL_GUARDED_BY(mutex_);
@@ -175,6 +177,12 @@ class StepControl final : public internal::GroupExtension {
   // Returns the samples added since then, and takes them out of the next record.
   int64_t TakeSamples() { return std::exchange(samples_, StepRecord::kNotSaid); }
 
+  // Sets the division of the next step's batch, which this rank's next record reports; null drops
+  // it.
+  void SetShares(std::shared_ptr<const StepShares> shares) { shares_ = std::move(shares); }
+  // Returns the division that no record has reported yet; null if there is none.
+  const std::shared_ptr<const StepShares>& shares() const { return shares_; }
+
   // For objects that keep their name when they come from another group. HoldName() returns false if
   // an object of this group holds that name; an object that leaves the group releases it.
   bool HoldName(absl::string_view name);
@@ -217,14 +225,15 @@ class StepControl final : public internal::GroupExtension {
   struct NewRecord {
     StepRecord record;
     std::shared_ptr<const ParticipantNames> names;  // Of its participants.
+    std::shared_ptr<const StepShares> shares;
   };
   // Returns this rank's record of the next step, without the fields that Begin() adds.
   absl::StatusOr<NewRecord> MakeRecord(As as);
   absl::StatusOr<std::shared_ptr<StepTicket>> Begin(As as);
   void OnRecords(int64_t step, const std::shared_ptr<StepTicket>& ticket,
                  const absl::StatusOr<std::vector<std::string>>& parts);
-  // Exchanges the lists of names between all ranks, and ends the group with them.
-  void ShowNames(int64_t step, const std::shared_ptr<StepTicket>& ticket);
+  // Exchanges the StepDetails of all ranks, and ends the group with the error that they show.
+  void ShowDetails(const StepAnswer& answer, const std::shared_ptr<StepTicket>& ticket);
   void UpdateNames() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AddTimes(const std::vector<StepRecord>& records) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void HelpThoseBehind(const StepAnswer& answer);
@@ -249,6 +258,7 @@ class StepControl final : public internal::GroupExtension {
   // For the thread that runs steps alone.
   StepLedger ledger_;
   std::shared_ptr<StepTicket> current_;
+  std::shared_ptr<const StepShares> shares_;
   std::deque<std::shared_ptr<StepTicket>> unanswered_;
   // The objects that take part in the current step, and the latest of their phases.
   std::set<std::string, std::less<>> entered_;

@@ -284,6 +284,10 @@ void StepRecord::SetShares(const StepShares& shares, int rank) {
                       shares.counts, [](int64_t count) { return count > 0; }));
 }
 
+bool StepRecord::reduces() const {
+  return std::ranges::all_of(participants, &ParticipantState::sync);
+}
+
 std::string StepRecord::Serialize() const {
   const uint8_t version = kVersion;
   internal::FieldWriter writer;

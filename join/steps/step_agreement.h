@@ -116,6 +116,8 @@ struct StepRecord {
   }
   // Sets the fields for `shares`, when all others of this rank's record are complete.
   void SetShares(const StepShares& shares, int rank);
+  // Returns whether the step reduces the gradients of all participants.
+  bool reduces() const;
   std::string Serialize() const;  // The version, then the fields.
   static absl::StatusOr<StepRecord> Parse(absl::string_view bytes);
 };
@@ -139,6 +141,9 @@ struct StepAnswer {
 
   const StepRecord& record(int rank) const { return (*records)[rank]; }
   bool everyone_active() const { return active == world_size; }
+  // Returns whether the active ranks reduce gradients in this step, so that each of them waits for
+  // this answer before its next step.
+  bool reduces() const { return lowest_active >= 0 && record(lowest_active).reduces(); }
   // Returns the state of that participant on that rank; null if it is unknown.
   const ParticipantState* StateOf(absl::string_view participant_name, int rank) const;
   // Returns the state of that participant on the lowest active rank; the neutral one if unknown.

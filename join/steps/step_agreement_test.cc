@@ -12,6 +12,7 @@
 #include "evenkeel/comm/base/fields.h"
 #include "evenkeel/comm/failure_info.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/join/steps/interval_samples.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel {
@@ -187,6 +188,25 @@ TEST(AgreeTest, DetailsAreNeededWhereARankDoesNotTakeItsShare) {
   }
   for (size_t i = 0; i < wrong.size(); ++i)
     EXPECT_TRUE(absl::IsNotFound(AgreeOn(wrong[i]).status())) << i;
+}
+
+TEST(AgreeTest, SeveralStepsOfAnIntervalHaveItsSamples) {
+  IntervalSamples intervals(2);
+  const auto add = [&](int64_t of_rank_0, int64_t of_rank_1, bool sync) {
+    const std::vector<StepRecord> records = {
+        {.samples = of_rank_0, .participants = {{.sync = sync}, {}}},
+        {.samples = of_rank_1, .participants = {{.sync = sync}, {}}}};
+    const absl::StatusOr<StepAnswer> answer = AgreeOn(records);
+    EXPECT_TRUE(answer.ok()) << answer.status();
+    const absl::Span<const int64_t> samples = intervals.Add(*answer);
+    return std::vector<int64_t>(samples.begin(), samples.end());
+  };
+  EXPECT_EQ(add(1, 2, false), (std::vector<int64_t>{0, 0}));
+  EXPECT_EQ(add(10, 20, true), (std::vector<int64_t>{0, 0}));
+  EXPECT_EQ(add(100, StepRecord::kNotSaid, true), (std::vector<int64_t>{11, 22}));
+  EXPECT_EQ(add(3, 4, false), (std::vector<int64_t>{100, 0}));
+  EXPECT_EQ(add(3, 4, true), (std::vector<int64_t>{0, 0}));
+  EXPECT_EQ(add(5, 5, true), (std::vector<int64_t>{6, 8}));
 }
 
 TEST(AgreeTest, WantsSamplesOnlyWhereTheyAreRequired) {

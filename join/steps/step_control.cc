@@ -147,7 +147,8 @@ StepControl::StepControl(Communicator* comm)
     : GroupExtension(comm),
       log_(std::make_unique<StepLog>(comm->rank(), comm->world_size(),
                                      std::make_unique<LogChannel>(comm))),
-      stragglers_(comm->world_size()) {
+      stragglers_(comm->world_size()),
+      interval_samples_(comm->world_size()) {
   absl::MutexLock lock(&mutex_);
   UpdateNames();
 }
@@ -295,6 +296,7 @@ absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Begin(As as) {
       new StepTicket(step, record.joined, this, std::exchange(why_ended_, ""),
                      std::move(made.names), std::move(made.shares)));
   unanswered_.push_back(ticket);
+  if (record.reduces()) last_reduction_ = ticket;
   std::string mine = record.Serialize();
   // A message wakes a thread, which may take this one's core: not this rank's delay.
   const internal::CountedWait exchange;
@@ -331,7 +333,8 @@ void StepControl::OnRecords(int64_t step, const std::shared_ptr<StepTicket>& tic
             requires_samples_ ? SamplesRule::kRequired : SamplesRule::kOptional, answer);
   if (answer.records != nullptr) {
     absl::MutexLock lock(&mutex_);
-    AddTimes(*answer.records);
+    const absl::Span<const int64_t> samples = AddTimes(answer);
+    if (agreed.ok() && observer_ != nullptr) observer_(answer, samples);
     active_ranks_.clear();
     for (int rank = 0; rank < answer.world_size; ++rank) {
       if (!answer.record(rank).joined) active_ranks_.push_back(rank);
@@ -368,11 +371,16 @@ absl::Status StepControl::CompareFinalStates(absl::Span<const std::string> state
   return StepLedger::Compare(states);
 }
 
-void StepControl::AddTimes(const std::vector<StepRecord>& records) {
+absl::Span<const int64_t> StepControl::AddTimes(const StepAnswer& answer) {
+  const absl::Span<const int64_t> samples = interval_samples_.Add(answer);
   absl::InlinedVector<StragglerDetector::RankTimes, 8> times;
-  for (const StepRecord& record : records)
-    times.push_back({.times = record.times, .is_exhausted = record.joined});
+  for (int rank = 0; rank < answer.world_size; ++rank) {
+    const StepRecord& record = answer.record(rank);
+    times.push_back(
+        {.times = record.times, .is_exhausted = record.joined, .samples = samples[rank]});
+  }
   stragglers_.Add(times);
+  return samples;
 }
 
 void StepControl::HelpThoseBehind(const StepAnswer& answer) {

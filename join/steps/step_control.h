@@ -45,6 +45,7 @@
 #include "absl/types/span.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/group_extension.h"
+#include "evenkeel/join/steps/interval_samples.h"
 #include "evenkeel/join/steps/phase_clock.h"
 #include "evenkeel/join/steps/step_agreement.h"
 #include "evenkeel/join/steps/step_ledger.h"
@@ -182,6 +183,21 @@ class StepControl final : public internal::GroupExtension {
   void SetShares(std::shared_ptr<const StepShares> shares) { shares_ = std::move(shares); }
   // Returns the division that no record has reported yet; null if there is none.
   const std::shared_ptr<const StepShares>& shares() const { return shares_; }
+  // Returns the last step of this rank that reduces gradients; null before the first.
+  const std::shared_ptr<StepTicket>& last_reduction() const { return last_reduction_; }
+  // Receives the answers on which all ranks agree, on the control thread, in the order of the
+  // steps, each before its ticket has it. `samples`: those of the interval whose times the records
+  // have, by rank. There is one observer at a time, which must neither block nor use this object;
+  // null ends it.
+  using Observer = std::function<void(const StepAnswer&, absl::Span<const int64_t> samples)>;
+  void SetObserver(Observer observer) {
+    absl::MutexLock lock(&mutex_);
+    observer_ = std::move(observer);
+  }
+  bool has_observer() const {
+    absl::MutexLock lock(&mutex_);
+    return observer_ != nullptr;
+  }
 
   // For objects that keep their name when they come from another group. HoldName() returns false if
   // an object of this group holds that name; an object that leaves the group releases it.
@@ -235,7 +251,9 @@ class StepControl final : public internal::GroupExtension {
   // Exchanges the StepDetails of all ranks, and ends the group with the error that they show.
   void ShowDetails(const StepAnswer& answer, const std::shared_ptr<StepTicket>& ticket);
   void UpdateNames() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void AddTimes(const std::vector<StepRecord>& records) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns the samples of the interval whose times the records have, by rank.
+  absl::Span<const int64_t> AddTimes(const StepAnswer& answer)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void HelpThoseBehind(const StepAnswer& answer);
 
   const std::unique_ptr<StepLog> log_;
@@ -248,6 +266,8 @@ class StepControl final : public internal::GroupExtension {
   uint64_t names_hash_ ABSL_GUARDED_BY(mutex_) = 0;
   std::set<std::string, std::less<>> held_names_ ABSL_GUARDED_BY(mutex_);
   StragglerDetector stragglers_ ABSL_GUARDED_BY(mutex_);
+  IntervalSamples interval_samples_ ABSL_GUARDED_BY(mutex_);
+  Observer observer_ ABSL_GUARDED_BY(mutex_);
   std::vector<int> active_ranks_ ABSL_GUARDED_BY(mutex_);
 
   // Written by the thread that runs steps, and read by the control thread and by observers.
@@ -258,6 +278,7 @@ class StepControl final : public internal::GroupExtension {
   // For the thread that runs steps alone.
   StepLedger ledger_;
   std::shared_ptr<StepTicket> current_;
+  std::shared_ptr<StepTicket> last_reduction_;
   std::shared_ptr<const StepShares> shares_;
   std::deque<std::shared_ptr<StepTicket>> unanswered_;
   // The objects that take part in the current step, and the latest of their phases.

@@ -1,4 +1,5 @@
-// Divides each global batch between the ranks by their measured speed, so that they finish together.
+// Divides each global batch between the ranks by their measured speed, so that they finish
+// together.
 //
 //   EK_ASSIGN_OR_RETURN(const std::unique_ptr<Balance> balance,
 //                       Balance::Create(&comm, {.batch = 256}));
@@ -18,13 +19,15 @@
 //
 // A global batch is fixed for the run, whatever the number of ranks, and every sample has the same
 // weight; so the result is that of one process on the same batches, whoever computes a sample. What
-// depends on a rank's own samples is not: the statistics of batch norm, unless they are of all ranks.
+// depends on a rank's own samples is not: the statistics of batch norm, unless they are of all
+// ranks.
 //
 // The ranks' times are those of join/straggler.h, and travel with the records of the steps: no
-// message and no collective is added. A record has 8 bytes more: a hash of the shares and of the
-// batch's place. A difference is an error before gradients are reduced. Shares of a step are decided
-// from times up to the reduction before the last one (join/steps/share_planner.h has the model), so
-// they are equal on all ranks without waiting for one another.
+// message and no collective is added. A record has 8 bytes for it: a hash of the shares and of the
+// batch's place, and the number of ranks that have one. A difference is an error before gradients
+// are reduced. Shares of a step are decided from times up to the reduction before the last one
+// (join/steps/share_planner.h has the model), so they are equal on all ranks without waiting for
+// one another.
 //
 // It helps where ranks differ in speed for at least seconds: mixed processors, shared hosts, a rank
 // with more work of its own. It does not where a rank's time does not depend on its samples, or
@@ -36,8 +39,8 @@
 // Threads: thread-compatible: the thread that runs steps.
 // Devices: times are those of the host: a slow device is not seen, and shares remain even.
 // Errors:  those of Create() and Next() are named there. In the step itself, on all ranks, with
-//          their values: ranks differ in shares, batch or place; a rank's samples are not its share;
-//          or a rank is exhausted that has a share.
+//          their values: ranks differ in shares, batch or place; a rank's samples are not its
+//          share; or a rank is exhausted that has a share.
 // Source:  none that we know does this for data parallelism; asked for since 2019 (PyTorch #31553).
 
 #ifndef EVENKEEL_JOIN_BALANCE_H_
@@ -77,8 +80,8 @@ struct BalanceOptions {
   // Not empty: instead of measuring, repeats the changes of another run, in their order.
   std::vector<ShareChange> repeat;
 
-  // This rank's:
-  int64_t least = 0;  // 0: a quantum, or one sample.
+  // This rank's. Defaults leave at most 16 sizes.
+  int64_t least = 0;  // 0: a quantum, or the even share if that is smaller.
   int64_t most = 0;   // What its memory allows; 0: twice the even share.
   // Called in Next() before shares are used for the first time, with the even ones at the
   // beginning; an error is that of Next(). For logs: what it has written is complete up to every
@@ -99,10 +102,12 @@ class Balance {
   Balance& operator=(const Balance&) = delete;
 
   // Returns this rank's part of the next step's batch, which has the samples from `first` to
-  // `first + samples - 1`, at most a whole batch. Called on every active rank before each step. Does
-  // not wait. A short batch is divided in proportion; a rank that gets none has to end its loop.
+  // `first + samples - 1`, at most a whole batch. Called on every active rank before each step.
+  // Waits only after a step that reduced gradients without waiting for the other ranks. A short
+  // batch is divided in proportion; a rank that gets none has to end its loop.
   // Errors: InvalidArgument: `samples` below 1 or above a whole batch. FailedPrecondition: the
-  // steps have no agreement (JoinOptions::enable is false), or the last share was not used.
+  //         steps have no agreement (JoinOptions::enable is false), or the last share was not used.
+  //         The error that has ended the group, or that of on_change.
   absl::StatusOr<Share> Next(int64_t first, int64_t samples);
 
   // Returns the shares of whole batches that the last Next() used, by rank.

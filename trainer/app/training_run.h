@@ -194,13 +194,18 @@ class TrainingRun {
   using OnStep = absl::FunctionRef<absl::Status(const StepFacts&)>;
   class EpochLoop;
 
+  // This rank's part of a step's batch.
+  struct Part {
+    std::span<const int32_t> samples;
+    int64_t place = 0;  // The place of the first one in the batch of all ranks.
+  };
   // The results of the passes of a step.
   struct StepResult {
-    struct Part {
+    struct Pass {
       PendingResult result;
-      double share = 0;  // Fraction of the step's samples.
+      double share = 0;  // Fraction of the rank's samples in the step.
     };
-    std::vector<Part> parts;
+    std::vector<Pass> passes;
   };
   // A step that ended on the host before the device had computed its numbers.
   struct UnreportedStep {
@@ -238,8 +243,8 @@ class TrainingRun {
   absl::Status Freeze(int64_t step);
   // Runs one step of the group: this rank's samples in as many passes as needed, whose gradients
   // are added up.
-  absl::StatusOr<StepResult> Step(int64_t step, std::span<const int32_t> samples);
-  absl::StatusOr<StepResult> Passes(int64_t step, std::span<const int32_t> samples);
+  absl::StatusOr<StepResult> Step(int64_t step, const Part& mine);
+  absl::StatusOr<StepResult> Passes(int64_t step, const Part& mine);
   Batch LoadBatch(std::span<const int32_t> samples);
   absl::StatusOr<PendingResult> Pass(int64_t step, std::span<const int32_t> samples,
                                      const PassOptions& how,

@@ -261,20 +261,21 @@ Json Waits(const RunRecord& record) {
   return waits;
 }
 
-// The costs over time of the ranks with the highest ones.
-Json Costs(const RunRecord& record) {
+// The costs or the samples over time of the ranks with the highest ones.
+Json CostCurves(const RunRecord& record, const char* name,
+                std::map<int, double> CostPoint::*values) {
   if (record.costs.size() < 2) return Json::array();
-  const std::map<int, CostCurve> by_rank = CostsByRank(record.costs);
+  const std::map<int, CostCurve> by_rank = CurvesByRank(record.costs, values);
   std::vector<std::pair<int, CostCurve>> curves(by_rank.begin(), by_rank.end());
   std::ranges::stable_sort(curves, std::greater<>(),
                            [](const auto& curve) { return curve.second.peak; });
   return Column(curves | std::views::take(kMaxCostCurves), [&](const auto& curve) {
     const auto& points = curve.second.points;
-    const bool is_lost = !record.costs.back().costs.contains(curve.first);
+    const bool is_lost = !(record.costs.back().*values).contains(curve.first);
     return Json{{"rank", curve.first},
                 {"until", is_lost ? Json(points.back().first + 1) : Json()},
                 {"step", Column(points, [](const auto& point) { return point.first + 1; })},
-                {"cost", Column(points, [](const auto& point) { return Rounded(point.second); })}};
+                {name, Column(points, [](const auto& point) { return Rounded(point.second); })}};
   });
 }
 
@@ -330,7 +331,8 @@ Json ReportData(const RunRecord& record) {
           {"span_kinds", std::move(kinds)},
           {"sampled", SampledSteps(record)},
           {"waits", Waits(record)},
-          {"costs", Costs(record)},
+          {"costs", CostCurves(record, "cost", &CostPoint::costs)},
+          {"shares", CostCurves(record, "samples", &CostPoint::samples)},
           {"plans", Plans(record)},
           {"memory", Memory(record)},
           {"events", Limited(record.events, kMaxEvents,

@@ -98,9 +98,11 @@ std::vector<Case> Cases() {
 // Calls `body` after an epoch and its evaluation, when all ranks hold what they need.
 void AfterAnEpoch(int ranks, const TrainOptions& options,
                   const std::shared_ptr<const TrainingData>& data,
-                  absl::FunctionRef<void(int rank, const TrainingRun& run)> body) {
+                  absl::FunctionRef<void(int rank, const TrainingRun& run)> body,
+                  const std::vector<ShareChange>& repeat = {}) {
   const absl::Status status = RunRanks(ranks, [&](Communicator& comm) -> absl::Status {
     EK_ASSIGN_OR_RETURN(RankSetup setup, PrepareRank(options, data, comm.rank(), ranks));
+    setup.repeat = repeat;
     std::unique_ptr<RunCheckpoints> checkpoints;
     if (!options.checkpoints.folder.empty()) {
       const RunSettings settings = SettingsOf(options, *setup.model, *setup.data, ranks);
@@ -141,6 +143,32 @@ TEST(PlanMemoryTest, EveryPartIsWhatARunHoldsWithinFivePercent) {
             << part.name << " of rank " << rank;
       }
     });
+  }
+}
+
+TEST(PlanMemoryTest, SufficesForTheLargestShare) {
+  for (const char* model : {"mlp", "cnn"}) {
+    SCOPED_TRACE(model);
+    const TrainOptions options =
+        *MakeTrainOptions({.model = model, .batch_size = 16, .balance = true});
+    const auto data = Images();
+    TrainOptions without = options;
+    without.flags.balance = false;
+    const int64_t even = Plan(without, data, 0, 2).activations;
+    AfterAnEpoch(2, options, data,
+                 [&](int rank, const TrainingRun& run) {
+                   const int64_t planned = Plan(options, data, rank, 2).activations;
+                   EXPECT_GT(planned, even);
+                   EXPECT_LE(run.MemoryHeld().activations, planned);
+                   // Rank 0 had the larger shares.
+                   EXPECT_EQ(static_cast<double>(run.MemoryHeld().activations) >
+                                 1.2 * static_cast<double>(even),
+                             rank == 0);
+                 },
+                 {{.reduction = 0, .shares = {16, 16}},
+                  {.reduction = 1, .shares = {30, 2}},
+                  {.reduction = 2, .shares = {28, 4}},
+                  {.reduction = 3, .shares = {26, 6}}});
   }
 }
 

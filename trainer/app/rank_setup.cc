@@ -151,6 +151,7 @@ absl::StatusOr<RankSetup> CheckRank(const TrainOptions& options,
     EK_RETURN_IF_ERROR(CheckCanWrite("save", options.flags.save));
   }
   EK_RETURN_IF_ERROR(CheckCanAppend("metrics", options.flags.metrics));
+  EK_RETURN_IF_ERROR(CheckCanAppend("balance_log", options.flags.balance_log));
   if (!options.flags.prometheus.empty() && !absl::EndsWith(options.flags.prometheus, ".prom")) {
     return absl::InvalidArgumentError(
         absl::StrCat("--prometheus=", options.flags.prometheus,
@@ -185,6 +186,7 @@ absl::StatusOr<StepPlan> PlanOf(const TrainOptions& options, const TrainingData&
                        .rank_steps = options.rank_steps,
                        .must_be_even = !options.flags.join,
                        .stops_early = options.flags.stop_early,
+                       .balances = options.flags.balance,
                        .begin = from});
 }
 

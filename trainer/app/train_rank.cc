@@ -29,6 +29,7 @@
 #include "evenkeel/trainer/app/progress.h"
 #include "evenkeel/trainer/app/rank_setup.h"
 #include "evenkeel/trainer/app/run_recorder.h"
+#include "evenkeel/trainer/app/share_log.h"
 #include "evenkeel/trainer/app/training_run.h"
 #include "evenkeel/trainer/checkpoint/checkpoint_folder.h"
 #include "evenkeel/trainer/checkpoint/run_checkpoints.h"
@@ -256,6 +257,10 @@ class Job {
   void ReportStragglers(int64_t step) {
     std::function<std::string(int rank)> host_of = nullptr;
     if (!has_one_host_) host_of = [this](int rank) { return hosts_[rank]; };
+    if (const std::string shares = run_.ShareNews(); !shares.empty()) {
+      recorder_.OnEvent(step, "shares", shares);
+      if (output_ != nullptr) output_->OnShares(shares);
+    }
     const std::string news = StragglerNews(run_.communicator(), host_of);
     const StragglerReport recent = RecentStragglersOf(run_.communicator());
     recorder_.OnStragglers(step, recent);
@@ -381,6 +386,9 @@ TrainResult RunPrepared(Communicator& comm, const TrainOptions& options, RankSet
     if (comm.rank() == 0) TellBeginning(*checkpoints, streams);
   }
   const bool is_resumed = checkpoints != nullptr && checkpoints->resumed() != nullptr;
+  auto repeat = OpenShareLog(comm, options, is_resumed ? checkpoints->resumed()->steps : 0);
+  if (!repeat.ok()) return Failed(repeat.status(), comm.status().ok(), comm);
+  setup.repeat = *std::move(repeat);
   auto run = TrainingRun::Create(&comm, options, std::move(setup), checkpoints.get());
   // All ranks get the errors of the checkpoint.
   if (!run.ok()) return Failed(run.status(), is_resumed && comm.status().ok(), comm);

@@ -52,6 +52,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/join/balance.h"
 #include "evenkeel/join/join.h"
 #include "evenkeel/trainer/app/rank_setup.h"
 #include "evenkeel/trainer/app/step_facts.h"
@@ -173,6 +174,9 @@ class TrainingRun {
   // group still works.
   bool failed_together() const { return failed_together_; }
 
+  // Returns a sentence if the shares have changed noticeably since the last call (Balance::News()).
+  std::string ShareNews();
+
   // Returns the record of this rank for the report. It and plans() are empty unless the options ask
   // for a report.
   RankRecord Record() const;
@@ -217,6 +221,8 @@ class TrainingRun {
   TrainingRun(Communicator* comm, const TrainOptions& options, RankSetup setup,
               RunCheckpoints* checkpoints);
   absl::Status Init();
+  // Begins with even shares, unless they are repeated.
+  absl::Status MakeBalance();
   // Read the checkpoint before and after the optimizer is created.
   absl::Status FindBeginning();
   absl::Status LoadBeginning();
@@ -272,6 +278,7 @@ class TrainingRun {
   bool last_overflowed_ = false;        // Before this run began.
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<DataParallel> ddp_;
+  std::unique_ptr<Balance> balance_;  // Null: without --balance, or alone.
   std::unique_ptr<StepWatch> watch_;
   std::unique_ptr<StepWatch> pause_;  // Evaluations, samples and checkpoints between two steps.
 

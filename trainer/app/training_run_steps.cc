@@ -187,9 +187,12 @@ absl::StatusOr<TrainingRun::StepResult> TrainingRun::Passes(int64_t step, const 
   const bool wants_sums = options_.flags.join && options_.divide_by == DivideBy::kSamples;
   const double scale = scaler_ == nullptr ? 1.0 : scaler_->scale();
   StepResult result;
-  for (size_t first = 0; first < samples.size(); first += options_.batch_size) {
-    const auto part =
-        samples.subspan(first, std::min<size_t>(options_.batch_size, samples.size() - first));
+  // With other shares as many passes of another size, which then have the same overhead.
+  const size_t passes = options_.flags.accumulate;
+  const size_t most =
+      balance_ == nullptr ? options_.batch_size : (samples.size() + passes - 1) / passes;
+  for (size_t first = 0; first < samples.size(); first += most) {
+    const auto part = samples.subspan(first, std::min(most, samples.size() - first));
     const bool is_last = first + part.size() == samples.size();
     const double share = static_cast<double>(part.size()) / all;
     EK_ASSIGN_OR_RETURN(
@@ -258,6 +261,8 @@ class TrainingRun::EpochLoop {
  private:
   // Trains this rank's batches.
   absl::Status Train();
+  // Returns this rank's part of the next step's batch; a short one may have no sample for it.
+  absl::StatusOr<Part> NextPart(const BatchPlan& batches, std::span<const int32_t> order);
   absl::Status TrainBatch(const Part& mine);
   // Records a step for which this rank had no batch.
   absl::Status Follow(const StepAnswer& answer);
@@ -377,6 +382,10 @@ absl::Status TrainingRun::EpochLoop::Follow(const StepAnswer& answer) {
 
 absl::Status TrainingRun::EpochLoop::TrainBatch(const Part& mine) {
   if (run_.scaler_ != nullptr) facts_.loss_scale = run_.scaler_->scale();
+  const int64_t every = run_.options_.flags.eval_every;
+  // No measure of the ranks' speed.
+  if (every > 0 && (facts_.step + 1) % every == 0)
+    StepControl::Of(*run_.comm_).Request(StepRequests::kEvaluate);
   EK_ASSIGN_OR_RETURN(StepResult own, run_.Step(facts_.step, mine));
   facts_.own_samples = static_cast<int64_t>(mine.samples.size());
   facts_.sync = Durations(run_.ddp_->reducer().last_step()).exposed;
@@ -389,6 +398,19 @@ absl::Status TrainingRun::EpochLoop::TrainBatch(const Part& mine) {
   if (!IsSaveDue(answer) && !IsTestDue(answer) && !IsSampleDue(answer)) return absl::OkStatus();
   EK_RETURN_IF_ERROR(run_.pause_->TakePart());  // Exhausted ranks have updated their state, too.
   return Pause(answer);
+}
+
+absl::StatusOr<TrainingRun::Part> TrainingRun::EpochLoop::NextPart(const BatchPlan& batches,
+                                                                   std::span<const int32_t> order) {
+  if (run_.balance_ == nullptr) {
+    return Part{.samples = BatchSamples(batches, order, done_),
+                .place = batches.rank * batches.batch_size};
+  }
+  const int64_t whole = batches.world_size * batches.batch_size;
+  const int64_t first = batches.first + done_ * whole;
+  EK_ASSIGN_OR_RETURN(const Share mine,
+                      run_.balance_->Next(first, std::min(whole, batches.samples - first)));
+  return Part{.samples = order.subspan(mine.first, mine.count), .place = mine.first - first};
 }
 
 absl::Status TrainingRun::EpochLoop::Train() {
@@ -409,8 +431,9 @@ absl::Status TrainingRun::EpochLoop::Train() {
       EK_RETURN_IF_ERROR(run_.Own(run_.clock_->Align(SteadyNow() + run_.comm_->timeout())));
     }
     for (; GoesOn(); ++done_) {
-      EK_RETURN_IF_ERROR(TrainBatch({.samples = BatchSamples(batches, order, done_),
-                                     .place = batches.rank * batches.batch_size}));
+      EK_ASSIGN_OR_RETURN(const Part mine, NextPart(batches, order));
+      if (mine.samples.empty()) break;
+      EK_RETURN_IF_ERROR(TrainBatch(mine));
     }
     return run_.ReportAll(on_step_);
   });

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "evenkeel/join/steps/share_cost.h"
+#include "evenkeel/join/steps/internal/share_cost.h"
 
 namespace evenkeel {
 namespace {

@@ -12,8 +12,8 @@
 //
 // Threads: thread-compatible. Equal input gives equal costs.
 
-#ifndef EVENKEEL_JOIN_STEPS_SHARE_COST_H_
-#define EVENKEEL_JOIN_STEPS_SHARE_COST_H_
+#ifndef EVENKEEL_JOIN_STEPS_INTERNAL_SHARE_COST_H_
+#define EVENKEEL_JOIN_STEPS_INTERNAL_SHARE_COST_H_
 
 #include <array>
 #include <cstdint>
@@ -101,4 +101,4 @@ class CostCurve {
 
 }  // namespace evenkeel
 
-#endif  // EVENKEEL_JOIN_STEPS_SHARE_COST_H_
+#endif  // EVENKEEL_JOIN_STEPS_INTERNAL_SHARE_COST_H_

@@ -1,4 +1,4 @@
-#include "evenkeel/join/steps/share_cost.h"
+#include "evenkeel/join/steps/internal/share_cost.h"
 
 #include <algorithm>
 #include <bit>

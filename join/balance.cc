@@ -1,13 +1,15 @@
 // The decision of a step is the same on all ranks, because it uses the answers up to the last step
-// that reduced gradients, and no later one. A rank that begins a step has waited for all of these
-// answers; those of steps that only accumulate may arrive before or after Next(). So an answer is
-// held until that of a reducing step arrives, on the control thread, and is used then: this rank
-// has begun that step already, so its next call of Next() comes later.
+// that reduced gradients, and no later one. Next() has waited for all of these answers; those of
+// steps that only accumulate may arrive before or after Next(). So an answer is held until that of
+// a reducing step arrives, on the control thread, and is used then: this rank has begun that step
+// already, so its next call of Next() comes later.
 
 #include "evenkeel/join/balance.h"
 
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -15,17 +17,19 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
 #include "evenkeel/comm/agree.h"
 #include "evenkeel/comm/base/fields.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/steps/share_planner.h"
+#include "evenkeel/join/steps/step_agreement.h"
 #include "evenkeel/join/steps/step_control.h"
 
 namespace evenkeel {
 namespace {
 
-// What one rank can compute of a whole batch.
+// The limits of one rank's share of a whole batch.
 struct OwnLimits {
   int64_t least = 0;
   int64_t most = 0;
@@ -33,9 +37,17 @@ struct OwnLimits {
   static void VisitFields(auto& self, auto& visit) { visit(self.least, self.most); }
 };
 
+std::vector<SharePlanner::RankInterval> RanksOf(const StepAnswer& answer,
+                                                absl::Span<const int64_t> samples) {
+  std::vector<SharePlanner::RankInterval> ranks;
+  ranks.reserve(answer.world_size);
+  for (int rank = 0; rank < answer.world_size; ++rank)
+    ranks.push_back({.times = answer.record(rank).times, .samples = samples[rank]});
+  return ranks;
+}
+
 std::string TextOf(const ShareChange& change) {
-  return absl::StrCat(absl::StrJoin(change.shares, ","), " after ", change.reduction,
-                      " reductions");
+  return absl::StrCat(TextOfCounts(change.shares), " after ", change.reduction, " reductions");
 }
 
 std::vector<Fact> FactsOf(const BalanceOptions& options, const StepControl& steps) {
@@ -45,8 +57,12 @@ std::vector<Fact> FactsOf(const BalanceOptions& options, const StepControl& step
       {"the steps before it", absl::StrCat(steps.records_sent())},
       {"the number of changes to repeat", absl::StrCat(options.repeat.size())},
   };
-  for (size_t i = 0; i < options.repeat.size(); ++i)
-    facts.push_back({absl::StrCat("change ", i, " to repeat"), TextOf(options.repeat[i])});
+  for (size_t i = 0; i < options.repeat.size(); ++i) {
+    const ShareChange& change = options.repeat[i];
+    facts.push_back({absl::StrCat("change ", i, " to repeat"),
+                     absl::StrCat(absl::StrJoin(change.shares, ","), " after ", change.reduction,
+                                  " reductions")});
+  }
   return facts;
 }
 
@@ -55,10 +71,14 @@ absl::Status CheckOwn(const BalanceOptions& options, const StepControl& steps) {
     return absl::FailedPreconditionError(
         "the communicator has a Balance already: destroy it before another one is made");
   }
-  if (options.batch < 1 || options.quantum < 0 || options.least < 0 || options.most < 0) {
+  const auto is_possible = [](int64_t samples) {
+    return samples >= 0 && samples <= std::numeric_limits<int32_t>::max();
+  };
+  if (options.batch == 0 || !is_possible(options.batch) || !is_possible(options.quantum) ||
+      !is_possible(options.least) || !is_possible(options.most)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "batch (", options.batch, ") must be at least 1, and quantum (", options.quantum,
-        "), least (", options.least, ") and most (", options.most, ") at least 0"));
+        "batch (", options.batch, ") must be at least 1, quantum (", options.quantum, "), least (",
+        options.least, ") and most (", options.most, ") at least 0, and all of them below 2^31"));
   }
   return absl::OkStatus();
 }
@@ -110,6 +130,7 @@ class Balance::Impl {
   Impl(Communicator* comm, const BalanceOptions& options, ShareLimits limits)
       : rank_(comm->rank()),
         steps_(StepControl::Of(*comm)),
+        group_(steps_.lifetime()),
         batch_(options.batch),
         sizes_(limits.SizesOf(rank_)),
         repeat_(options.repeat),
@@ -117,12 +138,13 @@ class Balance::Impl {
         steps_before_(steps_.records_sent()),
         planner_(std::move(limits)),
         used_(planner_.shares()),
-        told_(used_) {
+        reported_(used_) {
     steps_.SetObserver([this](const StepAnswer& answer, absl::Span<const int64_t> samples) {
       OnAnswer(answer, samples);
     });
   }
   ~Impl() {
+    if (group_.expired()) return;  // Programs may destroy it first, after Recover().
     steps_.SetObserver(nullptr);
     steps_.SetShares(nullptr);
   }
@@ -138,13 +160,17 @@ class Balance::Impl {
     std::vector<SharePlanner::RankInterval> ranks;  // Of the interval that ended before it.
   };
 
+  // Without a reduction the steps after these lose their times, on all ranks the same.
+  static constexpr size_t kMostHeld = 1024;
+
   absl::Status CheckNext(int64_t first, int64_t samples) const;
   void OnAnswer(const StepAnswer& answer, absl::Span<const int64_t> samples);
   void Use(const Step& step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   ShareChange Current() const;
 
   const int rank_;
-  StepControl& steps_;
+  StepControl& steps_;  // That of the group, while it lives.
+  const std::weak_ptr<const void> group_;
   const int64_t batch_;
   const std::vector<int64_t> sizes_;
   const std::vector<ShareChange> repeat_;
@@ -160,18 +186,19 @@ class Balance::Impl {
 
   // For the thread that runs steps.
   bool has_used_ = false;
-  std::vector<int64_t> used_;  // Shares of whole batches.
-  std::vector<int64_t> told_;
+  std::vector<int64_t> used_;      // Shares of whole batches.
+  std::vector<int64_t> reported_;  // By News().
 };
 
 void Balance::Impl::OnAnswer(const StepAnswer& answer, absl::Span<const int64_t> samples) {
   if (answer.step <= steps_before_) return;
   absl::MutexLock lock(&mutex_);
-  Step& step = held_.emplace_back(Step{.requests = answer.requests});
-  for (int rank = 0; rank < answer.world_size; ++rank)
-    step.ranks.push_back({.times = answer.record(rank).times, .samples = samples[rank]});
+  if (held_.size() < kMostHeld) held_.emplace_back().ranks = RanksOf(answer, samples);
+  held_.back().requests |= answer.requests;
   if (!answer.reduces()) return;
-  for (const Step& each : held_) Use(each);
+  if (repeat_.empty()) {
+    for (const Step& each : held_) Use(each);
+  }
   held_.clear();
   ++reductions_;
 }
@@ -186,17 +213,15 @@ void Balance::Impl::Use(const Step& step) {
     }
     planner_.Add(step.ranks);
   }
-  // What follows the step is a part of the next interval; of this one if the step accumulates.
+  // Work after a step is a part of the next interval, or of this one if the step accumulates.
   if ((step.requests & (StepRequests::kSave | StepRequests::kEvaluate)) != 0) to_drop_ = 2;
 }
 
 ShareChange Balance::Impl::Current() const {
   absl::MutexLock lock(&mutex_);
-  ShareChange current{.reduction = reductions_, .shares = planner_.shares()};
-  for (const ShareChange& change : repeat_) {
-    if (change.reduction <= reductions_) current.shares = change.shares;
-  }
-  return current;
+  const auto next = std::ranges::upper_bound(repeat_, reductions_, {}, &ShareChange::reduction);
+  return {.reduction = reductions_,
+          .shares = next == repeat_.begin() ? planner_.shares() : std::prev(next)->shares};
 }
 
 absl::Status Balance::Impl::CheckNext(int64_t first, int64_t samples) const {
@@ -208,6 +233,11 @@ absl::Status Balance::Impl::CheckNext(int64_t first, int64_t samples) const {
     return absl::FailedPreconditionError(
         "Balance::Next(): these steps have no agreement, so that the ranks' times are not known: "
         "set JoinOptions::enable");
+  }
+  if (!steps_.in_loop() || !steps_.requires_samples()) {
+    return absl::FailedPreconditionError(
+        "Balance::Next(): only DivideBy::kSamples gives every sample the same weight where shares "
+        "differ: run the steps in RunJoined() with JoinOptions::divide_by = DivideBy::kSamples");
   }
   if (const auto& unused = steps_.shares(); unused != nullptr) {
     return absl::FailedPreconditionError(
@@ -240,11 +270,11 @@ absl::StatusOr<Share> Balance::Impl::Next(int64_t first, int64_t samples) {
 std::string Balance::Impl::News() {
   bool is_news = false;
   for (size_t rank = 0; rank < used_.size(); ++rank)
-    is_news = is_news || 10 * std::abs(used_[rank] - told_[rank]) >= told_[rank];
+    is_news = is_news || 10 * std::abs(used_[rank] - reported_[rank]) >= reported_[rank];
   if (!is_news) return "";
-  const std::string before = absl::StrJoin(std::exchange(told_, used_), ",");
-  return absl::StrCat("ranks compute ", absl::StrJoin(used_, ","), " of ", batch_, " samples (",
-                      before, " before)");
+  const std::string before = TextOfCounts(std::exchange(reported_, used_));
+  return absl::StrCat("ranks compute ", TextOfCounts(used_), " of ", batch_, " samples (", before,
+                      " before)");
 }
 
 absl::StatusOr<std::unique_ptr<Balance>> Balance::Create(Communicator* comm,
@@ -261,11 +291,13 @@ absl::StatusOr<std::unique_ptr<Balance>> Balance::Create(Communicator* comm,
       .most = std::vector<int64_t>(comm->world_size()),
   };
   const OwnLimits own = LimitsOf(options, limits.quantum, limits.even(comm->rank()));
-  EK_ASSIGN_OR_RETURN(const std::vector<std::string> all,
-                      AgreeOn(*comm, "balance limits", absl::OkStatus(), internal::ToBytes(own)));
+  EK_ASSIGN_OR_RETURN(
+      const std::vector<std::string> all,
+      Annotate(AgreeOn(*comm, "balance limits", absl::OkStatus(), internal::ToBytes(own)), kName));
   for (size_t rank = 0; rank < all.size(); ++rank) {
-    EK_ASSIGN_OR_RETURN(const OwnLimits theirs,
-                        internal::FromBytes<OwnLimits>(all[rank], "a rank's limits of shares"));
+    EK_ASSIGN_OR_RETURN(
+        const OwnLimits theirs,
+        Annotate(internal::FromBytes<OwnLimits>(all[rank], "a rank's limits of shares"), kName));
     limits.least[rank] = theirs.least;
     limits.most[rank] = theirs.most;
   }

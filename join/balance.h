@@ -18,9 +18,12 @@
 //       RunJoined({ddp.get(), optimizer.get()}, {.divide_by = DivideBy::kSamples}, loop));
 //
 // A global batch is fixed for the run, whatever the number of ranks, and every sample has the same
-// weight; so the result is that of one process on the same batches, whoever computes a sample. What
-// depends on a rank's own samples is not: the statistics of batch norm, unless they are of all
-// ranks.
+// weight; so the result is that of one process on the same batches, whoever computes a sample.
+// Layers that use several samples of a rank are an exception: the statistics of batch norm have to
+// be those of all ranks.
+//
+// With other divisors than DivideBy::kSamples a sample on a rank with a small share would have more
+// weight than others, so Next() refuses them.
 //
 // The ranks' times are those of join/straggler.h, and travel with the records of the steps: no
 // message and no collective is added. A record has 8 bytes for it: a hash of the shares and of the
@@ -34,8 +37,11 @@
 // where the reduction takes most of the time.
 //
 // Accumulation: call Next() for the batch of each micro-step. The shares of all micro-steps before
-//               a reduction are the same.
-// Groups:  of one group. After a loss of ranks, make another one, which begins with even shares.
+//               a reduction are the same. Shares change only after steps in which all models and
+//               optimizers reduce gradients: if one of several models always accumulates, they
+//               remain even.
+// Groups:  a Balance belongs to one group, and may be destroyed after it. After a loss of ranks,
+//          make another one, which begins with even shares.
 // Threads: thread-compatible: the thread that runs steps.
 // Devices: times are those of the host: a slow device is not seen, and shares remain even.
 // Errors:  those of Create() and Next() are named there. In the step itself, on all ranks, with
@@ -54,7 +60,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 
 namespace evenkeel {
 
@@ -77,22 +82,26 @@ struct BalanceOptions {
   // Equal on all ranks:
   int64_t batch = 0;    // Samples of a whole global batch, of all ranks together.
   int64_t quantum = 0;  // Shares differ from even ones by multiples of it; 0: an eighth of those.
-  // Not empty: instead of measuring, repeats the changes of another run, in their order.
+  // Not empty: instead of measuring, repeats the changes of another run, in their order. Shares are
+  // even before the first one.
   std::vector<ShareChange> repeat;
 
-  // This rank's. Defaults leave at most 16 sizes.
-  int64_t least = 0;  // 0: a quantum, or the even share if that is smaller.
-  int64_t most = 0;   // What its memory allows; 0: twice the even share.
+  // This rank's limits, for which its memory counts. Defaults are nearer to the even share where
+  // there would be more than 16 sizes between them: with both of them at most 7 quanta below it,
+  // and at most 8 above it.
+  int64_t least = 0;  // 0: the smallest size from a quantum on, or the even share if smaller.
+  int64_t most = 0;   // 0: the largest size up to twice the even share.
   // Called in Next() before shares are used for the first time, with the even ones at the
-  // beginning; an error is that of Next(). For logs: what it has written is complete up to every
-  // step that was reduced.
+  // beginning; an error is that of Next(). For logs: they have the shares of every step
+  // that was reduced.
   std::function<absl::Status(const ShareChange&)> on_change;
 };
 
 class Balance {
  public:
   // Collective: exchanges the options over the control plane, before or between steps. `comm` must
-  // outlive the result. There is one Balance per communicator at a time.
+  // outlive all calls of the result, except that of its destructor. There is one Balance per
+  // communicator at a time.
   // Errors: on all ranks, InvalidArgument: values out of range, or different ones where they must
   // be equal; more than 16 sizes for a rank. FailedPrecondition: the communicator has one already.
   static absl::StatusOr<std::unique_ptr<Balance>> Create(Communicator* comm,
@@ -104,19 +113,24 @@ class Balance {
   // Returns this rank's part of the next step's batch, which has the samples from `first` to
   // `first + samples - 1`, at most a whole batch. Called on every active rank before each step.
   // Waits only after a step that reduced gradients without waiting for the other ranks. A short
-  // batch is divided in proportion; a rank that gets none has to end its loop.
+  // batch is divided in proportion; a rank that gets none has to end its loop. So only the last
+  // batch of a loop may be short: later ones have a share for a rank that has no more input, which
+  // is an error.
   // Errors: InvalidArgument: `samples` below 1 or above a whole batch. FailedPrecondition: the
-  //         steps have no agreement (JoinOptions::enable is false), or the last share was not used.
+  //         steps have no agreement (JoinOptions::enable is false); they are not in RunJoined(), or
+  //         have another divisor than DivideBy::kSamples; or the last share was not used.
   //         The error that has ended the group, or that of on_change.
   absl::StatusOr<Share> Next(int64_t first, int64_t samples);
 
   // Returns the shares of whole batches that the last Next() used, by rank.
   const std::vector<int64_t>& shares() const;
   // Returns all sizes that this rank's share of a whole batch can have, from the least one on, at
-  // most 16: plan memory for the last one. Short batches are smaller than their rank's share.
+  // most 16: plan memory for the last one. A rank's part of a short batch is never larger than its
+  // share.
   std::vector<int64_t> sizes() const;
   // Returns a sentence if the shares differ by a tenth or more from those of the last sentence:
-  // "ranks compute 176,80 of 256 samples (128,128 before)"; else "".
+  // "ranks compute 176,80 of 256 samples (128,128 before)"; else "". It lists at most
+  // 16 ranks.
   std::string News();
 
  private:

@@ -1,7 +1,9 @@
 #include "evenkeel/join/balance.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -107,8 +109,11 @@ struct Training {
   int epochs = 1;
   int accumulated = 1;        // Batches of a reduction.
   absl::Duration most_delay;  // A random one before each Next(), and after it.
+  int evaluated_every = 0;    // Batches; 0: never.
   std::function<absl::Duration(int rank, int64_t batch)> per_sample = nullptr;
 };
+
+const JoinOptions kBySamples = {.divide_by = DivideBy::kSamples};
 
 // The observations of one rank.
 struct Seen {
@@ -145,6 +150,8 @@ absl::Status Train(Communicator& comm, const Training& run, Seen& seen) {
       if (mine.count == 0) break;
       delay();
       EK_RETURN_IF_ERROR(scope.AddSamples(mine.count));
+      if (run.evaluated_every > 0 && batch % run.evaluated_every == 0 && comm.rank() == 1)
+        StepControl::Of(comm).Request(StepRequests::kEvaluate);
       const bool is_last = first + options.batch >= run.samples;
       EK_RETURN_IF_ERROR(
           model.Step(mine, is_last || (batch + 1) % run.accumulated == 0,
@@ -153,7 +160,7 @@ absl::Status Train(Communicator& comm, const Training& run, Seen& seen) {
     return absl::OkStatus();
   };
   for (int epoch = 0; epoch < run.epochs; ++epoch)
-    EK_RETURN_IF_ERROR(RunJoined({&model}, {.divide_by = DivideBy::kSamples}, loop));
+    EK_RETURN_IF_ERROR(RunJoined({&model}, kBySamples, loop));
   seen.total = model.total;
   seen.report = StragglersOf(comm);
   return absl::OkStatus();
@@ -322,7 +329,7 @@ TEST_P(BalanceTest, StepsThatDoNotWaitAreReductions) {
         const auto balance,
         Balance::Create(&comm, {.batch = 8 * world, .quantum = 1, .repeat = changes}));
     internal::Ticker ticker(&comm);
-    return RunJoined({&ticker}, {}, [&](JoinScope& scope) -> absl::Status {
+    return RunJoined({&ticker}, kBySamples, [&](JoinScope& scope) -> absl::Status {
       for (int step = 0; step < 40; ++step) {
         EK_ASSIGN_OR_RETURN(const Share mine, balance->Next(step, 8 * world));
         EXPECT_EQ(balance->shares(), changes[step].shares) << step;
@@ -362,7 +369,75 @@ TEST_P(BalanceTest, RepeatsTheChangesOfAnotherRun) {
   EXPECT_EQ(RunOnRanks(world, run)[0].shares, ranks[0].shares);
 }
 
+// Steps that no reduction ends are forgotten in part.
+TEST_P(BalanceTest, AReductionMayHaveAThousandSteps) {
+  const int world = GetParam();
+  const Training run{.balance = {.batch = 8 * world, .quantum = 1, .repeat = ManyChanges(world, 3)},
+                     .samples = 2500 * 8 * world,
+                     .accumulated = 1100};
+  const std::vector<Seen> ranks = RunOnRanks(world, run);
+  for (size_t step = 0; step < 2500; ++step)
+    EXPECT_EQ(ranks[0].shares[step], run.balance.repeat[step / 1100].shares) << step;
+}
+
+// All ranks have begun steps whose answers arrive later, which this object does not count.
+TEST_P(BalanceTest, CountsReductionsFromItsMakingOn) {
+  const int world = GetParam();
+  const std::vector<ShareChange> changes = ManyChanges(world, 10);
+  RunDelayed(world, [&](Communicator& comm) -> absl::Status {
+    internal::Ticker ticker(&comm);
+    for (int step = 0; step < 7; ++step) EK_RETURN_IF_ERROR(ticker.Tick());
+    std::vector<ShareChange> seen;
+    EK_ASSIGN_OR_RETURN(const auto balance,
+                        Balance::Create(&comm, {.batch = 8 * world,
+                                                .quantum = 1,
+                                                .repeat = changes,
+                                                .on_change = [&](const ShareChange& change) {
+                                                  seen.push_back(change);
+                                                  return absl::OkStatus();
+                                                }}));
+    EK_RETURN_IF_ERROR(RunJoined({&ticker}, kBySamples, [&](JoinScope& scope) -> absl::Status {
+      for (int step = 0; step < 10; ++step) {
+        EK_ASSIGN_OR_RETURN(const Share mine, balance->Next(step, 8 * world));
+        EK_RETURN_IF_ERROR(scope.AddSamples(mine.count));
+        EK_RETURN_IF_ERROR(ticker.Tick());
+      }
+      return absl::OkStatus();
+    }));
+    if (world > 1) {
+      EXPECT_EQ(seen.size(), 10u);
+      for (int step = 0; step < 7; ++step) EXPECT_EQ(seen[step], changes[step]) << step;
+    }
+    return absl::OkStatus();
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Worlds, BalanceTest, testing::Values(1, 2, 3, 5));
+
+TEST(BalanceRepeatTest, SharesAreEvenBeforeTheFirstChange) {
+  const std::vector<int64_t> even = {8, 8}, other = {10, 6};
+  const Training run{.balance = {.batch = 16, .quantum = 2, .repeat = {{25, other}}},
+                     .samples = 30 * 16,
+                     .per_sample = [](int rank, int64_t) {
+                       return absl::Milliseconds(rank == 0 ? 5 : 1);  // Moved after 14 steps.
+                     }};
+  const std::vector<Seen> ranks = RunOnRanks(2, run);
+  EXPECT_THAT(ranks[0].changes, ElementsAre(ShareChange{0, even}, ShareChange{25, other}));
+}
+
+// Its times are those of the next step, or of the one after it.
+TEST(BalanceEvaluationTest, AnIntervalWithAnEvaluationMovesNoSamples) {
+  Training run{.balance = {.batch = 16},
+               .samples = 400 * 16,
+               .evaluated_every = 4,
+               .per_sample = [](int rank, int64_t batch) {
+                 return absl::Microseconds(rank == 0 && batch % 4 == 1 ? 5000 : 500);
+               }};
+  const std::vector<Seen> ranks = RunOnRanks(2, run);
+  for (const std::vector<int64_t>& shares : ranks[0].shares) EXPECT_GT(shares[0], 5);
+  run.evaluated_every = 0;
+  EXPECT_LE(RunOnRanks(2, run)[0].shares.back()[0], 5) << "without a request";
+}
 
 // A step of one of three ranks, whose share of 12 samples is 4.
 using Loop = std::function<absl::Status(int rank, Balance&, Model&, JoinScope&)>;
@@ -378,6 +453,11 @@ absl::Status StepOf(Balance& balance, Model& model, JoinScope& scope, int64_t fi
   EK_ASSIGN_OR_RETURN(const Share mine, balance.Next(first, samples));
   EK_RETURN_IF_ERROR(scope.AddSamples(mine.count + more));
   return model.Step({}, true, absl::ZeroDuration());
+}
+
+absl::Status AddedWithoutAStep(JoinScope& scope, const absl::Status& before) {
+  EK_RETURN_IF_ERROR(before);
+  return scope.AddSamples(5);
 }
 
 const Case kCases[] = {
@@ -450,6 +530,29 @@ const Case kCases[] = {
      },
      "step 2: rank 1 has 4 samples where its share is 1 of 2",
      {1}},
+    // The samples of rank 2 would be lost: two ranks have a part, and two take the step.
+    {"ActiveWithoutShareForAnother",
+     [](int rank, Balance& balance, Model& model, JoinScope& scope) -> absl::Status {
+       if (rank == 2) return absl::OkStatus();
+       return StepOf(balance, model, scope, 0, 2);
+     },
+     "step 1: rank 0 takes the step, but its share is 0 of 2: end the loop where the count of "
+     "Balance::Next() is 0; ranks 0,2 do not take their shares",
+     {0, 2}},
+    {"ExhaustedWithSamplesAfterNext",
+     [](int rank, Balance& balance, Model& model, JoinScope& scope) -> absl::Status {
+       return rank == 0 ? AddedWithoutAStep(scope, balance.Next(0, 2).status())
+                        : StepOf(balance, model, scope, 0, 2);
+     },
+     "step 1: rank 0 has 5 samples where its share is 0 of 2: pass the count",
+     {0}},
+    {"ExhaustedWithSamples",
+     [](int rank, Balance& balance, Model& model, JoinScope& scope) -> absl::Status {
+       return rank == 0 ? AddedWithoutAStep(scope, absl::OkStatus())
+                        : StepOf(balance, model, scope, 0, 2);
+     },
+     "step 1: rank 0 has 5 samples where its share is 0 of 2: pass the count",
+     {0}},
     {"ActiveWithoutShare",
      [](int, Balance& balance, Model& model, JoinScope& scope) {
        return StepOf(balance, model, scope, 0, 2);
@@ -466,7 +569,7 @@ TEST(BalanceErrorTest, EachRankNamesTheRanksAndTheirValues) {
       EK_ASSIGN_OR_RETURN(const auto balance, Balance::Create(&comm, {.batch = 12}));
       Model model(&comm, 0);
       absl::Status& result = results[comm.rank()];
-      result = RunJoined({&model}, {}, [&](JoinScope& scope) {
+      result = RunJoined({&model}, kBySamples, [&](JoinScope& scope) {
         return test.loop(comm.rank(), *balance, model, scope);
       });
       return result;
@@ -490,7 +593,7 @@ TEST(BalanceErrorTest, ASingleRankMustTakeTheWholeBatch) {
   const absl::Status status = RunTestRanks(1, [&](Communicator& comm) -> absl::Status {
     EK_ASSIGN_OR_RETURN(const auto balance, Balance::Create(&comm, {.batch = 12}));
     Model model(&comm, 0);
-    return RunJoined({&model}, {},
+    return RunJoined({&model}, kBySamples,
                      [&](JoinScope& scope) { return StepOf(*balance, model, scope, 0, 12, 1); });
   });
   EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
@@ -509,7 +612,17 @@ TEST(BalanceErrorTest, NextRefusesWhatItCannotDivide) {
                   HasSubstr("JoinOptions::enable"));
       return absl::OkStatus();
     }));
-    EK_RETURN_IF_ERROR(RunJoined({&model}, {}, [&](JoinScope& scope) -> absl::Status {
+    constexpr char kWeights[] = "run the steps in RunJoined() with JoinOptions::divide_by";
+    EXPECT_THAT(std::string(balance->Next(0, 12).status().message()), HasSubstr(kWeights));
+    for (const DivideBy other : {DivideBy::kInitialWorldSize, DivideBy::kActiveRanks}) {
+      EK_RETURN_IF_ERROR(RunJoined({&model}, {.divide_by = other}, [&](JoinScope&) -> absl::Status {
+        const absl::Status status = balance->Next(0, 12).status();
+        EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+        EXPECT_THAT(std::string(status.message()), HasSubstr(kWeights));
+        return absl::OkStatus();
+      }));
+    }
+    EK_RETURN_IF_ERROR(RunJoined({&model}, kBySamples, [&](JoinScope& scope) -> absl::Status {
       EK_RETURN_IF_ERROR(StepOf(*balance, model, scope, 0, 12));
       EXPECT_TRUE(balance->Next(12, 12).ok());
       const absl::Status again = balance->Next(24, 12).status();
@@ -519,8 +632,9 @@ TEST(BalanceErrorTest, NextRefusesWhatItCannotDivide) {
                 "12 was not used: call it once before each step");
       return absl::OkStatus();  // No rank uses it.
     }));
-    EXPECT_TRUE(balance->Next(36, 12).ok()) << "a loop drops what it has not used";
-    return absl::OkStatus();
+    return RunJoined({&model}, kBySamples, [&](JoinScope&) {
+      return Annotate(balance->Next(36, 12).status(), "a loop drops what it has not used");
+    });
   });
   EXPECT_TRUE(status.ok()) << status;
 }
@@ -531,8 +645,11 @@ TEST(BalanceErrorTest, AnErrorOfOnChangeIsThatOfNext) {
                         Balance::Create(&comm, {.batch = 12, .on_change = [](const ShareChange&) {
                                                   return absl::DataLossError("the disk is full");
                                                 }}));
-    EXPECT_EQ(balance->Next(0, 12).status(), absl::DataLossError("the disk is full"));
-    return absl::OkStatus();
+    internal::Ticker ticker(&comm);
+    return RunJoined({&ticker}, kBySamples, [&](JoinScope&) {
+      EXPECT_EQ(balance->Next(0, 12).status(), absl::DataLossError("the disk is full"));
+      return absl::OkStatus();
+    });
   });
   EXPECT_TRUE(status.ok()) << status;
 }
@@ -542,15 +659,21 @@ TEST(BalanceErrorTest, CreateRefusesOptionsOnAllRanks) {
     BalanceOptions options;  // Of rank 1.
     std::string message;
   };
+  constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
   const Refused kRefused[] = {
       {{.batch = 14}, "batch: rank 0 has 12; rank 1 has 14: the ranks disagree"},
       {{.batch = 12, .quantum = 3}, "quantum: rank 0 has 0; rank 1 has 3"},
       {{.batch = 12, .repeat = {{0, {6, 6}}}}, "the number of changes to repeat: rank 0 has 0"},
       {{.batch = -1}, "batch (-1) must be at least 1"},
       {{.batch = 12, .most = -1}, "most (-1)"},
-      {{.batch = 12, .least = 7}, ""},
-      {{.batch = 12, .most = 5}, ""},
-      {{.batch = 12, .most = 60}, ""},
+      {{.batch = kHuge}, "all of them below 2^31"},
+      {{.batch = 12, .quantum = kHuge}, "all of them below 2^31"},
+      {{.batch = 12, .least = kHuge}, "all of them below 2^31"},
+      {{.batch = 12, .most = kHuge}, "all of them below 2^31"},
+      {{.batch = 12, .least = 7}, "rank 1 has shares from 7 to 12 samples; they have to be at "},
+      {{.batch = 12, .most = 5}, "rank 1 has shares from 1 to 5 samples; they have to be at "},
+      {{.batch = 12, .most = 60},
+       "rank 1 has 55 sizes of shares from 6 to 60 samples, but at most "},
   };
   for (const Refused& test : kRefused) {
     SCOPED_TRACE(test.message);
@@ -604,6 +727,21 @@ TEST(BalanceErrorTest, AGroupHasOneAtATime) {
     return Balance::Create(&comm, {.batch = 12}).status();
   });
   EXPECT_TRUE(status.ok()) << status;
+}
+
+// After Recover() the group before is destroyed; programs keep what they made for it a little
+// longer.
+TEST(BalanceErrorTest, MayBeDestroyedAfterItsGroup) {
+  std::vector<std::unique_ptr<Balance>> kept(2);
+  std::vector<std::weak_ptr<const void>> groups(2);
+  const absl::Status status = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
+    groups[comm.rank()] = StepControl::Of(comm).lifetime();
+    EK_ASSIGN_OR_RETURN(kept[comm.rank()], Balance::Create(&comm, {.batch = 12}));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  for (const std::weak_ptr<const void>& group : groups) EXPECT_TRUE(group.expired());
+  kept.clear();
 }
 
 TEST(BalanceOptionsTest, DefaultsLeaveSixteenSizesAtMost) {

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <queue>
@@ -35,6 +37,10 @@ constexpr int64_t kIntervalsBetweenAttempts = 100;
 // Shares as indices of sizes, by rank.
 using Places = std::vector<int>;
 using CostTable = std::vector<std::vector<double>>;  // By rank and size; none falls with the size.
+
+// Returns the logarithm of the smallest power of two from `ranks` on. std::log() may differ in the
+// last bit between processors, even with the same build; sqrt() is exact.
+double LogOf(int ranks) { return 0.6931 * std::bit_width(static_cast<uint32_t>(ranks - 1)); }
 
 double LongestOf(const CostTable& costs, const Places& places) {
   double longest = 0;
@@ -194,7 +200,7 @@ class SharePlanner::Impl {
 };
 
 SharePlanner::Impl::Impl(ShareLimits the_limits)
-    : limits(std::move(the_limits)), sigmas_(3.5 + std::sqrt(2 * std::log(limits.world_size()))) {
+    : limits(std::move(the_limits)), sigmas_(3.5 + std::sqrt(2 * LogOf(limits.world_size()))) {
   for (int rank = 0; rank < limits.world_size(); ++rank) {
     const std::vector<int64_t> sizes = limits.SizesOf(rank);
     ranks_.push_back({.sizes = sizes,

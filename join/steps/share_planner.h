@@ -8,8 +8,8 @@
 // A rank's share is its even share and a multiple of the quantum, between its least and its most.
 // So a rank has few sizes of batches, and they are known before training.
 //
-// The model: an interval goes from one reduction to the next (phase_clock.h). Of a rank's busy time
-// in it, forward and backward depend on the share. The optimizer does not. Input does if it grew
+// The model: an interval goes from one reduction to the next (phase_clock.h). In a rank's busy
+// time, forward and backward depend on the share. The optimizer does not. Input does if it grew
 // when the share did. Saving and unmarked time never move samples. The planner looks for shares
 // that make the longest of the ranks' times as short as possible, with as few moves as possible.
 // A rank has a table of the costs that it had at each size. Between these sizes cost is a line, or
@@ -27,7 +27,8 @@
 //          each time, until a speed changes: constant speeds end in constant shares. In the first
 //          kPatience windows other shares that the measured costs suggest are tried before, which
 //          finds the sizes below a jump; later, attempts are 100 intervals apart.
-// Threads: thread-compatible. Equal input gives equal shares on all ranks of the same build.
+// Threads: thread-compatible. Equal input gives equal shares on all ranks of the same build and
+//          architecture.
 // Cost:    of Add(): O(ranks); at the end of a window O(ranks * sizes * log(ranks)).
 
 #ifndef EVENKEEL_JOIN_STEPS_SHARE_PLANNER_H_

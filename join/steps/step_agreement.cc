@@ -136,15 +136,18 @@ bool TakesItsShares(const StepAnswer& answer) {
   return std::ranges::all_of(*answer.records, [&](const StepRecord& record) {
     // A rank that shadows the others has divided the batch in which it had no part, but no later
     // one.
-    if (record.joined && record.sharing == 0) return true;
+    if (record.joined && record.sharing == 0) return leader.sharing == 0 || record.samples <= 0;
     return record.sharing == leader.sharing && record.shares_hash == leader.shares_hash;
   });
 }
 
+// Returns different texts for different shares, by which ranks are compared.
 std::string TextOf(const StepShares& shares) {
   if (shares.counts.empty()) return "none";
-  return absl::StrCat(shares.samples, " samples from ", shares.first, " on as ",
-                      absl::StrJoin(shares.counts, ","));
+  const std::string counts = TextOfCounts(shares.counts);
+  const uint64_t hash = StableHash(0, internal::ToBytes(shares));
+  return absl::StrCat(shares.samples, " samples from ", shares.first, " on as ", counts,
+                      counts.ends_with("...") ? absl::StrCat(" (hash ", absl::Hex(hash), ")") : "");
 }
 
 // "its share is 64 of 128".
@@ -166,7 +169,7 @@ absl::Status NotTaken(const StepAnswer& answer, const StepShares& shares) {
     } else if (!record.joined && share == 0) {
       wrong = absl::StrCat("rank ", rank, " takes the step, but ", ShareOf(shares, rank),
                            ": end the loop where the count of Balance::Next() is 0");
-    } else if (!record.joined && record.samples != share) {
+    } else if (std::max<int64_t>(record.samples, 0) != share) {
       wrong = absl::StrCat("rank ", rank, " has ",
                            record.samples < 0 ? "no number of" : absl::StrCat(record.samples),
                            " samples where ", ShareOf(shares, rank),
@@ -210,6 +213,12 @@ absl::Status CompareShares(const StepAnswer& answer, const std::vector<StepDetai
 
 uint64_t HashOfNames(const ParticipantNames& names) {
   return StableHash(0, absl::StrJoin(names, "\n"));
+}
+
+std::string TextOfCounts(absl::Span<const int64_t> counts) {
+  constexpr size_t kMostListed = 16;
+  if (counts.size() <= kMostListed) return absl::StrJoin(counts, ",");
+  return absl::StrCat(absl::StrJoin(counts.subspan(0, kMostListed), ","), ",...");
 }
 
 absl::Status CompareDetails(const StepAnswer& answer, absl::Span<const std::string> details) {
@@ -276,12 +285,12 @@ absl::Status Agree(int64_t step, absl::Span<const std::string> records,
 }
 
 void StepRecord::SetShares(const StepShares& shares, int rank) {
-  const int64_t mine = joined ? 0 : std::max<int64_t>(samples, 0);
+  const int64_t mine = shares.counts[rank];
+  const auto has_part = [](int64_t count) { return count > 0; };
   shares_hash = static_cast<uint32_t>(StableHash(0, internal::ToBytes(shares)));
-  sharing = shares.counts[rank] != mine
+  sharing = mine != std::max<int64_t>(samples, 0) || joined == has_part(mine)
                 ? kOtherSamples
-                : static_cast<int32_t>(std::ranges::count_if(
-                      shares.counts, [](int64_t count) { return count > 0; }));
+                : static_cast<int32_t>(std::ranges::count_if(shares.counts, has_part));
 }
 
 bool StepRecord::reduces() const {

@@ -87,6 +87,9 @@ struct StepShares {
   friend bool operator==(const StepShares&, const StepShares&) = default;
 };
 
+// Returns "176,80"; of more than 16 counts the first ones, and "...".
+std::string TextOfCounts(absl::Span<const int64_t> counts);
+
 // The record that a rank sends when its step begins.
 struct StepRecord {
   static constexpr uint8_t kVersion = 6;  // The first byte of the serialized form.
@@ -104,8 +107,9 @@ struct StepRecord {
   std::vector<ParticipantState> participants;
   uint32_t shares_hash = 0;  // Identifies the rank's StepShares.
   // The number of ranks that have a part of the batch; 0: this rank has no StepShares;
-  // kOtherSamples: its samples are not its part. Exhausted ranks compare the number with that of
-  // the active ranks, because they do not know the batch.
+  // kOtherSamples: its samples are not its part, or it takes the step without a part of the batch,
+  // or is exhausted although it has one. Exhausted ranks compare the number with that of the active
+  // ranks, because they do not know the batch.
   int32_t sharing = 0;
 
   static void VisitFields(auto& self, auto& visit) {
@@ -141,8 +145,7 @@ struct StepAnswer {
 
   const StepRecord& record(int rank) const { return (*records)[rank]; }
   bool everyone_active() const { return active == world_size; }
-  // Returns whether the active ranks reduce gradients in this step, so that each of them waits for
-  // this answer before its next step.
+  // Returns whether there are active ranks and none of them accumulates in this step.
   bool reduces() const { return lowest_active >= 0 && record(lowest_active).reduces(); }
   // Returns the state of that participant on that rank; null if it is unknown.
   const ParticipantState* StateOf(absl::string_view participant_name, int rank) const;

@@ -174,7 +174,7 @@ TEST(AgreeTest, EachRankTakesItsShare) {
 }
 
 TEST(AgreeTest, DetailsAreNeededWhereARankDoesNotTakeItsShare) {
-  std::vector<std::vector<StepRecord>> wrong(7, RecordsOf({3, 3, 2}));
+  std::vector<std::vector<StepRecord>> wrong(10, RecordsOf({3, 3, 2}));
   wrong[0][1] = RecordsOf({3, 3, 2}, 24)[1];
   wrong[1][2] = RecordsOf({3, 2, 3})[2];
   wrong[2][1] = Active({});
@@ -186,8 +186,41 @@ TEST(AgreeTest, DetailsAreNeededWhereARankDoesNotTakeItsShare) {
     wrong[6][rank].samples = 1;
     wrong[6][rank].SetShares({.first = 16, .samples = 8, .counts = {3, 3, 2}}, rank);
   }
+  // As many ranks take the step as have a part, but rank 0 in place of rank 2.
+  wrong[7] = RecordsOf({0, 4, 4});
+  wrong[7][0].joined = false;
+  wrong[7][0].SetShares({.first = 16, .samples = 8, .counts = {0, 4, 4}}, 0);
+  wrong[7][2] = Exhausted();
+  for (int i : {8, 9}) {  // Samples that no step had would be a part of the divisor.
+    wrong[i] = RecordsOf({0, 4, 4});
+    wrong[i][0].samples = 5;
+  }
+  wrong[8][0].SetShares({.first = 16, .samples = 8, .counts = {0, 4, 4}}, 0);
+  wrong[9][0].sharing = 0;
   for (size_t i = 0; i < wrong.size(); ++i)
     EXPECT_TRUE(absl::IsNotFound(AgreeOn(wrong[i]).status())) << i;
+}
+
+TEST(AgreeTest, TextsOfManyRanksAreShortAndDiffer) {
+  EXPECT_EQ(TextOfCounts({}), "");
+  EXPECT_EQ(TextOfCounts(std::vector<int64_t>(16, 1)), "1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1");
+  EXPECT_EQ(TextOfCounts(std::vector<int64_t>(17, 1)), "1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,...");
+  std::vector<int64_t> even(1000, 2), other = even;
+  ++other[998];
+  --other[999];
+  const StepAnswer answer{
+      .step = 7,
+      .world_size = 1000,
+      .active = 1000,
+      .records = std::make_shared<const std::vector<StepRecord>>(RecordsOf(even))};
+  std::vector<std::string> details;
+  for (int rank = 0; rank < 1000; ++rank) {
+    details.push_back(internal::ToBytes(
+        StepDetails{.shares = {.samples = 2000, .counts = rank == 3 ? other : even}}));
+  }
+  const absl::Status status = CompareDetails(answer, details);
+  EXPECT_EQ(FailureInfoOf(status)->ranks, std::vector<int>{3});
+  EXPECT_LT(status.message().size(), 500u) << status;
 }
 
 TEST(AgreeTest, SeveralStepsOfAnIntervalHaveItsSamples) {

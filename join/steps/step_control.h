@@ -167,6 +167,7 @@ class StepControl final : public internal::GroupExtension {
   // Sets whether active ranks must call AddSamples() before each step; a step without it is an
   // error on all ranks.
   void RequireSamples(bool on) { requires_samples_ = on; }
+  bool requires_samples() const { return requires_samples_; }
   // Adds samples, or requests, to this rank's next record.
   void AddSamples(int64_t samples);
   void Request(uint32_t bits);

@@ -81,7 +81,7 @@ class CostCurve {
 
   // Returns the costs of all sizes; none falls with the size.
   std::vector<double> Costs() const;
-  // Of a measured size; 0 for others.
+  // Returns the square of the standard error of a measured size; 0 for other sizes.
   double error2(int i) const { return at_[i].windows == 0 ? 0 : at_[i].error2(); }
 
  private:

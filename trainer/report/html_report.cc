@@ -261,17 +261,31 @@ Json Waits(const RunRecord& record) {
   return waits;
 }
 
-// The costs or the samples over time of the ranks with the highest ones.
+// Returns the samples of each rank over time; a peak is the largest distance from the mean of the
+// ranks, since the slow ranks have the fewest samples.
+std::map<int, CostCurve> ShareCurves(const RunRecord& record) {
+  std::map<int, CostCurve> curves = CurvesByRank(record.costs, &CostPoint::samples);
+  for (auto& [rank, curve] : curves) curve.peak = 0;
+  for (const CostPoint& point : record.costs) {
+    double sum = 0;
+    for (const auto& [rank, samples] : point.samples) sum += samples;
+    const double mean = sum / static_cast<double>(point.samples.size());
+    for (const auto& [rank, samples] : point.samples)
+      curves[rank].peak = std::max(curves[rank].peak, std::abs(samples - mean));
+  }
+  return curves;
+}
+
+// The costs or the samples over time of the ranks with the highest peaks.
 Json CostCurves(const RunRecord& record, const char* name,
-                std::map<int, double> CostPoint::*values) {
+                const std::map<int, CostCurve>& by_rank) {
   if (record.costs.size() < 2) return Json::array();
-  const std::map<int, CostCurve> by_rank = CurvesByRank(record.costs, values);
   std::vector<std::pair<int, CostCurve>> curves(by_rank.begin(), by_rank.end());
   std::ranges::stable_sort(curves, std::greater<>(),
                            [](const auto& curve) { return curve.second.peak; });
   return Column(curves | std::views::take(kMaxCostCurves), [&](const auto& curve) {
     const auto& points = curve.second.points;
-    const bool is_lost = !(record.costs.back().*values).contains(curve.first);
+    const bool is_lost = !record.costs.back().costs.contains(curve.first);
     return Json{{"rank", curve.first},
                 {"until", is_lost ? Json(points.back().first + 1) : Json()},
                 {"step", Column(points, [](const auto& point) { return point.first + 1; })},
@@ -331,8 +345,8 @@ Json ReportData(const RunRecord& record) {
           {"span_kinds", std::move(kinds)},
           {"sampled", SampledSteps(record)},
           {"waits", Waits(record)},
-          {"costs", CostCurves(record, "cost", &CostPoint::costs)},
-          {"shares", CostCurves(record, "samples", &CostPoint::samples)},
+          {"costs", CostCurves(record, "cost", CurvesByRank(record.costs, &CostPoint::costs))},
+          {"shares", CostCurves(record, "samples", ShareCurves(record))},
           {"plans", Plans(record)},
           {"memory", Memory(record)},
           {"events", Limited(record.events, kMaxEvents,

@@ -9,11 +9,15 @@
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <numeric>
+#include <optional>
 #include <set>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
@@ -49,13 +53,15 @@
 namespace evenkeel {
 namespace {
 
+using testing::EndsWith;
 using testing::HasSubstr;
 
 constexpr int64_t kSamples = 61;  // A last batch of one sample: most ranks have none.
 constexpr int64_t kContext = 6, kVocabulary = 11;
 
-// Random samples, as images or as texts, each made by its number. Notes those that are taken, and
-// is a model of a slow rank: it takes a time for each, which counts as a part of the forward pass.
+// Random samples, as images or as texts, each made by its number. Records the samples that are
+// taken, and is a model of a slow rank: it takes a time for each, which counts as a part of the
+// forward pass. It may fail after a number of samples.
 class Noted : public Dataset {
  public:
   Noted(bool is_text, Communicator& comm, absl::Duration per_sample)
@@ -65,6 +71,7 @@ class Noted : public Dataset {
   int64_t predictions_per_sample() const override { return is_text_ ? kContext : 1; }
   Batch Gather(std::span<const int32_t> samples, BatchMemory& memory) const override {
     taken.insert(taken.end(), samples.begin(), samples.end());
+    if (std::ssize(taken) > fails_after) throw std::runtime_error("the data is gone");
     const absl::Time end = absl::Now() + per_sample_ * samples.size();
     memory.images.clear(), memory.labels.clear(), memory.inputs.clear(), memory.targets.clear();
     for (const int32_t sample : samples) {
@@ -85,6 +92,7 @@ class Noted : public Dataset {
   }
 
   mutable std::vector<int32_t> taken;
+  int64_t fails_after = std::numeric_limits<int64_t>::max();
 
  private:
   const bool is_text_;
@@ -106,7 +114,7 @@ struct Data {
     }
   }
 
-  const Noted* train;
+  Noted* train;
   std::shared_ptr<TrainingData> all;
 };
 
@@ -115,6 +123,8 @@ struct Setting {
   std::vector<ShareChange> repeat;
   int lost_rank = -1;  // It leaves after this step.
   int64_t lost_step = 0;
+  // Receives the lost rank's samples, by step of the group.
+  std::map<int64_t, std::vector<int32_t>>* of_lost = nullptr;
 };
 
 struct Trained {
@@ -166,6 +176,7 @@ absl::StatusOr<Trained> TrainRun(TrainingRun& run, const Noted& data, const Sett
     EK_ASSIGN_OR_RETURN(epoch, run.FindPlace(epoch));
     status = train_all();
   }
+  if (is_lost && setting.of_lost != nullptr) *setting.of_lost = trained.samples;
   EK_RETURN_IF_ERROR(status);
   for (int i = 0; i < run.model().parameters().size(); ++i) {
     const auto value = run.model().parameters()[i].value.as<double>();
@@ -328,6 +339,8 @@ TEST(BalanceRunTest, TheOthersGoOnWithEvenShares) {
     setting.repeat = Moving(3, 1);
     setting.flags.zero = false;
     setting.flags.balance = true;
+    std::map<int64_t, std::vector<int32_t>> of_lost;
+    setting.of_lost = &of_lost;
     auto results = Train(3, setting);
     EXPECT_TRUE(absl::IsCancelled(results[lost].status())) << results[lost].status();
     std::vector<Trained> left;
@@ -338,40 +351,69 @@ TEST(BalanceRunTest, TheOthersGoOnWithEvenShares) {
     EXPECT_EQ(left[0].gone_on.size(), 1u);
     EXPECT_EQ(Difference(left[0], left[1]), 0);
     for (const Trained& rank : left) EXPECT_EQ(rank.share(), 4);
-    // The lost rank's samples of finished steps are those that the others have not used there.
-    const int64_t until = left[0].gone_on[0].steps;
-    int64_t used = 0;
-    for (const Trained& rank : left) {
-      for (const auto& [step, samples] : rank.samples) used += std::ssize(samples);
-    }
-    for (int64_t step = 0; step < until; ++step) used += Moving(3, 1)[step / 3].shares[lost];
-    EXPECT_EQ(used, 3 * kSamples);
+    of_lost.erase(of_lost.lower_bound(left[0].gone_on[0].steps), of_lost.end());
+    results[lost] = Trained{.samples = std::move(of_lost)};
+    ExpectEachSampleOnce(results);
   }
 }
 
 // The whole trainer ------------------------------------------------------------------------------
 
 struct Outcome {
-  absl::Status status;
-  std::string weights;  // The bytes of --save.
+  absl::Status status;           // The first error of a rank that is not lost.
+  std::string weights;           // The bytes of --save.
+  std::string text;              // The output.
+  std::vector<int32_t> samples;  // Those that the ranks used, in no order.
+};
+
+struct Ranks {
+  int count = 2;
+  int lost = -1;  // It fails after 14 samples.
+  // The paths of --balance_log on the ranks from 1 on, which have no --balance_repeat then.
+  std::optional<std::string> others_log;
 };
 
 // Rank 1 is slow.
-Outcome RunTrainer(TrainFlags flags, int ranks = 2) {
+Outcome RunTrainer(TrainFlags flags, const Ranks& ranks = {}) {
   flags.save = absl::StrCat(testing::TempDir(), "/weights.safetensors");
   std::remove(flags.save.c_str());
-  std::FILE* const out = std::fopen((testing::TempDir() + "/out.txt").c_str(), "a");
-  const absl::Status status = RunRanks(ranks, [&](Communicator& comm) -> absl::Status {
-    EK_ASSIGN_OR_RETURN(const TrainOptions options, OptionsOf(flags));
-    const Data data(IsText(flags), comm,
-                    flags.balance_repeat.empty() ? absl::Microseconds(comm.rank() == 1 ? 2000 : 250)
-                                                 : absl::ZeroDuration());
-    return TrainRank(comm, options, std::shared_ptr<const TrainingData>(data.all),
-                     {.out = out, .log = out})
-        .status;
-  });
+  const std::string path = testing::TempDir() + "/out.txt";
+  std::FILE* const out = std::fopen(path.c_str(), "w");
+  std::vector<std::unique_ptr<Communicator>> group = *CreateLocalGroup(ranks.count);
+  std::vector<absl::Status> statuses(ranks.count);
+  Outcome outcome;
+  std::mutex mutex;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks.count; ++rank) {
+    threads.emplace_back([&, rank, flags]() mutable {
+      const bool is_measured = flags.balance_repeat.empty();
+      if (rank > 0 && ranks.others_log.has_value()) {
+        flags.balance_log = *ranks.others_log;
+        flags.balance_repeat.clear();
+      }
+      const std::unique_ptr<Communicator> comm = std::move(group[rank]);
+      const Data data(
+          IsText(flags), *comm,
+          is_measured ? absl::Microseconds(rank == 1 ? 2000 : 250) : absl::ZeroDuration());
+      if (rank == ranks.lost) data.train->fails_after = 14;
+      statuses[rank] = [&]() -> absl::Status {
+        EK_ASSIGN_OR_RETURN(const TrainOptions options, OptionsOf(flags));
+        return TrainRank(*comm, options, std::shared_ptr<const TrainingData>(data.all),
+                         {.out = out, .log = out})
+            .status;
+      }();
+      const std::lock_guard lock(mutex);
+      outcome.samples.insert(outcome.samples.end(), data.train->taken.begin(),
+                             data.train->taken.end());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
   std::fclose(out);
-  return {status, ReadFile(flags.save).value_or("")};
+  for (int rank = 0; rank < ranks.count; ++rank)
+    if (rank != ranks.lost) outcome.status.Update(statuses[rank]);
+  outcome.weights = ReadFile(flags.save).value_or("");
+  outcome.text = ReadFile(path).value_or("");
+  return outcome;
 }
 
 std::string PathOf(absl::string_view name) {
@@ -401,7 +443,8 @@ TEST(BalanceRunTest, ALogRepeatsARunBitForBit) {
   TrainFlags again = flags;
   again.balance_repeat = flags.balance_log;
   again.balance_log = PathOf("again.jsonl");
-  const Outcome second = RunTrainer(again);
+  // The paths of rank 0 count.
+  const Outcome second = RunTrainer(again, {.others_log = ""});
   ASSERT_TRUE(second.status.ok()) << second.status;
   EXPECT_TRUE(second.weights == first.weights);
   EXPECT_EQ(*ReadFile(again.balance_log), log);
@@ -416,7 +459,8 @@ TEST(BalanceRunTest, ALogGoesOnWhereARunIsResumed) {
   TrainFlags flags = LoggedFlags(PathOf("resumed.jsonl"));
   flags.checkpoint_dir = PathOf("checkpoints");
   flags.max_steps = 43;
-  ASSERT_TRUE(RunTrainer(flags).status.ok());
+  const Outcome first = RunTrainer(flags);
+  ASSERT_TRUE(first.status.ok()) << first.status;
   // As if the first run had gone on after its last checkpoint, and was killed then.
   ASSERT_TRUE(WriteShares(flags.balance_log, 50, {1, 7}).ok());
   flags.max_steps = 0;
@@ -449,19 +493,24 @@ TEST(BalanceRunTest, ALogOfAnotherRunIsRefused) {
   EXPECT_THAT(std::string(RunTrainer(again).status.message()),
               HasSubstr("is of a run with seed 0, but this run has 3"));
   again.seed = 0;
-  EXPECT_THAT(std::string(RunTrainer(again, 3).status.message()),
+  EXPECT_THAT(std::string(RunTrainer(again, {.count = 3}).status.message()),
               HasSubstr("is of a run with ranks 2, but this run has 3"));
   flags.seed = 3;
-  EXPECT_THAT(std::string(RunTrainer(flags).status.message()), HasSubstr("with seed 0"));
+  EXPECT_THAT(
+      std::string(RunTrainer(flags).status.message()),
+      HasSubstr("is of a run with seed 0, but this run has 3; pass another --balance_log, or "
+                "delete the file"));
 
   // A rank was lost.
   ASSERT_TRUE(WriteShares(flags.balance_log, 5, {4}).ok());
   EXPECT_THAT(std::string(RunTrainer(again).status.message()),
-              HasSubstr("has shares of 1 of 2 ranks after step 5"));
+              HasSubstr("divides the batch between 1 rank, but this run has 2 (after step 5)"));
   const std::pair<std::string, std::string> others[] = {
-      {"", "is no file of --balance_log"},
+      {"", "is not a --balance_log file"},
       {log + "{\"step\":-1,\"shares\":[4,4]}\n", "has a damaged line: {\"step\":-1"},
       {log + "{\"step\":7,\"shares\":4}\n", "has a damaged line"},
+      {log + "{\"step\":9223372036854775808,\"shares\":[4,4]}\n", "has a damaged line"},
+      {log + "{\"step\":7,\"shares\":[4,2147483648]}\n", "has a damaged line"},
       {log + "{step}\n", "has a damaged line: {step}"},
       {log + "{\"step\":7,\"shares\":[4,5]}\n", "4,5 after 7 reductions"},
   };
@@ -474,16 +523,59 @@ TEST(BalanceRunTest, ALogOfAnotherRunIsRefused) {
   EXPECT_TRUE(RunTrainer(again).status.ok());
 }
 
+TEST(BalanceRunTest, ALogEndsWithALossAndIsNotRepeated) {
+  for (const int count : {2, 3}) {
+    for (const int lost : {0, 1}) {
+      SCOPED_TRACE(absl::StrCat("rank ", lost, " of ", count));
+      TrainFlags flags = LoggedFlags(PathOf("lost.jsonl"));
+      flags.epochs = 5;
+      flags.zero = false;
+      flags.on_failure = "continue";
+      const Outcome first = RunTrainer(flags, {.count = count, .lost = lost});
+      ASSERT_TRUE(first.status.ok()) << first.status;
+      const std::string log = *ReadFile(flags.balance_log);
+      EXPECT_THAT(log, EndsWith(count == 2 ? "\"shares\":[4]}\n" : "\"shares\":[4,4]}\n"));
+      flags.on_failure = "stop";
+      flags.balance_repeat = std::exchange(flags.balance_log, "");
+      EXPECT_THAT(
+          std::string(RunTrainer(flags, {.count = count}).status.message()),
+          HasSubstr(absl::StrCat("divides the batch between ", count == 2 ? "1 rank" : "2 ranks",
+                                 ", but this run has ", count)));
+    }
+  }
+}
+
+TEST(BalanceRunTest, ALogThatTheNextRankZeroCannotWriteDoesNotEndTheRun) {
+  TrainFlags flags = LoggedFlags(PathOf("gone.jsonl"));
+  flags.epochs = 5;
+  flags.zero = false;
+  flags.on_failure = "continue";
+  const Outcome run = RunTrainer(flags, {.count = 3, .lost = 0, .others_log = testing::TempDir()});
+  ASSERT_TRUE(run.status.ok()) << run.status;
+  EXPECT_THAT(run.text, HasSubstr("--balance_log: "));
+  EXPECT_THAT(run.text, HasSubstr("; the run continues (reported once)"));
+}
+
+TEST(BalanceRunTest, AChangeIsReportedInItsStep) {
+  TrainFlags flags = LoggedFlags(PathOf("news.jsonl"));
+  flags.max_steps = 10;
+  ASSERT_TRUE(RunTrainer(flags).status.ok());
+  ASSERT_TRUE(WriteShares(flags.balance_log, 0, {4, 4}).ok());
+  ASSERT_TRUE(WriteShares(flags.balance_log, 3, {6, 2}).ok());
+  flags.balance_repeat = std::exchange(flags.balance_log, "");
+  EXPECT_THAT(RunTrainer(flags).text, HasSubstr("ranks compute 6,2 of 8 samples (4,4 before)"));
+}
+
 TEST(BalanceRunTest, OneRankHasNothingToBalance) {
   TrainFlags flags = LoggedFlags(PathOf("one.jsonl"));
   flags.epochs = 1;
-  const Outcome balanced = RunTrainer(flags, 1);
+  const Outcome balanced = RunTrainer(flags, {.count = 1});
   ASSERT_TRUE(balanced.status.ok()) << balanced.status;
-  flags.balance_repeat = flags.balance_log;
-  EXPECT_TRUE(RunTrainer(flags, 1).weights == balanced.weights);
+  flags.balance_repeat = std::exchange(flags.balance_log, "");
+  EXPECT_TRUE(RunTrainer(flags, {.count = 1}).weights == balanced.weights);
   flags.balance = false;
-  flags.balance_log = flags.balance_repeat = "";
-  EXPECT_TRUE(RunTrainer(flags, 1).weights == balanced.weights);
+  flags.balance_repeat = "";
+  EXPECT_TRUE(RunTrainer(flags, {.count = 1}).weights == balanced.weights);
 }
 
 }  // namespace

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <map>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -67,6 +70,10 @@ absl::Status CheckHeader(const MetricsFields& header, const MetricsFields& own) 
   return absl::OkStatus();
 }
 
+bool IsCount(const MetricsFields& value, int64_t most) {
+  return value.is_number_unsigned() && value.get<uint64_t>() <= static_cast<uint64_t>(most);
+}
+
 // Reads a log with the header `own`, without the changes that a later line replaces.
 absl::StatusOr<Shares> ParseShares(absl::string_view text, const MetricsFields& own) {
   Shares shares;
@@ -82,14 +89,17 @@ absl::StatusOr<Shares> ParseShares(absl::string_view text, const MetricsFields& 
     }
     const MetricsFields step = fields.value("step", MetricsFields());
     const MetricsFields of_step = fields.value("shares", MetricsFields());
-    const auto is_count = [](const MetricsFields& value) { return value.is_number_unsigned(); };
-    if (!is_count(step) || !of_step.is_array() ||
-        !std::all_of(of_step.begin(), of_step.end(), is_count))
+    // Sums of shares do not overflow.
+    const auto is_share = [](const MetricsFields& value) {
+      return IsCount(value, std::numeric_limits<int32_t>::max());
+    };
+    if (!IsCount(step, std::numeric_limits<int64_t>::max()) || !of_step.is_array() ||
+        !std::all_of(of_step.begin(), of_step.end(), is_share))
       return absl::InvalidArgumentError(absl::StrCat("has a damaged line: ", line));
     shares.erase(shares.lower_bound(step.get<int64_t>()), shares.end());
     shares[step.get<int64_t>()] = of_step.get<std::vector<int64_t>>();
   }
-  if (is_first) return absl::InvalidArgumentError("is no file of --balance_log");
+  if (is_first) return absl::InvalidArgumentError("is not a --balance_log file");
   return shares;
 }
 
@@ -97,7 +107,11 @@ absl::StatusOr<Shares> ParseShares(absl::string_view text, const MetricsFields& 
 absl::Status Begin(const std::string& path, const MetricsFields& own) {
   const absl::StatusOr<std::string> text = ReadFile(path);
   if (!text.ok() && !absl::IsNotFound(text.status())) return text.status();
-  if (text.ok() && !text->empty()) return ParseShares(*text, own).status();
+  if (text.ok() && !text->empty()) {
+    const absl::Status status = ParseShares(*text, own).status();
+    return WithMessage(
+        status, absl::StrCat(status.message(), "; pass another --balance_log, or delete the file"));
+  }
   EK_ASSIGN_OR_RETURN(const auto writer, MetricsWriter::Create(path));
   return writer->Write(own);
 }
@@ -111,9 +125,10 @@ absl::StatusOr<std::vector<ShareChange>> Read(const std::string& path, const Met
   if (ranks == 1) return changes;  // There is no other share.
   for (const auto& [step, of_step] : shares) {
     if (of_step.size() != ranks) {
-      return absl::InvalidArgumentError(absl::StrCat("has shares of ", of_step.size(), " of ",
-                                                     ranks, " ranks after step ", step,
-                                                     "; a run that lost ranks cannot be repeated"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("divides the batch between ", of_step.size(),
+                       of_step.size() == 1 ? " rank" : " ranks", ", but this run has ", ranks,
+                       " (after step ", step, "); a run that lost ranks cannot be repeated"));
     }
     if (step <= first_step) changes.clear();
     changes.push_back({.reduction = std::max<int64_t>(0, step - first_step), .shares = of_step});
@@ -136,7 +151,8 @@ absl::StatusOr<std::vector<ShareChange>> OpenShareLog(Communicator& comm,
   const std::string& log = options.flags.balance_log;
   const std::string& repeat = options.flags.balance_repeat;
   std::vector<ShareChange> changes;
-  if (log.empty() && repeat.empty()) return changes;
+  // Without paths, too: those of rank 0 may be set.
+  if (!options.flags.balance) return changes;
   EK_ASSIGN_OR_RETURN(const MetricsFields own, HeaderOf(comm, options));
   absl::Status status;
   if (comm.rank() == 0 && !repeat.empty()) {
@@ -160,6 +176,14 @@ absl::Status WriteShares(const std::string& path, int64_t step,
                          const std::vector<int64_t>& shares) {
   EK_ASSIGN_OR_RETURN(const auto writer, MetricsWriter::Create(path, MetricsMode::kAppend));
   return writer->Write({{"step", step}, {"shares", shares}});
+}
+
+absl::Status EndShareLog(const Communicator& comm, const TrainOptions& options, int64_t step) {
+  const std::string& log = options.flags.balance_log;
+  std::error_code error;
+  if (log.empty() || !std::filesystem::exists(log, error)) return absl::OkStatus();
+  return WriteShares(log, step,
+                     std::vector<int64_t>(comm.world_size(), options.samples_per_step()));
 }
 
 }  // namespace evenkeel

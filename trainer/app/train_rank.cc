@@ -100,6 +100,7 @@ class Job {
     const auto on_step = [this](const StepFacts& facts) {
       recorder_.OnStep(facts);
       if (output_ != nullptr) output_->OnStep(facts);
+      ReportShares(facts.step);
       if ((facts.step + 1) % kStepsPerStragglerReport == 0) ReportStragglers(facts.step);
       RenewReport();
       return absl::OkStatus();
@@ -254,13 +255,16 @@ class Job {
     return absl::OkStatus();
   }
 
+  void ReportShares(int64_t step) {
+    const std::string shares = run_.ShareNews();
+    if (shares.empty()) return;
+    recorder_.OnEvent(step, "shares", shares);
+    if (output_ != nullptr) output_->OnShares(shares);
+  }
+
   void ReportStragglers(int64_t step) {
     std::function<std::string(int rank)> host_of = nullptr;
     if (!has_one_host_) host_of = [this](int rank) { return hosts_[rank]; };
-    if (const std::string shares = run_.ShareNews(); !shares.empty()) {
-      recorder_.OnEvent(step, "shares", shares);
-      if (output_ != nullptr) output_->OnShares(shares);
-    }
     const std::string news = StragglerNews(run_.communicator(), host_of);
     const StragglerReport recent = RecentStragglersOf(run_.communicator());
     recorder_.OnStragglers(step, recent);
@@ -281,6 +285,10 @@ class Job {
 
   absl::Status FindPlace() {
     EK_ASSIGN_OR_RETURN(epoch_, run_.FindPlace(epoch_));
+    // The new rank 0 may be on another host: a failure does not end the run.
+    if (run_.communicator().rank() == 0)
+      failures_.Note("--balance_log",
+                     EndShareLog(run_.communicator(), options_, lost_.back().step));
     if (output_ != nullptr) output_->OnLost(lost_);
     return absl::OkStatus();
   }

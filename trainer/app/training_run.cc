@@ -155,7 +155,8 @@ absl::Status TrainingRun::MakeBalance() {
   BalanceOptions options{.batch = ranks * options_.samples_per_step(),
                          .quantum = options_.flags.accumulate * options_.pass_quantum(),
                          .repeat = std::exchange(setup_.repeat, {})};
-  if (!options_.flags.balance_log.empty() && comm_->rank() == 0) {
+  // After a loss of ranks the log has ended (EndShareLog).
+  if (!options_.flags.balance_log.empty() && comm_->rank() == 0 && own_comm_ == nullptr) {
     options.on_change = [this, first = step_](const ShareChange& change) {
       return Own(WriteShares(options_.flags.balance_log, first + change.reduction, change.shares));
     };

@@ -383,7 +383,7 @@ absl::Status TrainingRun::EpochLoop::Follow(const StepAnswer& answer) {
 absl::Status TrainingRun::EpochLoop::TrainBatch(const Part& mine) {
   if (run_.scaler_ != nullptr) facts_.loss_scale = run_.scaler_->scale();
   const int64_t every = run_.options_.flags.eval_every;
-  // No measure of the ranks' speed.
+  // An interval with an evaluation does not measure speed.
   if (every > 0 && (facts_.step + 1) % every == 0)
     StepControl::Of(*run_.comm_).Request(StepRequests::kEvaluate);
   EK_ASSIGN_OR_RETURN(StepResult own, run_.Step(facts_.step, mine));

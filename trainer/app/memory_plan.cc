@@ -66,9 +66,10 @@ absl::Status PlanPasses(const TrainOptions& options, int rank, int world_size, R
                                                   {std::min(largest, tested), Mode::kEvaluation},
                                                   {tested % largest, Mode::kEvaluation}};
   if (options.flags.balance && world_size > 1) {
-    // The largest of the sizes that a rank's passes may have: as many as a model keeps.
+    // The largest of the sizes that a rank's passes may have: as many as a model keeps, for steps
+    // without an evaluation between them. The evaluation's pass is smaller, and is forgotten first.
     passes = {passes[2]};
-    for (int64_t less = 2; less >= 0; --less)
+    for (int64_t less = 3; less >= 0; --less)
       passes.push_back({batch + (batch / quantum - less) * quantum, Mode::kTraining});
   }
   for (const auto& [samples, mode] : passes) {

@@ -103,7 +103,8 @@ class Balance {
   // outlive all calls of the result, except that of its destructor. There is one Balance per
   // communicator at a time.
   // Errors: on all ranks, InvalidArgument: values out of range, or different ones where they must
-  // be equal; more than 16 sizes for a rank. FailedPrecondition: the communicator has one already.
+  //         be equal; more than 16 sizes for a rank. FailedPrecondition: the communicator has one
+  //         already.
   static absl::StatusOr<std::unique_ptr<Balance>> Create(Communicator* comm,
                                                          const BalanceOptions& options);
   ~Balance();

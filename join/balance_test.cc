@@ -287,19 +287,22 @@ TEST_P(BalanceTest, RanksDecideTheSameWhateverTheDelays) {
                        const bool is_slow = rank == (batch < 200 ? 0 : 1);
                        return absl::Microseconds(is_slow ? 400 : 100);
                      }};
-  std::vector<Seen> ranks(world);
-  RunDelayed(world, [&](Communicator& comm) { return Train(comm, run, ranks[comm.rank()]); });
-  Check(run, ranks);
-  const std::vector<std::vector<int64_t>>& shares = ranks[0].shares;
-  ASSERT_EQ(shares.size(), 401u);
-  for (size_t step = 0; step < shares.size(); ++step) {
-    if (step % 3 != 0) {
-      EXPECT_EQ(shares[step], shares[step - 1]) << step;
+  // On a busy machine the sleeps may be too uneven for a decision: then it has another run.
+  size_t changes = 0;
+  for (int attempt = 0; attempt < 4 && changes <= (world > 1 ? 1u : 0u); ++attempt) {
+    std::vector<Seen> ranks(world);
+    RunDelayed(world, [&](Communicator& comm) { return Train(comm, run, ranks[comm.rank()]); });
+    Check(run, ranks);
+    const std::vector<std::vector<int64_t>>& shares = ranks[0].shares;
+    ASSERT_EQ(shares.size(), 401u);
+    for (size_t step = 0; step < shares.size(); ++step) {
+      if (step % 3 != 0) {
+        EXPECT_EQ(shares[step], shares[step - 1]) << step;
+      }
     }
+    changes = ranks[0].changes.size();
   }
-  if (world > 1) {
-    EXPECT_GT(ranks[0].changes.size(), 1u);
-  }
+  EXPECT_GT(changes, world > 1 ? 1u : 0u);
 }
 
 TEST_P(BalanceTest, ReductionsAreCountedTheSameWhateverTheDelays) {

@@ -44,9 +44,10 @@ DEFINE_string(groups, "shm:2,shm:4,shm:8,tcp:4,hierarchical:4",
               "Backends, each with its number of ranks.");
 DEFINE_string(rows, "", "Beginnings of the names of rows; empty: all.");
 DEFINE_double(seconds, 5.5, "Duration of a row with Balance, of which the first 2 are to settle.");
-DEFINE_double(even_seconds, 1, "Duration of a row with even shares.");
+DEFINE_double(even_seconds, 0.6, "Duration of a row with even shares, at least 20 steps.");
 DEFINE_int32(pairs, 30, "Pairs of blocks for the cost, over shm:2; 0: it is not measured.");
 DEFINE_int32(cost_steps, 300, "Steps of each of these blocks, of 2 ms.");
+DEFINE_bool(verbose, false, "Prints each change of shares.");
 DEFINE_string(group, "", "Set for the ranks that it starts.");
 
 namespace evenkeel {
@@ -125,11 +126,17 @@ absl::Status MeasureRows(Communicator& comm, SleptTraining& training) {
     std::cout << absl::StrFormat("\n%s, %.2f ms of a step are not slept\n", FLAGS_group, rest_ms)
               << table.Titles() << std::flush;
   }
+  TryOptions options = {
+      .rest_ms = rest_ms, .even_s = FLAGS_even_seconds, .balanced_s = FLAGS_seconds};
+  if (prints && FLAGS_verbose) {
+    options.on_change = [](const ShareChange& change) {
+      std::cout << change.reduction << ": " << absl::StrJoin(change.shares, ",") << std::endl;
+      return absl::OkStatus();
+    };
+  }
   for (const Workload& row : kRows) {
     if (!IsChosen(row, comm.world_size())) continue;
-    EK_ASSIGN_OR_RETURN(const Outcome outcome, training.Try(row, {.rest_ms = rest_ms,
-                                                                  .even_s = FLAGS_even_seconds,
-                                                                  .balanced_s = FLAGS_seconds}));
+    EK_ASSIGN_OR_RETURN(const Outcome outcome, training.Try(row, options));
     if (prints) std::cout << table.Line(CellsOf(row, outcome)) << std::flush;
   }
   return absl::OkStatus();

@@ -54,17 +54,28 @@ class TrueCosts {
   double best_ms_[2];  // By whether the last rank has its speed.
 };
 
-// Sets the time of the steps that have settled, and the best one.
-void MeasureThroughput(const std::vector<SleptStep>& steps, const TrueCosts& costs, Outcome& to) {
-  const auto begin = std::find_if(steps.begin() + kSettlingSteps, steps.end(),
-                                  [](const SleptStep& step) { return step.end_ms >= kSettlingMs; });
-  const auto count = (steps.end() - begin - 1) / Workload::kEvery * Workload::kEvery;
-  if (begin == steps.end() || count <= 0) return;
+// Sets the time of the steps that had the time to settle, and the best one: of whole cycles.
+void MeasureThroughput(const std::vector<SleptStep>& steps, const Workload& workload,
+                       const TrueCosts& costs, Outcome& to) {
+  const double settling_ms = std::max(kSettlingMs, workload.period_ms);
+  const auto begin =
+      std::find_if(steps.begin() + kSettlingSteps, steps.end(),
+                   [&](const SleptStep& step) { return step.end_ms >= settling_ms; });
+  if (begin == steps.end()) return;
+  auto end = begin + (steps.end() - begin - 1) / Workload::kEvery * Workload::kEvery;
+  if (workload.period_ms > 0) {
+    const double limit_ms =
+        begin->end_ms +
+        workload.period_ms * std::floor((steps.back().end_ms - begin->end_ms) / workload.period_ms);
+    end = std::find_if(begin, steps.end() - 1,
+                       [&](const SleptStep& step) { return step.end_ms >= limit_ms; });
+  }
+  if (end == begin) return;
   double best_ms = 0;
-  for (auto step = begin; step != begin + count; ++step) best_ms += costs.BestMs(step->end_ms);
-  const double took_ms = begin[count].end_ms - begin->end_ms;
-  to.best_ms = best_ms / static_cast<double>(count);
-  to.balanced_ms = took_ms / static_cast<double>(count);
+  for (auto step = begin; step != end; ++step) best_ms += costs.BestMs(step->end_ms);
+  const double took_ms = end->end_ms - begin->end_ms;
+  to.best_ms = best_ms / static_cast<double>(end - begin);
+  to.balanced_ms = took_ms / static_cast<double>(end - begin);
   to.part_of_best = best_ms / took_ms;
 }
 
@@ -169,8 +180,9 @@ absl::StatusOr<double> SleptTraining::MeasureRest() {
 absl::StatusOr<Outcome> SleptTraining::Try(const Workload& workload, const TryOptions& options) {
   const int world_size = comm_->world_size();
   Outcome outcome = {.batch = workload.even * world_size};
-  EK_ASSIGN_OR_RETURN(std::unique_ptr<Balance> balance,
-                      Balance::Create(comm_, {.batch = outcome.batch}));
+  EK_ASSIGN_OR_RETURN(
+      std::unique_ptr<Balance> balance,
+      Balance::Create(comm_, {.batch = outcome.batch, .on_change = options.on_change}));
   const std::vector<int64_t> sizes = balance->sizes();
   outcome.quantum = sizes[1] - sizes[0];
   const TrueCosts costs(workload, sizes, world_size, options.rest_ms);
@@ -182,7 +194,7 @@ absl::StatusOr<Outcome> SleptTraining::Try(const Workload& workload, const TryOp
   EK_ASSIGN_OR_RETURN(
       const std::vector<SleptStep> balanced,
       Run(workload, balance.get(), std::max(2 * kSettlingSteps, steps_of(options.balanced_s, 2))));
-  MeasureThroughput(balanced, costs, outcome);
+  MeasureThroughput(balanced, workload, costs, outcome);
   FindSettled(balanced, costs, workload.even, outcome);
   balance = nullptr;
   if (options.even_s == 0) return outcome;

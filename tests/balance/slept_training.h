@@ -13,6 +13,7 @@
 #define EVENKEEL_TESTS_BALANCE_SLEPT_TRAINING_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -37,6 +38,7 @@ struct TryOptions {
   double rest_ms = 0;  // Of a step: the reduction, and all else that is not slept.
   double even_s = 1;   // The duration of the steps without Balance; 0: there are none.
   double balanced_s = 5.5;
+  std::function<absl::Status(const ShareChange&)> on_change;  // BalanceOptions::on_change.
 };
 
 // Shares have settled when the costs of their ranks allow kSettledPart of the best throughput.

@@ -467,6 +467,13 @@ TEST(BalanceRunTest, ALogGoesOnWhereARunIsResumed) {
   const Outcome resumed = RunTrainer(flags);
   ASSERT_TRUE(resumed.status.ok()) << resumed.status;
   EXPECT_THAT(*ReadFile(flags.balance_log), HasSubstr(R"({"step":43,"shares":[4,4]})"));
+  // The first run ended within an epoch. Both together used each sample once in each epoch.
+  std::map<int32_t, int> uses;
+  for (const Outcome* run : {&first, &resumed})
+    for (const int32_t sample : run->samples) ++uses[sample];
+  ASSERT_EQ(std::ssize(uses), kSamples);
+  // Each rank of each run has also read the data once for its hash in the checkpoint.
+  for (const auto& [sample, count] : uses) EXPECT_EQ(count, *flags.epochs + 4) << sample;
 
   TrainFlags again = flags;
   again.balance_repeat = std::exchange(again.balance_log, "");

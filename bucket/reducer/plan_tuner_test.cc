@@ -1,6 +1,5 @@
 #include "evenkeel/bucket/reducer/plan_tuner.h"
 
-#include <cstdint>
 #include <vector>
 
 #include "absl/time/time.h"

@@ -128,20 +128,113 @@ absl::Status CheckSamples(int64_t step, const StepAnswer& answer) {
       {.ranks = silent.empty() ? unknown : silent});
 }
 
+// Returns whether each rank takes its part of the batch, as far as the records show.
+bool TakesItsShares(const StepAnswer& answer) {
+  if (answer.lowest_active < 0) return true;
+  const StepRecord& leader = answer.record(answer.lowest_active);
+  if (leader.sharing != 0 && leader.sharing != answer.active) return false;
+  return std::ranges::all_of(*answer.records, [&](const StepRecord& record) {
+    // A rank that shadows the others has divided the batch in which it had no part, but no later
+    // one.
+    if (record.joined && record.sharing == 0) return leader.sharing == 0 || record.samples <= 0;
+    return record.sharing == leader.sharing && record.shares_hash == leader.shares_hash;
+  });
+}
+
+// Returns different texts for different shares, by which ranks are compared.
+std::string TextOf(const StepShares& shares) {
+  if (shares.counts.empty()) return "none";
+  const std::string counts = TextOfCounts(shares.counts);
+  const uint64_t hash = StableHash(0, internal::ToBytes(shares));
+  return absl::StrCat(shares.samples, " samples from ", shares.first, " on as ", counts,
+                      counts.ends_with("...") ? absl::StrCat(" (hash ", absl::Hex(hash), ")") : "");
+}
+
+// "its share is 64 of 128".
+std::string ShareOf(const StepShares& shares, int rank) {
+  return absl::StrCat("its share is ", shares.counts[rank], " of ", shares.samples);
+}
+
+// Returns the error for ranks that divide the batch equally, and do not take their parts of it.
+absl::Status NotTaken(const StepAnswer& answer, const StepShares& shares) {
+  std::vector<int> ranks;
+  std::string what;
+  for (int rank = 0; rank < answer.world_size; ++rank) {
+    const StepRecord& record = answer.record(rank);
+    const int64_t share = shares.counts[rank];
+    std::string wrong;
+    if (record.joined && share > 0) {
+      wrong = absl::StrCat("rank ", rank, " has no more input, but ", ShareOf(shares, rank),
+                           ": end the loop only where the count of Balance::Next() is 0");
+    } else if (!record.joined && share == 0) {
+      wrong = absl::StrCat("rank ", rank, " takes the step, but ", ShareOf(shares, rank),
+                           ": end the loop where the count of Balance::Next() is 0");
+    } else if (std::max<int64_t>(record.samples, 0) != share) {
+      wrong = absl::StrCat("rank ", rank, " has ",
+                           record.samples < 0 ? "no number of" : absl::StrCat(record.samples),
+                           " samples where ", ShareOf(shares, rank),
+                           ": pass the count of Balance::Next() to JoinScope::AddSamples()");
+    }
+    if (wrong.empty()) continue;
+    if (ranks.empty()) what = std::move(wrong);
+    ranks.push_back(rank);
+  }
+  if (ranks.empty())
+    return absl::InternalError("the ranks' hashes differ but their shares do not (internal error)");
+  if (ranks.size() > 1) absl::StrAppend(&what, "; ", RankList(ranks), " do not take their shares");
+  return WithFailureInfo(
+      absl::FailedPreconditionError(absl::StrCat("step ", answer.step, ": ", what)),
+      {.kind = FailureKind::kDisagreement, .ranks = std::move(ranks)});
+}
+
+absl::Status CompareShares(const StepAnswer& answer, const std::vector<StepDetails>& details) {
+  if (answer.lowest_active < 0)
+    return absl::InternalError("the ranks' hashes differ but their names do not (internal error)");
+  std::map<std::string, std::vector<int>> ranks_by_shares;
+  for (int rank = 0; rank < answer.world_size; ++rank) {
+    const StepShares& shares = details[rank].shares;
+    if (!shares.counts.empty() && static_cast<int>(shares.counts.size()) != answer.world_size)
+      return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " sent ", shares.counts.size(),
+                                                     " shares for ", answer.world_size, " ranks"));
+    if (!answer.record(rank).joined || !shares.counts.empty())
+      ranks_by_shares[TextOf(shares)].push_back(rank);
+  }
+  if (ranks_by_shares.size() > 1 || ranks_by_shares.contains("none")) {
+    return Disagree(
+        absl::StrCat("step ", answer.step,
+                     ": the ranks divide different batches, or divide them differently (call "
+                     "Balance::Next() with the same batch on all ranks before each step): "),
+        ranks_by_shares);
+  }
+  return NotTaken(answer, details[answer.lowest_active].shares);
+}
+
 }  // namespace
 
 uint64_t HashOfNames(const ParticipantNames& names) {
   return StableHash(0, absl::StrJoin(names, "\n"));
 }
 
-absl::Status CompareNames(int64_t step, absl::Span<const std::string> lists) {
-  std::map<std::string, std::vector<int>> ranks_by_list;
-  for (size_t rank = 0; rank < lists.size(); ++rank)
-    ranks_by_list[lists[rank].empty() ? "none" : lists[rank]].push_back(static_cast<int>(rank));
-  return Disagree(absl::StrCat("step ", step,
+std::string TextOfCounts(absl::Span<const int64_t> counts) {
+  constexpr size_t kMostListed = 16;
+  if (counts.size() <= kMostListed) return absl::StrJoin(counts, ",");
+  return absl::StrCat(absl::StrJoin(counts.subspan(0, kMostListed), ","), ",...");
+}
+
+absl::Status CompareDetails(const StepAnswer& answer, absl::Span<const std::string> details) {
+  std::vector<StepDetails> parsed;
+  std::map<std::string, std::vector<int>> ranks_by_names;
+  for (int rank = 0; rank < static_cast<int>(details.size()); ++rank) {
+    EK_ASSIGN_OR_RETURN(StepDetails one, internal::FromBytes<StepDetails>(
+                                             details[rank], "the details of a rank's step"));
+    ranks_by_names[one.names.empty() ? "none" : one.names].push_back(rank);
+    parsed.push_back(std::move(one));
+  }
+  if (ranks_by_names.size() == 1) return CompareShares(answer, parsed);
+  return Disagree(absl::StrCat("step ", answer.step,
                                ": the ranks have different models and optimizers, or made them in "
                                "a different order: "),
-                  ranks_by_list);
+                  ranks_by_names);
 }
 
 absl::Status Agree(int64_t step, absl::Span<const std::string> records,
@@ -187,7 +280,21 @@ absl::Status Agree(int64_t step, absl::Span<const std::string> records,
                      answer.names->size(), " (internal error)"));
   }
   EK_RETURN_IF_ERROR(Compare(answer));
+  if (!TakesItsShares(answer)) return absl::NotFoundError("a rank does not take its share");
   return samples == SamplesRule::kRequired ? CheckSamples(step, answer) : absl::OkStatus();
+}
+
+void StepRecord::SetShares(const StepShares& shares, int rank) {
+  const int64_t mine = shares.counts[rank];
+  const auto has_part = [](int64_t count) { return count > 0; };
+  shares_hash = static_cast<uint32_t>(StableHash(0, internal::ToBytes(shares)));
+  sharing = mine != std::max<int64_t>(samples, 0) || joined == has_part(mine)
+                ? kOtherSamples
+                : static_cast<int32_t>(std::ranges::count_if(shares.counts, has_part));
+}
+
+bool StepRecord::reduces() const {
+  return std::ranges::all_of(participants, &ParticipantState::sync);
 }
 
 std::string StepRecord::Serialize() const {

@@ -13,10 +13,13 @@
 // Participants are in the order of their registration, which is the same on all ranks: a record has
 // a hash of the ordered names, and a difference is an error that shows the lists of the ranks.
 //
-// Size:    a record has 47 bytes, 37 for each participant (and its note), about 19 for the times of
-//          the last step, and the ledger's text: 47 + 37 + 19 + 62 = 165 for a DataParallel and a
+// Size:    a record has 55 bytes, 37 for each participant (and its note), about 19 for the times of
+//          the last step, and the ledger's text: 55 + 37 + 19 + 62 = 173 for a DataParallel and a
 //          Replicated optimizer, which is no participant. Each rank sends one for each step, and
 //          receives all of them.
+//
+// If the ranks divide batches by their speed (join/balance.h), a record also contains a hash of the
+// division. A difference is an error that shows the divisions of the ranks.
 //
 // A record also contains the times of the rank's last step (phase_clock.h). From the times of all
 // ranks, each rank computes which ranks made the others wait (straggler_detector.h).
@@ -74,10 +77,24 @@ struct StepRequests {
   static constexpr uint32_t kFirstOfUsers = 1u << 16;
 };
 
+// The division of one step's batch between the ranks, as one of them has made it.
+struct StepShares {
+  int64_t first = 0;            // The batch has the samples from `first`
+  int64_t samples = 0;          // to `first + samples - 1`.
+  std::vector<int64_t> counts;  // By rank: its part of them. Empty: the rank has made no division.
+
+  static void VisitFields(auto& self, auto& visit) { visit(self.first, self.samples, self.counts); }
+  friend bool operator==(const StepShares&, const StepShares&) = default;
+};
+
+// Returns "176,80"; of more than 16 counts the first ones, and "...".
+std::string TextOfCounts(absl::Span<const int64_t> counts);
+
 // The record that a rank sends when its step begins.
 struct StepRecord {
-  static constexpr uint8_t kVersion = 5;  // The first byte of the serialized form.
+  static constexpr uint8_t kVersion = 6;  // The first byte of the serialized form.
   static constexpr int64_t kNotSaid = -1;
+  static constexpr int32_t kOtherSamples = -1;
 
   bool joined = false;              // The rank is exhausted.
   uint32_t requests = 0;            // StepRequests.
@@ -88,13 +105,23 @@ struct StepRecord {
   std::string ledger;       // StepLedger::Serialize(); empty in an answer: it has been compared.
   uint64_t names_hash = 0;  // HashOfNames() of the participants.
   std::vector<ParticipantState> participants;
+  uint32_t shares_hash = 0;  // Identifies the rank's StepShares.
+  // The number of ranks that have a part of the batch; 0: this rank has no StepShares;
+  // kOtherSamples: its samples are not its part, or it takes the step without a part of the batch,
+  // or is exhausted although it has one. Exhausted ranks compare the number with that of the active
+  // ranks, because they do not know the batch.
+  int32_t sharing = 0;
 
   static void VisitFields(auto& self, auto& visit) {
-    visit(self.joined, self.requests, self.samples, self.calls, self.scope_hash, self.names_hash,
-          self.ledger, self.times);
+    visit(self.joined, self.requests, self.samples, self.calls, self.scope_hash, self.shares_hash,
+          self.sharing, self.names_hash, self.ledger, self.times);
     if (self.times.has_value()) visit(self.times->ready);
     visit(self.participants);
   }
+  // Sets the fields for `shares`, when all others of this rank's record are complete.
+  void SetShares(const StepShares& shares, int rank);
+  // Returns whether the step reduces the gradients of all participants.
+  bool reduces() const;
   std::string Serialize() const;  // The version, then the fields.
   static absl::StatusOr<StepRecord> Parse(absl::string_view bytes);
 };
@@ -118,6 +145,8 @@ struct StepAnswer {
 
   const StepRecord& record(int rank) const { return (*records)[rank]; }
   bool everyone_active() const { return active == world_size; }
+  // Returns whether there are active ranks and none of them accumulates in this step.
+  bool reduces() const { return lowest_active >= 0 && record(lowest_active).reduces(); }
   // Returns the state of that participant on that rank; null if it is unknown.
   const ParticipantState* StateOf(absl::string_view participant_name, int rank) const;
   // Returns the state of that participant on the lowest active rank; the neutral one if unknown.
@@ -131,17 +160,26 @@ struct StepAnswer {
 enum class SamplesRule { kOptional, kRequired };
 
 // Parses the records of all ranks, which are in the order of ranks, and compares them: all ranks
-// must run the same join, and all active ranks must have equal states. `names` are those of this
-// rank's participants. `answer` is complete even if the ranks disagree; its records are null if one
-// cannot be parsed. Returns NotFound if the ranks' names differ; the caller then
-// gathers the names, and CompareNames() returns the error for the user.
+// must run the same join, all active ranks must have equal states, and each rank must take its part
+// of the batch. `names` are those of this rank's participants. `answer` is complete even if the
+// ranks disagree; its records are null if one cannot be parsed. Returns NotFound, on all ranks, if
+// their names differ or their shares are wrong; the caller then gathers the StepDetails of all
+// ranks, and CompareDetails() returns the error for the user.
 absl::Status Agree(int64_t step, absl::Span<const std::string> records,
                    std::shared_ptr<const ParticipantNames> names, SamplesRule samples,
                    StepAnswer& answer);
 
-// Returns the error for ranks whose names differ. `lists` has the names of each rank, separated by
-// ", ".
-absl::Status CompareNames(int64_t step, absl::Span<const std::string> lists);
+// The values of one rank that its record identifies by hashes.
+struct StepDetails {
+  std::string names;  // Of its participants, separated by ", ".
+  StepShares shares;
+
+  static void VisitFields(auto& self, auto& visit) { visit(self.names, self.shares); }
+};
+
+// Returns the error for a step for which Agree() has returned NotFound. `details`: StepDetails as
+// bytes, by rank.
+absl::Status CompareDetails(const StepAnswer& answer, absl::Span<const std::string> details);
 
 }  // namespace evenkeel
 

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "evenkeel/comm/base/clock.h"
+#include "evenkeel/comm/base/fields.h"
 #include "evenkeel/comm/base/librarys_thread.h"
 #include "evenkeel/comm/control/rank_status.h"
 #include "evenkeel/comm/control/waits.h"
@@ -63,12 +64,14 @@ class LogChannel : public StepLog::Channel {
 // StepTicket --------------------------------------------------------------------------------------
 
 StepTicket::StepTicket(int64_t step, bool is_exhausted, StepControl* control, std::string why,
-                       std::shared_ptr<const ParticipantNames> names)
+                       std::shared_ptr<const ParticipantNames> names,
+                       std::shared_ptr<const StepShares> shares)
     : step_(step),
       is_exhausted_(is_exhausted),
       control_(control),
       why_(std::move(why)),
       names_(std::move(names)),
+      shares_(std::move(shares)),
       deadline_(SteadyNow() + control->comm_->timeout()) {}
 
 absl::StatusOr<StepAnswer> StepTicket::Wait() const {
@@ -144,7 +147,8 @@ StepControl::StepControl(Communicator* comm)
     : GroupExtension(comm),
       log_(std::make_unique<StepLog>(comm->rank(), comm->world_size(),
                                      std::make_unique<LogChannel>(comm))),
-      stragglers_(comm->world_size()) {
+      stragglers_(comm->world_size()),
+      interval_samples_(comm->world_size()) {
   absl::MutexLock lock(&mutex_);
   UpdateNames();
 }
@@ -158,7 +162,10 @@ void StepControl::OnNotice(int from, absl::string_view topic, absl::string_view 
 
 void StepControl::SetLoop(std::optional<uint64_t> hash) {
   log_->SetLoop(records_sent_);
-  if (!hash.has_value()) samples_ = StepRecord::kNotSaid;  // No other loop's.
+  if (!hash.has_value()) {  // They are not those of another loop.
+    samples_ = StepRecord::kNotSaid;
+    shares_ = nullptr;
+  }
   loop_hash_ = hash;
   absl::MutexLock lock(&mutex_);
   active_ranks_.clear();
@@ -250,6 +257,8 @@ absl::StatusOr<StepControl::NewRecord> StepControl::MakeRecord(As as) {
   }
   record.samples = TakeSamples();
   if (!record.joined) record.requests = std::exchange(requests_, 0);
+  made.shares = std::exchange(shares_, nullptr);
+  if (made.shares != nullptr) record.SetShares(*made.shares, comm_->rank());
   return made;
 }
 
@@ -283,9 +292,11 @@ absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Begin(As as) {
       ledger_.Serialize(record.joined ? StepLedger::Plans::kWithout : StepLedger::Plans::kWith);
   EK_RETURN_IF_ERROR(CheckAgainstLeft(records_sent_));
   const int64_t step = ++records_sent_;
-  auto ticket = std::shared_ptr<StepTicket>(new StepTicket(
-      step, record.joined, this, std::exchange(why_ended_, ""), std::move(made.names)));
+  auto ticket = std::shared_ptr<StepTicket>(
+      new StepTicket(step, record.joined, this, std::exchange(why_ended_, ""),
+                     std::move(made.names), std::move(made.shares)));
   unanswered_.push_back(ticket);
+  if (record.reduces()) last_reduction_ = ticket;
   std::string mine = record.Serialize();
   // A message wakes a thread, which may take this one's core: not this rank's delay.
   const internal::CountedWait exchange;
@@ -297,12 +308,14 @@ absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Begin(As as) {
   return ticket;
 }
 
-void StepControl::ShowNames(int64_t step, const std::shared_ptr<StepTicket>& ticket) {
+void StepControl::ShowDetails(const StepAnswer& answer, const std::shared_ptr<StepTicket>& ticket) {
+  StepDetails mine{.names = absl::StrJoin(*ticket->names_, ", ")};
+  if (ticket->shares_ != nullptr) mine.shares = *ticket->shares_;
   comm_->control().Exchange(
-      "step participants", absl::StrJoin(*ticket->names_, ", "),
-      [this, step, ticket](const absl::StatusOr<std::vector<std::string>>& lists) {
-        if (!lists.ok()) return ticket->Resolve(lists.status());
-        FailWithAll(CompareNames(step, *lists));
+      "step details", internal::ToBytes(mine),
+      [this, answer, ticket](const absl::StatusOr<std::vector<std::string>>& details) {
+        if (!details.ok()) return ticket->Resolve(details.status());
+        FailWithAll(CompareDetails(answer, *details));
         ticket->Resolve(comm_->status());
       });
 }
@@ -320,13 +333,14 @@ void StepControl::OnRecords(int64_t step, const std::shared_ptr<StepTicket>& tic
             requires_samples_ ? SamplesRule::kRequired : SamplesRule::kOptional, answer);
   if (answer.records != nullptr) {
     absl::MutexLock lock(&mutex_);
-    AddTimes(*answer.records);
+    const absl::Span<const int64_t> samples = AddTimes(answer);
+    if (agreed.ok() && observer_ != nullptr) observer_(answer, samples);
     active_ranks_.clear();
     for (int rank = 0; rank < answer.world_size; ++rank) {
       if (!answer.record(rank).joined) active_ranks_.push_back(rank);
     }
   }
-  if (absl::IsNotFound(agreed)) return ShowNames(step, ticket);
+  if (absl::IsNotFound(agreed)) return ShowDetails(answer, ticket);
   if (!agreed.ok()) {
     FailWithAll(agreed);  // They have the same records.
     return ticket->Resolve(comm_->status());
@@ -357,11 +371,16 @@ absl::Status StepControl::CompareFinalStates(absl::Span<const std::string> state
   return StepLedger::Compare(states);
 }
 
-void StepControl::AddTimes(const std::vector<StepRecord>& records) {
+absl::Span<const int64_t> StepControl::AddTimes(const StepAnswer& answer) {
+  const absl::Span<const int64_t> samples = interval_samples_.Add(answer);
   absl::InlinedVector<StragglerDetector::RankTimes, 8> times;
-  for (const StepRecord& record : records)
-    times.push_back({.times = record.times, .is_exhausted = record.joined});
+  for (int rank = 0; rank < answer.world_size; ++rank) {
+    const StepRecord& record = answer.record(rank);
+    times.push_back(
+        {.times = record.times, .is_exhausted = record.joined, .samples = samples[rank]});
+  }
   stragglers_.Add(times);
+  return samples;
 }
 
 void StepControl::HelpThoseBehind(const StepAnswer& answer) {

@@ -45,6 +45,7 @@
 #include "absl/types/span.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/group_extension.h"
+#include "evenkeel/join/steps/interval_samples.h"
 #include "evenkeel/join/steps/phase_clock.h"
 #include "evenkeel/join/steps/step_agreement.h"
 #include "evenkeel/join/steps/step_ledger.h"
@@ -83,7 +84,8 @@ class StepTicket {
  private:
   friend class StepControl;
   StepTicket(int64_t step, bool is_exhausted, StepControl* control, std::string why = "",
-             std::shared_ptr<const ParticipantNames> names = nullptr);
+             std::shared_ptr<const ParticipantNames> names = nullptr,
+             std::shared_ptr<const StepShares> shares = nullptr);
   // Restarts the timeout, because the other ranks are making progress before this step.
   void Renew();
   void Resolve(absl::StatusOr<StepAnswer> answer);
@@ -96,6 +98,7 @@ class StepTicket {
   StepControl* const control_;
   const std::string why_;                                // This rank began it; empty: as usual.
   const std::shared_ptr<const ParticipantNames> names_;  // For the states in the record.
+  const std::shared_ptr<const StepShares> shares_;       // Those of the record; null: none.
   mutable absl::Mutex mutex_;
   absl::Time deadline_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<absl::StatusOr<StepAnswer>> answer_ ABSL_GUARDED_BY(mutex_);
@@ -164,6 +167,7 @@ class StepControl final : public internal::GroupExtension {
   // Sets whether active ranks must call AddSamples() before each step; a step without it is an
   // error on all ranks.
   void RequireSamples(bool on) { requires_samples_ = on; }
+  bool requires_samples() const { return requires_samples_; }
   // Adds samples, or requests, to this rank's next record.
   void AddSamples(int64_t samples);
   void Request(uint32_t bits);
@@ -174,6 +178,27 @@ class StepControl final : public internal::GroupExtension {
   bool has_more_samples() const { return samples_ != StepRecord::kNotSaid; }
   // Returns the samples added since then, and takes them out of the next record.
   int64_t TakeSamples() { return std::exchange(samples_, StepRecord::kNotSaid); }
+
+  // Sets the division of the next step's batch, which this rank's next record reports; null drops
+  // it.
+  void SetShares(std::shared_ptr<const StepShares> shares) { shares_ = std::move(shares); }
+  // Returns the division that no record has reported yet; null if there is none.
+  const std::shared_ptr<const StepShares>& shares() const { return shares_; }
+  // Returns the last step of this rank that reduces gradients; null before the first.
+  const std::shared_ptr<StepTicket>& last_reduction() const { return last_reduction_; }
+  // Receives the answers on which all ranks agree, on the control thread, in the order of the
+  // steps, each before its ticket has it. `samples`: those of the interval whose times the records
+  // have, by rank. There is one observer at a time, which must neither block nor use this object;
+  // null ends it.
+  using Observer = std::function<void(const StepAnswer&, absl::Span<const int64_t> samples)>;
+  void SetObserver(Observer observer) {
+    absl::MutexLock lock(&mutex_);
+    observer_ = std::move(observer);
+  }
+  bool has_observer() const {
+    absl::MutexLock lock(&mutex_);
+    return observer_ != nullptr;
+  }
 
   // For objects that keep their name when they come from another group. HoldName() returns false if
   // an object of this group holds that name; an object that leaves the group releases it.
@@ -217,16 +242,19 @@ class StepControl final : public internal::GroupExtension {
   struct NewRecord {
     StepRecord record;
     std::shared_ptr<const ParticipantNames> names;  // Of its participants.
+    std::shared_ptr<const StepShares> shares;
   };
   // Returns this rank's record of the next step, without the fields that Begin() adds.
   absl::StatusOr<NewRecord> MakeRecord(As as);
   absl::StatusOr<std::shared_ptr<StepTicket>> Begin(As as);
   void OnRecords(int64_t step, const std::shared_ptr<StepTicket>& ticket,
                  const absl::StatusOr<std::vector<std::string>>& parts);
-  // Exchanges the lists of names between all ranks, and ends the group with them.
-  void ShowNames(int64_t step, const std::shared_ptr<StepTicket>& ticket);
+  // Exchanges the StepDetails of all ranks, and ends the group with the error that they show.
+  void ShowDetails(const StepAnswer& answer, const std::shared_ptr<StepTicket>& ticket);
   void UpdateNames() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void AddTimes(const std::vector<StepRecord>& records) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns the samples of the interval whose times the records have, by rank.
+  absl::Span<const int64_t> AddTimes(const StepAnswer& answer)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void HelpThoseBehind(const StepAnswer& answer);
 
   const std::unique_ptr<StepLog> log_;
@@ -239,6 +267,8 @@ class StepControl final : public internal::GroupExtension {
   uint64_t names_hash_ ABSL_GUARDED_BY(mutex_) = 0;
   std::set<std::string, std::less<>> held_names_ ABSL_GUARDED_BY(mutex_);
   StragglerDetector stragglers_ ABSL_GUARDED_BY(mutex_);
+  IntervalSamples interval_samples_ ABSL_GUARDED_BY(mutex_);
+  Observer observer_ ABSL_GUARDED_BY(mutex_);
   std::vector<int> active_ranks_ ABSL_GUARDED_BY(mutex_);
 
   // Written by the thread that runs steps, and read by the control thread and by observers.
@@ -249,6 +279,8 @@ class StepControl final : public internal::GroupExtension {
   // For the thread that runs steps alone.
   StepLedger ledger_;
   std::shared_ptr<StepTicket> current_;
+  std::shared_ptr<StepTicket> last_reduction_;
+  std::shared_ptr<const StepShares> shares_;
   std::deque<std::shared_ptr<StepTicket>> unanswered_;
   // The objects that take part in the current step, and the latest of their phases.
   std::set<std::string, std::less<>> entered_;

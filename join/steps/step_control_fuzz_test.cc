@@ -1,6 +1,8 @@
 // Records of steps and entries of the log: no bytes that another rank sends do harm. The ranks'
 // ledgers of steps are compared.
 
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -29,8 +31,40 @@ TEST(StepControlFuzzTest, StepRecord) {
                                                      .waited_us = int64_t{1} << 50,
                                                      .ready = {.first_us = 300, .last_us = 4000}},
                                  .ledger = "optimizer#0\t3\t3\t=\tlearning_rate=0.1\n",
-                                 .participants = {reducer, optimizer}};
+                                 .participants = {reducer, optimizer},
+                                 .shares_hash = ~uint32_t{0},
+                                 .sharing = StepRecord::kOtherSamples};
   Fuzz({alone.Serialize(), full.Serialize()}, Again<StepRecord>);
+}
+
+TEST(StepControlFuzzTest, StepDetails) {
+  const StepDetails alone{},
+      full{.names = "model, optimizer",
+           .shares = {.first = int64_t{1} << 40, .samples = 256, .counts = {176, 80, 0}}};
+  Fuzz({internal::ToBytes(alone), internal::ToBytes(full)},
+       [](absl::string_view bytes) -> absl::StatusOr<std::string> {
+         EK_ASSIGN_OR_RETURN(const StepDetails details,
+                             internal::FromBytes<StepDetails>(bytes, "details"));
+         return internal::ToBytes(details);
+       });
+}
+
+// The details of a rank are an error of the program for the others, whatever the bytes.
+TEST(StepControlFuzzTest, DetailsOfAnotherRank) {
+  const StepDetails mine{.names = "model", .shares = {.samples = 8, .counts = {4, 4}}};
+  std::vector<StepRecord> records(2, StepRecord{.samples = 4});
+  for (int rank = 0; rank < 2; ++rank) records[rank].SetShares(mine.shares, rank);
+  const StepAnswer answer{.step = 7,
+                          .world_size = 2,
+                          .active = 2,
+                          .records = std::make_shared<const std::vector<StepRecord>>(records)};
+  const std::string good = internal::ToBytes(mine);
+  Fuzz({good}, [&](absl::string_view bytes) -> absl::StatusOr<std::string> {
+    const absl::Status status = CompareDetails(answer, {good, std::string(bytes)});
+    EXPECT_FALSE(status.ok());
+    if (absl::IsInvalidArgument(status)) return status;
+    return std::string(bytes);
+  });
 }
 
 TEST(StepControlFuzzTest, EntryOfTheLog) {
@@ -50,10 +84,10 @@ TEST(StepControlFuzzTest, EntryOfTheLog) {
 
 TEST(StepControlFuzzTest, AnotherVersionIsRefused) {
   std::string bytes = StepRecord().Serialize();
-  EXPECT_EQ(bytes.size(), 47u) << "as step_agreement.h says";
+  EXPECT_EQ(bytes.size(), 55u) << "as step_agreement.h says";
   bytes[0] = StepRecord::kVersion + 1;
   EXPECT_EQ(StepRecord::Parse(bytes).status(),
-            absl::InvalidArgumentError("the record of a step has version 6, this build reads 5: "
+            absl::InvalidArgumentError("the record of a step has version 7, this build reads 6: "
                                        "run the same build on all ranks"));
 }
 

@@ -24,6 +24,7 @@ void Write(const StepStatus& status, const StragglerReport& recent, int rank, st
   fields.Add("\"cost\":", absl::StrFormat("%.4f", mine.cost));
   fields.Add("\"straggler\":", Bool(mine.is_straggler));
   fields.Add("\"cost_phase\":", internal::JsonQuoted(NameOf(mine.phase)));
+  if (mine.samples > 0) fields.Add("\"samples\":", absl::StrFormat("%.1f", mine.samples));
   fields.Add("\"ms\":");
   {
     internal::JsonJoined times(json, '{', '}');

@@ -97,6 +97,7 @@ void StragglerDetector::Add(absl::Span<const RankTimes> ranks) {
       ++sums.steps;
       sums.active_us += took;
       sums.part_us += parts[rank];
+      sums.samples += ranks[rank].samples;
       sums.times += *ranks[rank].times;
     }
   }
@@ -119,6 +120,7 @@ void StragglerDetector::Sums::Add(const Sums& other) {
     sums.steps += more.steps;
     sums.part_us += more.part_us;
     sums.active_us += more.active_us;
+    sums.samples += more.samples;
     sums.times += more.times;
   }
 }
@@ -140,6 +142,7 @@ StragglerReport StragglerDetector::ReportOf(const Sums& sums) {
     if (of_rank.steps == 0) continue;
     out.mean = of_rank.times;
     out.mean /= of_rank.steps;
+    out.samples = static_cast<double>(of_rank.samples) / static_cast<double>(of_rank.steps);
     least_wait = std::min(least_wait, out.mean.waited_us);
   }
   ByRank<double> most(costs.size());

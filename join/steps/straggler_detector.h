@@ -8,7 +8,7 @@
 // whose differences show how certain a rank's cost is. Equal input gives equal reports on all
 // ranks.
 //
-// Size:    kBlocks + 2 blocks of 96 bytes per rank.
+// Size:    kBlocks + 2 blocks of 104 bytes per rank.
 // Threads: thread-compatible.
 
 #ifndef EVENKEEL_JOIN_STEPS_STRAGGLER_DETECTOR_H_
@@ -42,6 +42,7 @@ class StragglerDetector {
   struct RankTimes {
     std::optional<PhaseTimes> times;
     bool is_exhausted = false;  // In the next step.
+    int64_t samples = 0;        // Those of `times`; 0 if the rank does not report them.
   };
 
   explicit StragglerDetector(int world_size)
@@ -58,7 +59,8 @@ class StragglerDetector {
  private:
   struct RankSums {
     int64_t steps = 0;      // Steps in which it had inputs,
-    int64_t active_us = 0;  // and their duration.
+    int64_t active_us = 0;  // their duration,
+    int64_t samples = 0;    // and its samples in them.
     double part_us = 0;     // Its part of the differences between the ranks.
     PhaseTimes times;
   };

@@ -5,7 +5,10 @@
 #include <functional>
 #include <optional>
 #include <random>
+#include <string>
 #include <vector>
+
+#include "evenkeel/join/steps/step_status.h"
 
 namespace evenkeel {
 namespace {
@@ -72,6 +75,25 @@ TEST(StragglerDetectorTest, NamesTheRankThePhaseAndTheCost) {
   EXPECT_LT(report.ranks[3].waited_for_others, absl::Microseconds(600));
   EXPECT_GT(report.ranks[0].waited_for_others, absl::Microseconds(3000));
   EXPECT_EQ(job.detector.All().steps, kSteps);
+}
+
+TEST(StragglerDetectorTest, SamplesAreMeansOfTheStepsWithInputs) {
+  const PhaseTimes times{.busy_us = {0, 0, 8000, 12'000, 0, 0}};
+  StragglerDetector detector(2);
+  for (const int64_t samples : {60, 40, 50}) {
+    detector.Add(
+        {{RankTimes{.times = times, .samples = samples}, RankTimes{.times = times, .samples = 1}}});
+  }
+  detector.Add({{RankTimes{.times = times, .samples = 50},
+                 RankTimes{.times = times, .is_exhausted = true, .samples = 1}}});
+  detector.Add({{RankTimes{.times = times, .samples = 100}, RankTimes{.is_exhausted = true}}});
+  const StragglerReport report = detector.All();
+  EXPECT_EQ(report.ranks[0].samples, 60);
+  EXPECT_EQ(report.ranks[1].samples, 1);
+  EXPECT_NE(report.Table().find("   samples\n"), std::string::npos);
+  EXPECT_NE(report.Table().find("      60.0\n"), std::string::npos);
+  EXPECT_NE(ToJson({.step = 5}, report, 0).find(",\"samples\":60.0,"), std::string::npos);
+  EXPECT_EQ(StragglerDetector(2).All().Table().find("samples"), std::string::npos);
 }
 
 TEST(StragglerDetectorTest, SmallWorldsAndSmallDelays) {

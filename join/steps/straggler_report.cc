@@ -43,6 +43,9 @@ std::string StragglerReport::Table() const {
   const bool has_buckets =
       std::ranges::any_of(ranks, [](const Rank& rank) { return rank.mean.ready.last_us > 0; });
   if (has_buckets) absl::StrAppendFormat(&table, " %9s %9s", "1st ready", "all ready");
+  const bool has_samples =
+      std::ranges::any_of(ranks, [](const Rank& rank) { return rank.samples > 0; });
+  if (has_samples) absl::StrAppendFormat(&table, " %9s", "samples");
   table += "\n";
   for (const Rank& rank : ranks) {
     absl::StrAppendFormat(&table, "%5d %4.1f %%", rank.rank, 100 * rank.cost);
@@ -58,6 +61,7 @@ std::string StragglerReport::Table() const {
     } else if (has_buckets) {
       absl::StrAppendFormat(&table, " %9s %9s", "-", "-");
     }
+    if (has_samples) absl::StrAppendFormat(&table, " %9.1f", rank.samples);
     table += "\n";
   }
   return table;

@@ -41,6 +41,7 @@ struct StragglerReport {
     bool is_straggler = false;              // Only in a report about recent steps.
     StepPhase phase = StepPhase::kOutside;  // The phase that explains most of the cost.
     PhaseTimes mean;                        // Over the steps in which it had inputs.
+    double samples = 0;                     // In the mean of them; 0 if it does not report any.
     absl::Duration waited_for_others;  // In such a step: the wait beyond that of the last rank.
   };
 
@@ -52,7 +53,7 @@ struct StragglerReport {
   // `name_of(rank)`, such as "host b", is added in parentheses; `rank` is the number in the job.
   std::string Stragglers(const std::function<std::string(int rank)>& name_of = nullptr) const;
   // Returns a table with a line per rank: its cost, the milliseconds of a step by phase, and those
-  // of backward until the first and until the last bucket was complete, if known.
+  // of backward until the first and until the last bucket was complete, and its samples, if known.
   std::string Table() const;
   // Returns "ranks 5,7 had no input for 12 % of the time", or "".
   std::string RanksWithoutInput() const;

@@ -61,12 +61,14 @@ inline constexpr int kMostConnected = 128;
 struct PlayOptions {
   std::vector<int> world_sizes = {2, 3, 4, 5, 8};
 };
-// Return the play of a seed: an injected fault (tests/faults/), a random program, or a training
-// that continues after losses. MakePlay() also chooses between them.
+// Return the play of a seed: an injected fault (tests/faults/), a random program, a training that
+// continues after losses, or one on ranks of changing speed. MakePlay() chooses between the first
+// three.
 std::unique_ptr<Play> MakePlay(uint64_t seed, const PlayOptions& options);
 std::unique_ptr<Play> MakeFaultPlay(uint64_t seed, const PlayOptions& options);
 std::unique_ptr<Play> MakeProgramPlay(uint64_t seed, const PlayOptions& options);
 std::unique_ptr<Play> MakeElasticPlay(uint64_t seed, const PlayOptions& options);
+std::unique_ptr<Play> MakeBalancePlay(uint64_t seed, const PlayOptions& options);
 
 struct PlayedRun {
   Verdict verdict;

@@ -1,6 +1,7 @@
 // A random program: consecutive loops with uneven inputs, some of them trainings, with collectives
 // in them; some ranks are late, and some wait where others do not. The program is correct, so every
-// rank must end without an error and with the right numbers, unless a rank is lost.
+// rank must end without an error and with the right numbers, unless a rank is lost. A program may
+// have a training on ranks of changing speed in place of the loops.
 
 #include <algorithm>
 #include <functional>
@@ -23,6 +24,7 @@
 #include "evenkeel/join/steps/step_control.h"
 #include "evenkeel/join/testing/ticker.h"
 #include "evenkeel/tests/rank_report.h"
+#include "evenkeel/tests/simulation/balanced_training.h"
 #include "evenkeel/tests/simulation/loss.h"
 #include "evenkeel/tests/simulation/play.h"
 #include "evenkeel/tests/toy_training.h"
@@ -66,7 +68,9 @@ struct Loop {
 };
 
 struct Program {
+  int world_size = 0;
   std::vector<Loop> loops;
+  std::optional<BalancedTraining> balanced;  // Without loops.
   bool rank0_hosts = false;
   std::optional<LossKind> loss;
   int victim = 0;
@@ -100,8 +104,16 @@ Loop DrawLoop(Draws& draws, int world_size, bool may_train) {
   return loop;
 }
 
+void DrawLoss(Draws& draws, Program& program) {
+  if (draws.OneIn(2)) return;
+  program.loss = static_cast<LossKind>(draws.Below(kLossKinds));
+  program.victim = draws.Below(program.world_size);
+  if (program.loss == LossKind::kStoreStoppedForAWhile) program.rank0_hosts = false;
+  program.when = draws.Magnitude(kMillisecond, 2 * kSecond);
+}
+
 Program DrawProgram(Draws& draws, int world_size) {
-  Program program;
+  Program program{.world_size = world_size};
   const int loops = 1 + draws.Below(3);
   for (int i = 0; i < loops; ++i) {
     const bool has_trained = std::any_of(program.loops.begin(), program.loops.end(),
@@ -110,11 +122,7 @@ Program DrawProgram(Draws& draws, int world_size) {
     program.loops.push_back(DrawLoop(draws, world_size, may_train));
   }
   program.rank0_hosts = draws.OneIn(3);
-  if (draws.OneIn(2)) return program;
-  program.loss = static_cast<LossKind>(draws.Below(kLossKinds));
-  program.victim = draws.Below(world_size);
-  if (program.loss == LossKind::kStoreStoppedForAWhile) program.rank0_hosts = false;
-  program.when = draws.Magnitude(kMillisecond, 2 * kSecond);
+  DrawLoss(draws, program);
   return program;
 }
 
@@ -130,7 +138,10 @@ std::string Inputs(const Loop& loop) {
 }
 
 void RemoveRank(Program& program, int rank) {
+  --program.world_size;
   if (program.victim > rank) --program.victim;
+  if (program.balanced.has_value())
+    program.balanced->ranks.erase(program.balanced->ranks.begin() + rank);
   for (Loop& loop : program.loops) {
     loop.inputs.erase(loop.inputs.begin() + rank);
     std::set<int> waiting;
@@ -144,7 +155,9 @@ void RemoveRank(Program& program, int rank) {
 class ProgramPlay : public Play {
  public:
   ProgramPlay(uint64_t seed, Program program)
-      : seed_(seed), program_(std::move(program)), ends_(program_.loops[0].inputs.size()) {}
+      : seed_(seed), program_(std::move(program)), ends_(program_.world_size) {
+    if (program_.balanced.has_value()) balanced_.emplace(*program_.balanced);
+  }
 
   std::string Describe() const override {
     std::string text = absl::StrCat(world_size(), " ranks",
@@ -157,11 +170,13 @@ class ProgramPlay : public Play {
                       loop.trains && loop.is_sharded ? " sharded" : "", ", ",
                       calls(loop.before) + calls(loop.within), " calls");
     }
+    if (program_.balanced.has_value())
+      absl::StrAppend(&text, "; ", simulation::Describe(*program_.balanced));
     if (!program_.loss.has_value()) return text;
     return absl::StrCat(text, "; rank ", program_.victim, " ", TextOf(*program_.loss), " at ",
                         absl::FormatDuration(absl::Nanoseconds(program_.when)));
   }
-  int world_size() const override { return static_cast<int>(ends_.size()); }
+  int world_size() const override { return program_.world_size; }
   bool rank0_hosts() const override { return program_.rank0_hosts; }
   bool moves_data() const override { return world_size() <= kMostConnected; }
   CommunicatorOptions options() const override {
@@ -219,6 +234,7 @@ class ProgramPlay : public Play {
       end.status = loop.trains ? Train(loop, *comm, end, draws) : Tick(loop, *comm, end, draws);
       if (!end.status.ok()) break;
     }
+    if (balanced_.has_value()) end.status = balanced_->Train(*comm, end.awake_since);
     if (end.status.ok()) end.status = comm->Finalize(comm->timeout());
     end.when = stage.world.now();
     if (!end.status.ok()) comm->Abort(end.status);
@@ -241,6 +257,12 @@ class ProgramPlay : public Play {
     if (!stage.crash.empty() && !is_explained) {
       verdict.is_other = true;
       verdict.complaints.push_back(stage.crash);
+    }
+    if (const std::string text =
+            balanced_.has_value() ? balanced_->Wrong(is_over && lost_at_ == 0) : "";
+        !text.empty()) {
+      verdict.is_wrong = true;
+      verdict.complaints.push_back(text);
     }
     for (int rank = 0; rank < world_size(); ++rank) {
       const End& end = ends_[rank];
@@ -449,6 +471,7 @@ class ProgramPlay : public Play {
   const uint64_t seed_;
   const Program program_;
   std::vector<End> ends_;  // By rank.
+  std::optional<BalancedRun> balanced_;
   Nanos lost_at_ = 0;
   std::set<int> lost_;
 };
@@ -460,6 +483,16 @@ std::unique_ptr<Play> MakeProgramPlay(uint64_t seed, const PlayOptions& options)
   const int sizes = static_cast<int>(options.world_sizes.size());
   const int world_size = options.world_sizes[draws.Below(sizes)];
   return std::make_unique<ProgramPlay>(seed, DrawProgram(draws, world_size));
+}
+
+std::unique_ptr<Play> MakeBalancePlay(uint64_t seed, const PlayOptions& options) {
+  Draws draws(seed ^ 0xba1a9ce);
+  const int sizes = static_cast<int>(options.world_sizes.size());
+  Program program{.world_size = options.world_sizes[draws.Below(sizes)]};
+  program.rank0_hosts = draws.OneIn(3);
+  program.balanced = DrawBalanced(draws, program.world_size);
+  if (!program.balanced->is_steady) DrawLoss(draws, program);
+  return std::make_unique<ProgramPlay>(seed, std::move(program));
 }
 
 }  // namespace evenkeel::simulation

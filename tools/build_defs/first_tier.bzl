@@ -109,7 +109,10 @@ ENTRY_POINTS = {
         "//tests/mesh:mesh_over_shm_test",
     ],
     "//examples": ["//examples:tutorial_test"],
-    "//join": ["//join/steps:straggler_detector_test"],
+    "//join": [
+        "//join:balance_over_shm_test",
+        "//join/steps:straggler_detector_test",
+    ],
     "//join/abi:evenkeel": ["python/check.sh"],
     "//libtorch": ["libtorch/check.sh"],
     "//python/evenkeel_c10d:wheel": ["python/check.sh"],

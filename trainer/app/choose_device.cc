@@ -31,6 +31,10 @@ std::string CpuOnly(const TrainOptions& options) {
     return "--on_failure=continue supports only ranks on the CPU; choose --device=cpu";
   if (options.compute == DType::kFloat64)
     return "--compute=float64 supports only ranks on the CPU; choose --device=cpu";
+  if (options.flags.balance) {
+    return "--balance supports only ranks on the CPU, since it does not see the times of a GPU; "
+           "choose --device=cpu";
+  }
   return "";
 }
 

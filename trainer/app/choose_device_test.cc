@@ -125,6 +125,9 @@ TEST(ChooseDeviceTest, ABackendOfTheCpuAndGoingOnAreTheCpus) {
   EXPECT_FALSE(AsksForDevices(goes_on));
   EXPECT_TRUE(ChooseDevice(0, {}, goes_on).ok());
   EXPECT_EQ(goes_on.device, DeviceKind::kCpu);
+  TrainOptions balance = Options(DeviceKind::kAuto);
+  balance.flags.balance = true;
+  EXPECT_FALSE(AsksForDevices(balance));
   EXPECT_FALSE(AsksForDevices(Options(DeviceKind::kCpu)));
   EXPECT_TRUE(AsksForDevices(Options(DeviceKind::kAuto)));
   EXPECT_TRUE(AsksForDevices(Options(DeviceKind::kCuda)));

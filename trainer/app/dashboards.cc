@@ -12,7 +12,7 @@
 
 namespace evenkeel {
 Dashboards::Dashboards(const TrainOptions& options, bool counts_tokens, OutputFailures& failures)
-    : failures_(failures), counts_tokens_(counts_tokens) {
+    : failures_(failures), counts_tokens_(counts_tokens), balances_(options.flags.balance) {
   if (!options.flags.tensorboard.empty()) {
     absl::StatusOr<std::unique_ptr<MetricsSink>> events =
         OpenTensorboard(options.flags.tensorboard);
@@ -53,6 +53,8 @@ void Dashboards::OnStep(const StepFacts& facts, const StepNumbers& numbers, absl
       numbers.predictions_per_second,
       counts_tokens_ ? "Tokens that all ranks trained on in a second, in the last step"
                      : "Samples that all ranks trained on in a second, in the last step");
+  add(balances_, "train/rank0_samples", static_cast<double>(facts.own_samples),
+      "Samples of the last step that rank 0 computed");
   add(!std::isnan(facts.gradient_norm), "train/gradient_norm", facts.gradient_norm,
       "Norm of all gradients of the last step, before clipping");
   add(!std::isnan(numbers.step_ms), "train/step_seconds", numbers.step_ms / 1000,

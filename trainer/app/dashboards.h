@@ -8,10 +8,10 @@
 // Scalars of a step are train/loss, train/accuracy (both of rank 0's batch), train/learning_rate,
 // train/exposed_communication_ratio, and train/samples_per_second or, for language models,
 // train/tokens_per_second and train/bits_per_token; train/step_seconds, and with clipping
-// train/gradient_norm; after an evaluation test/loss, test/accuracy and test/bits_per_token
-// (test_part/... within an epoch with --eval_batches). TensorBoard also gets generated texts as
-// `sample`. Every 50 steps train/straggler_cost_ratio and train/straggler_rank show the slowest
-// rank. Unknown values are left out.
+// train/gradient_norm, with --balance train/rank0_samples; after an evaluation test/loss,
+// test/accuracy and test/bits_per_token (test_part/... within an epoch with --eval_batches).
+// TensorBoard also gets generated texts as `sample`. Every 50 steps train/straggler_cost_ratio and
+// train/straggler_rank show the slowest rank. Unknown values are left out.
 //
 // Threads:   thread-compatible.
 // Ownership: `failures` outlives it.
@@ -61,6 +61,7 @@ class Dashboards {
   OutputFailures& failures_;
   std::map<std::string, std::unique_ptr<MetricsSink>> sinks_;  // By flag.
   const bool counts_tokens_;
+  const bool balances_;
 };
 
 }  // namespace evenkeel

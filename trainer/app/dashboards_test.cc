@@ -113,6 +113,19 @@ TEST_F(DashboardsTest, WhatADryRankDoesNotKnowIsLeftOut) {
   EXPECT_THAT(Prometheus(), HasSubstr("samples_per_second"));
 }
 
+TEST_F(DashboardsTest, SharesAreWrittenIfTheyMayDiffer) {
+  Dashboards even = Open(/*counts_tokens=*/false);
+  even.OnStep(Facts(0), NumbersOf(Facts(0), 1), kStart);
+  EXPECT_THAT(Prometheus(), Not(HasSubstr("rank0_samples")));
+  TrainOptions options;
+  options.flags.balance = true;
+  options.flags.prometheus = folder_ + "/train.prom";
+  Dashboards balanced(options, /*counts_tokens=*/false, failures_);
+  balanced.OnStep(Facts(0), NumbersOf(Facts(0), 1), kStart);
+  EXPECT_THAT(Prometheus(),
+              HasSubstr("evenkeel_train_rank0_samples{model=\"cnn\",run=\"train\"} 4\n"));
+}
+
 TEST_F(DashboardsTest, ALossThatIsNotFiniteIsTold) {
   Dashboards sinks = Open(/*counts_tokens=*/false);
   StepFacts facts = Facts(0);

@@ -118,6 +118,7 @@ int64_t CountElements(const Model& model) {
 }
 
 std::string DescribeJoin(const TrainOptions& options, const StepPlan& plan) {
+  if (options.flags.balance) return "divided by the ranks' speed, every sample weighs the same";
   if (!plan.is_uneven()) return "even";
   if (options.flags.stop_early) return "uneven, all ranks stop with the first exhausted one";
   if (!options.flags.join) return "cut to the same number";

@@ -59,11 +59,19 @@ absl::Status PlanPasses(const TrainOptions& options, int rank, int world_size, R
   const int64_t test = setup.data->test->size();
   const int64_t tested = test * (rank + 1) / world_size - test * rank / world_size;
   const int64_t largest = std::min(batch, kLargestEvaluationBatch);
+  const int64_t quantum = options.pass_quantum();
   // The last one of each may be smaller.
-  const std::pair<int64_t, Mode> passes[] = {{std::min(batch, trained), Mode::kTraining},
-                                             {trained % batch, Mode::kTraining},
-                                             {std::min(largest, tested), Mode::kEvaluation},
-                                             {tested % largest, Mode::kEvaluation}};
+  std::vector<std::pair<int64_t, Mode>> passes = {{std::min(batch, trained), Mode::kTraining},
+                                                  {trained % batch, Mode::kTraining},
+                                                  {std::min(largest, tested), Mode::kEvaluation},
+                                                  {tested % largest, Mode::kEvaluation}};
+  if (options.flags.balance && world_size > 1) {
+    // The largest of the sizes that a rank's passes may have: as many as a model keeps, for steps
+    // without an evaluation between them. The evaluation's pass is smaller, and is forgotten first.
+    passes = {passes[2]};
+    for (int64_t less = 3; less >= 0; --less)
+      passes.push_back({batch + (batch / quantum - less) * quantum, Mode::kTraining});
+  }
   for (const auto& [samples, mode] : passes) {
     if (samples > 0) EK_RETURN_IF_ERROR(setup.model->PlanPass(samples, mode));
   }

@@ -12,6 +12,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/base/fields.h"
@@ -95,12 +96,15 @@ std::vector<Case> Cases() {
   };
 }
 
-// Calls `body` after an epoch and its evaluation, when all ranks hold what they need.
+// Calls `body` after an epoch and its evaluation (with `repeat` before it: steps without one hold
+// more), when all ranks hold what they need.
 void AfterAnEpoch(int ranks, const TrainOptions& options,
                   const std::shared_ptr<const TrainingData>& data,
-                  absl::FunctionRef<void(int rank, const TrainingRun& run)> body) {
+                  absl::FunctionRef<void(int rank, const TrainingRun& run)> body,
+                  const std::vector<ShareChange>& repeat = {}) {
   const absl::Status status = RunRanks(ranks, [&](Communicator& comm) -> absl::Status {
     EK_ASSIGN_OR_RETURN(RankSetup setup, PrepareRank(options, data, comm.rank(), ranks));
+    setup.repeat = repeat;
     std::unique_ptr<RunCheckpoints> checkpoints;
     if (!options.checkpoints.folder.empty()) {
       const RunSettings settings = SettingsOf(options, *setup.model, *setup.data, ranks);
@@ -111,7 +115,7 @@ void AfterAnEpoch(int ranks, const TrainOptions& options,
                         TrainingRun::Create(&comm, options, std::move(setup), checkpoints.get()));
     EK_RETURN_IF_ERROR(
         run->TrainEpoch(0, [](const StepFacts&) { return absl::OkStatus(); }).status());
-    EK_RETURN_IF_ERROR(run->TestEpoch().status());
+    if (repeat.empty()) EK_RETURN_IF_ERROR(run->TestEpoch().status());
     EK_RETURN_IF_ERROR(comm.control().Exchange("trained", "", comm.timeout()).status());
     body(comm.rank(), *run);
     return comm.control().Exchange("compared", "", comm.timeout()).status();
@@ -141,6 +145,40 @@ TEST(PlanMemoryTest, EveryPartIsWhatARunHoldsWithinFivePercent) {
             << part.name << " of rank " << rank;
       }
     });
+  }
+}
+
+TEST(PlanMemoryTest, SufficesForTheLargestShares) {
+  // Of rank 0. A network of the cnn is kept for each of the last four sizes, and the memory of the
+  // mlp grows in steps.
+  const std::vector<int64_t> of_rank_0[] = {{32, 30, 28, 26}, {16, 12, 18, 26}};
+  for (const char* model : {"mlp", "cnn"}) {
+    for (const std::vector<int64_t>& sizes : of_rank_0) {
+      SCOPED_TRACE(absl::StrCat(model, " ", sizes[0]));
+      const TrainOptions options =
+          *MakeTrainOptions({.model = model, .batch_size = 16, .max_steps = 4, .balance = true});
+      const auto data = Images();
+      TrainOptions without = options;
+      without.flags.balance = false;
+      const int64_t even = Plan(without, data, 0, 3).activations;
+      std::vector<ShareChange> changes;
+      for (const int64_t size : sizes) {
+        const int64_t other = (48 - size) / 4 * 2;
+        changes.push_back(
+            {.reduction = std::ssize(changes), .shares = {size, other, 48 - size - other}});
+      }
+      AfterAnEpoch(
+          3, options, data,
+          [&](int rank, const TrainingRun& run) {
+            const int64_t planned = Plan(options, data, rank, 3).activations;
+            EXPECT_GT(planned, even);
+            const int64_t held = run.MemoryHeld().activations;
+            EXPECT_LE(held, planned);
+            if (rank > 0) return;
+            EXPECT_GT(static_cast<double>(held), 1.2 * static_cast<double>(even));
+          },
+          changes);
+    }
   }
 }
 

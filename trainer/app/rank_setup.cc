@@ -112,6 +112,15 @@ absl::Status CheckCanAppend(absl::string_view flag, const std::string& path) {
                              absl::StrCat("--", flag, "=", path, ": cannot write to this folder"));
 }
 
+absl::Status CheckShareLogs(const TrainFlags& flags) {
+  std::error_code error;
+  if (!std::filesystem::equivalent(flags.balance_log, flags.balance_repeat, error))
+    return CheckCanAppend("balance_log", flags.balance_log);
+  return absl::InvalidArgumentError(absl::StrCat("--balance_log=", flags.balance_log,
+                                                 " and --balance_repeat=", flags.balance_repeat,
+                                                 " are the same file; pass another --balance_log"));
+}
+
 absl::Status MakeFolder(absl::string_view flag, const std::string& path) {
   if (path.empty()) return absl::OkStatus();
   const std::string what = absl::StrCat("--", flag, "=", path, ": cannot write to this folder");
@@ -151,6 +160,7 @@ absl::StatusOr<RankSetup> CheckRank(const TrainOptions& options,
     EK_RETURN_IF_ERROR(CheckCanWrite("save", options.flags.save));
   }
   EK_RETURN_IF_ERROR(CheckCanAppend("metrics", options.flags.metrics));
+  EK_RETURN_IF_ERROR(CheckShareLogs(options.flags));
   if (!options.flags.prometheus.empty() && !absl::EndsWith(options.flags.prometheus, ".prom")) {
     return absl::InvalidArgumentError(
         absl::StrCat("--prometheus=", options.flags.prometheus,
@@ -185,6 +195,7 @@ absl::StatusOr<StepPlan> PlanOf(const TrainOptions& options, const TrainingData&
                        .rank_steps = options.rank_steps,
                        .must_be_even = !options.flags.join,
                        .stops_early = options.flags.stop_early,
+                       .balances = options.flags.balance,
                        .begin = from});
 }
 

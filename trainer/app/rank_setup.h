@@ -14,11 +14,13 @@
 #define EVENKEEL_TRAINER_APP_RANK_SETUP_H_
 
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/types.h"
+#include "evenkeel/join/balance.h"
 #include "evenkeel/trainer/app/train_options.h"
 #include "evenkeel/trainer/data/step_plan.h"
 #include "evenkeel/trainer/data/training_data.h"
@@ -31,6 +33,7 @@ struct RankSetup {
   std::unique_ptr<Model>
       model;  // On rank 0 with the weights of --init; the other ranks get them from rank 0.
   StepPlan plan;
+  std::vector<ShareChange> repeat;  // From OpenShareLog(); empty: shares are measured.
 };
 
 // Checks everything of one rank, and makes a plan of its model, which takes no memory (model.h).

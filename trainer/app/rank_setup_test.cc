@@ -13,6 +13,7 @@
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/files/file_io.h"
 #include "evenkeel/trainer/app/describe_options.h"
 #include "evenkeel/trainer/app/testing/prepare_rank.h"
 #include "evenkeel/trainer/app/train_options.h"
@@ -150,6 +151,19 @@ TEST(CheckRankTest, ComparesTheWeightsOfInitWithAPlan) {
       HasSubstr("tensor fc1.weight is float32[4,784], the model has float32[5,784]"));
 }
 
+TEST(PrepareRankTest, RefusesToOverwriteTheSharesThatItRepeats) {
+  const std::string path = testing::TempDir() + "/shares.jsonl", link = path + ".link";
+  ASSERT_TRUE(WriteFileAtomically(path, "{}\n").ok());
+  std::filesystem::remove(link);
+  std::filesystem::create_symlink(path, link);
+  TrainFlags flags{.balance = true, .balance_log = link, .balance_repeat = path};
+  EXPECT_THAT(std::string(PrepareRank(Options(flags), Data(), 0, 2).status().message()),
+              HasSubstr(absl::StrCat("--balance_log=", link, " and --balance_repeat=", path,
+                                     " are the same file")));
+  flags.balance_log = path + ".other";
+  EXPECT_TRUE(PrepareRank(Options(flags), Data(), 0, 2).ok());
+}
+
 TEST(PrepareRankTest, TakesTheSizesOfTheGivenWeights) {
   const std::string path = testing::TempDir() + "/sizes.safetensors";
   ASSERT_TRUE(SaveModel(**MakeMlp({.hidden = {4, 7}}), path).ok());
@@ -215,6 +229,7 @@ TEST(SettingsOfTest, HasTheFlagsWithASettingInTheirEntries) {
                                                    {"rank_steps", "2,1"}}));
   EXPECT_EQ(settings.free,
             (RunSettings::Values{{"augmentation", "shift 0, mirrors false"},
+                                 {"balance", "false"},
                                  {"data", kFashionMnistFolder},
                                  {"test_data", "val_*.bin"},
                                  {"eval_batches", "6"},
@@ -230,6 +245,9 @@ TEST(SettingsOfTest, HasTheFlagsWithASettingInTheirEntries) {
                                  {"freeze", "fc1@3:5"},
                                  {"comm_hook", "bf16"},
                                  {"bucket sizes", "1048576,26214400"}}));
+  // It excludes flags of those above.
+  const TrainOptions balance = Options({.balance = true});
+  EXPECT_EQ(SettingsOf(balance, *setup.model, *setup.data, 2).free["balance"], "true");
 }
 
 // With --nojoin, which excludes flags of the test above and wants as many batches for each rank.

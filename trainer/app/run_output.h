@@ -67,6 +67,8 @@ class RunOutput {
   void OnStep(const StepFacts& facts);
   // `news`: StragglerNews(), may be empty. `recent`: RecentStragglersOf().
   void OnStragglers(int64_t step, const std::string& news, const StragglerReport& recent);
+  // `news`: TrainingRun::ShareNews().
+  void OnShares(const std::string& news) { Print("%s\n", news); }
   void OnEpoch(int epoch, const EpochResult& result, const TestResult& tested);
   // An evaluation before the end of an epoch.
   void OnTest(const TestResult& result);

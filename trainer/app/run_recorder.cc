@@ -214,7 +214,10 @@ void RunRecorder::OnLost(const std::vector<int>& members, const GoneOn& gone_on)
 void RunRecorder::OnStragglers(int64_t step, const StragglerReport& recent) {
   HalveIfFull(record_.costs, kMostCostPoints);
   CostPoint& point = record_.costs.emplace_back(CostPoint{.step = step});
-  for (const StragglerReport::Rank& rank : recent.ranks) point.costs[rank.rank] = rank.cost;
+  for (const StragglerReport::Rank& rank : recent.ranks) {
+    point.costs[rank.rank] = rank.cost;
+    if (run_.options().flags.balance) point.samples[rank.rank] = rank.samples;
+  }
 }
 
 void RunRecorder::DropOldestSample() {

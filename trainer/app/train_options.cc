@@ -410,6 +410,34 @@ absl::Status ParseOnFailure(const TrainFlags& flags, TrainOptions& options) {
   return absl::OkStatus();
 }
 
+// With --balance all ranks take part in each step, with different numbers of samples.
+absl::Status CheckBalance(const TrainFlags& flags, const TrainOptions& options) {
+  if (!flags.balance) {
+    if (flags.balance_log.empty() && flags.balance_repeat.empty()) return absl::OkStatus();
+    return InvalidArgument("--balance_log and --balance_repeat need --balance; pass it, too");
+  }
+  if (!flags.join) {
+    return InvalidArgument(
+        "--balance needs --join: a rank may have no sample in the last step of an epoch");
+  }
+  if (flags.stop_early)
+    return InvalidArgument(
+        "--balance and --stop_early exclude each other: no rank has fewer steps");
+  if (!flags.rank_steps.empty()) {
+    return InvalidArgument(
+        "--balance and --rank_steps exclude each other: both choose the samples of each rank");
+  }
+  if (options.divide_by != DivideBy::kSamples) {
+    return InvalidArgument("--balance needs --divide_by=samples, not ", *flags.divide_by,
+                           ": ranks have different numbers of samples");
+  }
+  if (!flags.balance_repeat.empty() && options.goes_on) {
+    return InvalidArgument(
+        "--balance_repeat needs --on_failure=stop: its shares are those of all ranks");
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<CheckpointOptions> ParseCheckpoints(const TrainFlags& flags) {
   CheckpointOptions options{.folder = flags.checkpoint_dir,
                             .every = flags.checkpoint_every.value_or(kDefaultCheckpointEvery),
@@ -490,6 +518,7 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
   EK_RETURN_IF_ERROR(ParseRefresh(flags.auto_refresh_trainable, options));
   EK_ASSIGN_OR_RETURN(options.freeze, Annotate(ParseFreezeSchedule(flags.freeze), "--freeze"));
   EK_RETURN_IF_ERROR(ParseOnFailure(flags, options));
+  EK_RETURN_IF_ERROR(CheckBalance(flags, options));
   EK_ASSIGN_OR_RETURN(options.checkpoints, ParseCheckpoints(flags));
   if (!flags.verify.empty()) {
     EK_ASSIGN_OR_RETURN(options.verify, Annotate(VerifyLevelFromString(flags.verify), "--verify"));

@@ -81,7 +81,7 @@ struct TrainOptions {
   DataOptions data;
   AugmentOptions augment;  // Default: unchanged images.
   int epochs = 0;
-  int64_t batch_size = 0;           // Samples per rank and pass.
+  int64_t batch_size = 0;           // Samples per rank and pass; with --balance their mean.
   std::vector<int64_t> rank_steps;  // Empty: all the data.
 
   DeviceKind device = DeviceKind::kAuto;  // ChooseDevice() (choose_device.h) settles these three.
@@ -111,7 +111,11 @@ struct TrainOptions {
 
   bool saves_folder() const { return absl::EndsWith(flags.save, "/"); }
   bool wants_record() const { return !flags.report.empty() || !flags.trace.empty(); }
-  int64_t samples_per_step() const { return batch_size * flags.accumulate; }  // On one rank.
+  // On one rank; with --balance the mean of all ranks.
+  int64_t samples_per_step() const { return batch_size * flags.accumulate; }
+  // With --balance the samples of a pass are batch_size and a multiple of this: at most 16 sizes,
+  // from one of these to twice batch_size.
+  int64_t pass_quantum() const { return (batch_size + 7) / 8; }
   // Returns the rank whose buffers the model has after a step in which all ranks had a batch.
   int ModelRank(int world_size) const { return flags.join ? world_size - 1 : 0; }
 };

@@ -279,6 +279,21 @@ TEST(TrainOptionsTest, EveryBadValueIsOneSentenceThatNamesTheFlag) {
        [](TrainFlags& f) { f.verify = "sometimes"; }},
       {"--check_replicas=-1 is out of range; it must be at least 0",
        [](TrainFlags& f) { f.check_replicas = -1; }},
+      {"--balance_log and --balance_repeat need --balance",
+       [](TrainFlags& f) { f.balance_log = "a"; }},
+      {"--balance_log and --balance_repeat need --balance",
+       [](TrainFlags& f) { f.balance_repeat = "a"; }},
+      {"--balance needs --join", [](TrainFlags& f) { f.balance = true, f.join = false; }},
+      {"--balance and --stop_early exclude each other",
+       [](TrainFlags& f) { f.balance = f.stop_early = true; }},
+      {"--balance and --rank_steps exclude each other",
+       [](TrainFlags& f) { f.balance = true, f.rank_steps = "3,5"; }},
+      {"--balance needs --divide_by=samples, not effective",
+       [](TrainFlags& f) { f.balance = true, f.divide_by = "effective"; }},
+      {"--balance_repeat needs --on_failure=stop",
+       [](TrainFlags& f) {
+         f.balance = true, f.balance_repeat = "a", f.zero = false, f.on_failure = "continue";
+       }},
       {"--stop_early needs --join", [](TrainFlags& f) { f.stop_early = true, f.join = false; }},
   };
   for (const auto& c : kCases) {

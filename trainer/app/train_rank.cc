@@ -29,6 +29,7 @@
 #include "evenkeel/trainer/app/progress.h"
 #include "evenkeel/trainer/app/rank_setup.h"
 #include "evenkeel/trainer/app/run_recorder.h"
+#include "evenkeel/trainer/app/share_log.h"
 #include "evenkeel/trainer/app/training_run.h"
 #include "evenkeel/trainer/checkpoint/checkpoint_folder.h"
 #include "evenkeel/trainer/checkpoint/run_checkpoints.h"
@@ -99,6 +100,7 @@ class Job {
     const auto on_step = [this](const StepFacts& facts) {
       recorder_.OnStep(facts);
       if (output_ != nullptr) output_->OnStep(facts);
+      ReportShares(facts.step);
       if ((facts.step + 1) % kStepsPerStragglerReport == 0) ReportStragglers(facts.step);
       RenewReport();
       return absl::OkStatus();
@@ -253,6 +255,13 @@ class Job {
     return absl::OkStatus();
   }
 
+  void ReportShares(int64_t step) {
+    const std::string shares = run_.ShareNews();
+    if (shares.empty()) return;
+    recorder_.OnEvent(step, "shares", shares);
+    if (output_ != nullptr) output_->OnShares(shares);
+  }
+
   void ReportStragglers(int64_t step) {
     std::function<std::string(int rank)> host_of = nullptr;
     if (!has_one_host_) host_of = [this](int rank) { return hosts_[rank]; };
@@ -276,6 +285,10 @@ class Job {
 
   absl::Status FindPlace() {
     EK_ASSIGN_OR_RETURN(epoch_, run_.FindPlace(epoch_));
+    // The new rank 0 may be on another host: a failure does not end the run.
+    if (run_.communicator().rank() == 0)
+      failures_.Note("--balance_log",
+                     EndShareLog(run_.communicator(), options_, lost_.back().step));
     if (output_ != nullptr) output_->OnLost(lost_);
     return absl::OkStatus();
   }
@@ -381,6 +394,9 @@ TrainResult RunPrepared(Communicator& comm, const TrainOptions& options, RankSet
     if (comm.rank() == 0) TellBeginning(*checkpoints, streams);
   }
   const bool is_resumed = checkpoints != nullptr && checkpoints->resumed() != nullptr;
+  auto repeat = OpenShareLog(comm, options, is_resumed ? checkpoints->resumed()->steps : 0);
+  if (!repeat.ok()) return Failed(repeat.status(), comm.status().ok(), comm);
+  setup.repeat = *std::move(repeat);
   auto run = TrainingRun::Create(&comm, options, std::move(setup), checkpoints.get());
   // All ranks get the errors of the checkpoint.
   if (!run.ok()) return Failed(run.status(), is_resumed && comm.status().ok(), comm);

@@ -1,6 +1,7 @@
 #include "evenkeel/trainer/app/training_run.h"
 
 #include <limits>
+#include <utility>
 #include <variant>
 
 #include "evenkeel/bucket/data_parallel.h"
@@ -14,6 +15,7 @@
 #include "evenkeel/join/joinable.h"
 #include "evenkeel/trainer/app/freeze_schedule.h"
 #include "evenkeel/trainer/app/learning_rate.h"
+#include "evenkeel/trainer/app/share_log.h"
 #include "evenkeel/trainer/app/step_watch.h"
 #include "evenkeel/trainer/checkpoint/run_state.h"
 #include "evenkeel/trainer/checkpoint/stop_signals.h"
@@ -141,8 +143,29 @@ absl::Status TrainingRun::Init() {
     EK_ASSIGN_OR_RETURN(scaler_,
                         LossScaler::Create(comm_, {.initial_scale = options_.flags.loss_scale}));
   }
-  return LoadBeginning();
+  EK_RETURN_IF_ERROR(LoadBeginning());
+  return MakeBalance();
 }
+
+absl::Status TrainingRun::MakeBalance() {
+  balance_.reset();
+  const int64_t ranks = comm_->world_size();
+  if (!options_.flags.balance || ranks == 1) return absl::OkStatus();
+  // Each pass has the same part of a rank's share.
+  BalanceOptions options{.batch = ranks * options_.samples_per_step(),
+                         .quantum = options_.flags.accumulate * options_.pass_quantum(),
+                         .repeat = std::exchange(setup_.repeat, {})};
+  // After a loss of ranks the log has ended (EndShareLog).
+  if (!options_.flags.balance_log.empty() && comm_->rank() == 0 && own_comm_ == nullptr) {
+    options.on_change = [this, first = step_](const ShareChange& change) {
+      return Own(WriteShares(options_.flags.balance_log, first + change.reduction, change.shares));
+    };
+  }
+  EK_ASSIGN_OR_RETURN(balance_, Balance::Create(comm_, options));
+  return absl::OkStatus();
+}
+
+std::string TrainingRun::ShareNews() { return balance_ == nullptr ? "" : balance_->News(); }
 
 absl::Status TrainingRun::FindBeginning() {
   const RunState* const state = checkpoints_ == nullptr ? nullptr : checkpoints_->resumed();

@@ -52,6 +52,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/join/balance.h"
 #include "evenkeel/join/join.h"
 #include "evenkeel/trainer/app/rank_setup.h"
 #include "evenkeel/trainer/app/step_facts.h"
@@ -173,6 +174,9 @@ class TrainingRun {
   // group still works.
   bool failed_together() const { return failed_together_; }
 
+  // Returns a sentence if the shares have changed noticeably since the last call (Balance::News()).
+  std::string ShareNews();
+
   // Returns the record of this rank for the report. It and plans() are empty unless the options ask
   // for a report.
   RankRecord Record() const;
@@ -194,13 +198,18 @@ class TrainingRun {
   using OnStep = absl::FunctionRef<absl::Status(const StepFacts&)>;
   class EpochLoop;
 
+  // This rank's part of a step's batch.
+  struct Part {
+    std::span<const int32_t> samples;
+    int64_t place = 0;  // The place of the first one in the batch of all ranks.
+  };
   // The results of the passes of a step.
   struct StepResult {
-    struct Part {
+    struct Pass {
       PendingResult result;
-      double share = 0;  // Fraction of the step's samples.
+      double share = 0;  // Fraction of the rank's samples in the step.
     };
-    std::vector<Part> parts;
+    std::vector<Pass> passes;
   };
   // A step that ended on the host before the device had computed its numbers.
   struct UnreportedStep {
@@ -212,6 +221,8 @@ class TrainingRun {
   TrainingRun(Communicator* comm, const TrainOptions& options, RankSetup setup,
               RunCheckpoints* checkpoints);
   absl::Status Init();
+  // Begins with even shares, unless they are repeated.
+  absl::Status MakeBalance();
   // Read the checkpoint before and after the optimizer is created.
   absl::Status FindBeginning();
   absl::Status LoadBeginning();
@@ -238,8 +249,8 @@ class TrainingRun {
   absl::Status Freeze(int64_t step);
   // Runs one step of the group: this rank's samples in as many passes as needed, whose gradients
   // are added up.
-  absl::StatusOr<StepResult> Step(int64_t step, std::span<const int32_t> samples);
-  absl::StatusOr<StepResult> Passes(int64_t step, std::span<const int32_t> samples);
+  absl::StatusOr<StepResult> Step(int64_t step, const Part& mine);
+  absl::StatusOr<StepResult> Passes(int64_t step, const Part& mine);
   Batch LoadBatch(std::span<const int32_t> samples);
   absl::StatusOr<PendingResult> Pass(int64_t step, std::span<const int32_t> samples,
                                      const PassOptions& how,
@@ -267,6 +278,7 @@ class TrainingRun {
   bool last_overflowed_ = false;        // Before this run began.
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<DataParallel> ddp_;
+  std::unique_ptr<Balance> balance_;  // Null: without --balance, or alone.
   std::unique_ptr<StepWatch> watch_;
   std::unique_ptr<StepWatch> pause_;  // Evaluations, samples and checkpoints between two steps.
 

@@ -274,6 +274,7 @@ absl::StatusOr<GoneOn> TrainingRun::GoOn(const absl::Status& why) {
     if (absl::StrContains(status.message(), why.message())) return status;
     return absl::Status(status.code(), absl::StrCat(why.message(), "; ", status.message()));
   }
+  balance_.reset();  // It uses the group.
   own_comm_ = std::move(recovered->comm);
   comm_ = own_comm_.get();
   NoteSaved(ended, /*goes_on=*/true);  // The new rank 0 reports it.
@@ -305,6 +306,7 @@ absl::StatusOr<int> TrainingRun::FindPlace(int epochs_done) {
   if (best_.latest == step_ && epochs_done <= latest_epoch_) best_ = before_latest_;
   EK_ASSIGN_OR_RETURN(setup_.plan, plan().GoOn(plan().PositionAfter(steps_done_, epochs_done),
                                                comm_->world_size()));
+  EK_RETURN_IF_ERROR(MakeBalance());
   return plan().begin.epoch;
 }
 

@@ -37,11 +37,6 @@
 namespace evenkeel {
 namespace {
 
-// Returns a value that is equal for equal arguments only.
-uint64_t NoiseOf(uint64_t seed, int64_t step, int rank, int64_t pass) {
-  return StableRandom(StableRandom(seed, step).Next(), rank).Next() + static_cast<uint64_t>(pass);
-}
-
 double NormOf(const TrainOptions& options, const std::optional<GradientCheck>& check) {
   // A check without clipping has another norm.
   return options.clip > 0 && check.has_value() ? check->norm : kUnknown;
@@ -89,7 +84,7 @@ absl::Status TrainingRun::CheckLoss(int64_t step, double loss) {
 
 absl::StatusOr<BatchResult> TrainingRun::Note(int64_t step, int epoch, const StepResult& result) {
   BatchResult whole;
-  for (const auto& [pending, share] : result.parts) {
+  for (const auto& [pending, share] : result.passes) {
     const absl::StatusOr<BatchResult> pass = pending.Wait(SteadyNow() + comm_->timeout());
     EK_RETURN_IF_ERROR(Own(pass.status()));
     EK_RETURN_IF_ERROR(CheckLoss(step, pass->loss_mean));
@@ -186,33 +181,35 @@ absl::StatusOr<PendingResult> TrainingRun::Pass(int64_t step, std::span<const in
   return result;
 }
 
-absl::StatusOr<TrainingRun::StepResult> TrainingRun::Passes(int64_t step,
-                                                            std::span<const int32_t> samples) {
+absl::StatusOr<TrainingRun::StepResult> TrainingRun::Passes(int64_t step, const Part& mine) {
+  const std::span<const int32_t> samples = mine.samples;
   const double all = static_cast<double>(samples.size());
   const bool wants_sums = options_.flags.join && options_.divide_by == DivideBy::kSamples;
   const double scale = scaler_ == nullptr ? 1.0 : scaler_->scale();
   StepResult result;
-  for (size_t first = 0; first < samples.size(); first += options_.batch_size) {
-    const auto part =
-        samples.subspan(first, std::min<size_t>(options_.batch_size, samples.size() - first));
+  // With other shares as many passes of another size, which then have the same overhead.
+  const size_t passes = options_.flags.accumulate;
+  const size_t most =
+      balance_ == nullptr ? options_.batch_size : (samples.size() + passes - 1) / passes;
+  for (size_t first = 0; first < samples.size(); first += most) {
+    const auto part = samples.subspan(first, std::min(most, samples.size() - first));
     const bool is_last = first + part.size() == samples.size();
     const double share = static_cast<double>(part.size()) / all;
     EK_ASSIGN_OR_RETURN(
         PendingResult pass,
         Pass(step, part,
              {.weight = scale * (wants_sums ? static_cast<double>(part.size()) : share),
-              .noise =
-                  NoiseOf(options_.flags.seed, step, comm_->rank(), static_cast<int64_t>(first))},
+              .noise = StableRandom(options_.flags.seed, step).Next(),
+              .first_sample = mine.place + static_cast<int64_t>(first)},
              [&](int index) -> absl::Status {
                return is_last ? ddp_->GradientReady(index) : absl::OkStatus();
              }));
-    result.parts.push_back({std::move(pass), share});
+    result.passes.push_back({std::move(pass), share});
   }
   return result;
 }
 
-absl::StatusOr<TrainingRun::StepResult> TrainingRun::Step(int64_t step,
-                                                          std::span<const int32_t> samples) {
+absl::StatusOr<TrainingRun::StepResult> TrainingRun::Step(int64_t step, const Part& mine) {
   recorder_.Begin(step);
   if (clock_ != nullptr) {
     clock_->Begin(recorder_.IsSampled(step) ? StreamClock::Detail::kParts
@@ -223,12 +220,12 @@ absl::StatusOr<TrainingRun::StepResult> TrainingRun::Step(int64_t step,
   EK_RETURN_IF_ERROR(Own(optimizer_->SetLearningRate(learning_rate)));
 
   setup_.model->parameters().ClearGradients();
-  StepControl::Of(*comm_).AddSamples(static_cast<int64_t>(samples.size()));
+  StepControl::Of(*comm_).AddSamples(static_cast<int64_t>(mine.samples.size()));
   EK_RETURN_IF_ERROR(ddp_->BeginStep());
   recorder_.NotePlan(step, ddp_->reducer().generation(), ddp_->buckets(),
                      setup_.model->parameters());
   EK_RETURN_IF_ERROR(Mark(SpanKind::kBegin));
-  absl::StatusOr<StepResult> result = Passes(step, samples);
+  absl::StatusOr<StepResult> result = Passes(step, mine);
   EK_RETURN_IF_ERROR(result.status());
   EK_RETURN_IF_ERROR(ddp_->FinishStep());
   EK_RETURN_IF_ERROR(Mark(SpanKind::kWait));
@@ -264,7 +261,9 @@ class TrainingRun::EpochLoop {
  private:
   // Trains this rank's batches.
   absl::Status Train();
-  absl::Status TrainBatch(std::span<const int32_t> samples);
+  // Returns this rank's part of the next step's batch; a short one may have no sample for it.
+  absl::StatusOr<Part> NextPart(const BatchPlan& batches, std::span<const int32_t> order);
+  absl::Status TrainBatch(const Part& mine);
   // Records a step for which this rank had no batch.
   absl::Status Follow(const StepAnswer& answer);
   // Reports the step, and begins the next one.
@@ -381,10 +380,14 @@ absl::Status TrainingRun::EpochLoop::Follow(const StepAnswer& answer) {
   return FinishStep(answer, {});
 }
 
-absl::Status TrainingRun::EpochLoop::TrainBatch(std::span<const int32_t> samples) {
+absl::Status TrainingRun::EpochLoop::TrainBatch(const Part& mine) {
   if (run_.scaler_ != nullptr) facts_.loss_scale = run_.scaler_->scale();
-  EK_ASSIGN_OR_RETURN(StepResult own, run_.Step(facts_.step, samples));
-  facts_.own_samples = static_cast<int64_t>(samples.size());
+  const int64_t every = run_.options_.flags.eval_every;
+  // An interval with an evaluation does not measure speed.
+  if (every > 0 && (facts_.step + 1) % every == 0)
+    StepControl::Of(*run_.comm_).Request(StepRequests::kEvaluate);
+  EK_ASSIGN_OR_RETURN(StepResult own, run_.Step(facts_.step, mine));
+  facts_.own_samples = static_cast<int64_t>(mine.samples.size());
   facts_.sync = Durations(run_.ddp_->reducer().last_step()).exposed;
   if (run_.clock_ == nullptr) {
     EK_ASSIGN_OR_RETURN(facts_.own, run_.Note(facts_.step, epoch_, own));
@@ -395,6 +398,19 @@ absl::Status TrainingRun::EpochLoop::TrainBatch(std::span<const int32_t> samples
   if (!IsSaveDue(answer) && !IsTestDue(answer) && !IsSampleDue(answer)) return absl::OkStatus();
   EK_RETURN_IF_ERROR(run_.pause_->TakePart());  // Exhausted ranks have updated their state, too.
   return Pause(answer);
+}
+
+absl::StatusOr<TrainingRun::Part> TrainingRun::EpochLoop::NextPart(const BatchPlan& batches,
+                                                                   std::span<const int32_t> order) {
+  if (run_.balance_ == nullptr) {
+    return Part{.samples = BatchSamples(batches, order, done_),
+                .place = batches.rank * batches.batch_size};
+  }
+  const int64_t whole = batches.world_size * batches.batch_size;
+  const int64_t first = batches.first + done_ * whole;
+  EK_ASSIGN_OR_RETURN(const Share mine,
+                      run_.balance_->Next(first, std::min(whole, batches.samples - first)));
+  return Part{.samples = order.subspan(mine.first, mine.count), .place = mine.first - first};
 }
 
 absl::Status TrainingRun::EpochLoop::Train() {
@@ -414,7 +430,11 @@ absl::Status TrainingRun::EpochLoop::Train() {
     if (run_.clock_ != nullptr && run_.recorder_.is_on()) {
       EK_RETURN_IF_ERROR(run_.Own(run_.clock_->Align(SteadyNow() + run_.comm_->timeout())));
     }
-    for (; GoesOn(); ++done_) EK_RETURN_IF_ERROR(TrainBatch(BatchSamples(batches, order, done_)));
+    for (; GoesOn(); ++done_) {
+      EK_ASSIGN_OR_RETURN(const Part mine, NextPart(batches, order));
+      if (mine.samples.empty()) break;
+      EK_RETURN_IF_ERROR(TrainBatch(mine));
+    }
     return run_.ReportAll(on_step_);
   });
 }

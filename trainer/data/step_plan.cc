@@ -29,7 +29,8 @@ absl::StatusOr<std::vector<int64_t>> BatchesByRank(const StepPlanOptions& option
   }
   std::vector<int64_t> batches;
   for (int rank = 0; rank < options.world_size; ++rank) {
-    const BatchPlan plan = BatchesFrom(options, first, rank);
+    // Rank 0 has a batch in each step.
+    const BatchPlan plan = BatchesFrom(options, first, options.balances ? 0 : rank);
     EK_RETURN_IF_ERROR(CheckBatchPlan(plan));
     batches.push_back(BatchCount(plan));
     if (has_limits && batches[rank] < options.rank_steps[rank]) {

@@ -49,7 +49,10 @@ struct StepPlanOptions {
   std::vector<int64_t> rank_steps;  // Batches of each rank per epoch; empty: all the data.
   bool must_be_even = false;  // Uneven numbers of batches are an error, which names the ranks.
   bool stops_early = false;   // Training ends at the first step for which a rank has no batch.
-  EpochPosition begin;        // The part of the run before it is done already.
+  // Every rank has a part of each step's samples, by its speed, and so as many batches as the group
+  // has steps; in the last step of an epoch it may have none.
+  bool balances = false;
+  EpochPosition begin;  // The part of the run before it is done already.
 };
 
 struct StepPlan {

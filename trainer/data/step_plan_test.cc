@@ -29,6 +29,18 @@ TEST(StepPlanTest, CountsTheBatchesOfUnevenRanks) {
   EXPECT_EQ(plan.BatchesOf(1, 3), 312);
 }
 
+TEST(StepPlanTest, BalancedRanksTakePartInEachStep) {
+  const StepPlan plan = *MakeStepPlan(
+      {.world_size = 2, .samples = 60000, .batch_size = 96, .epochs = 4, .balances = true});
+  EXPECT_THAT(plan.batches, ElementsAre(313, 313));
+  EXPECT_FALSE(plan.is_uneven());
+  EXPECT_EQ(plan.BatchesOf(1, 3), 313);
+  EXPECT_EQ(plan.total_steps, 4 * 313);
+  const StepPlan rest = *plan.GoOn(plan.PositionAfter(412), 2);
+  EXPECT_EQ(rest.begin.samples, 99 * 2 * 96);
+  EXPECT_THAT(rest.begin_batches, ElementsAre(214, 214));
+}
+
 TEST(StepPlanTest, MaxStepsCutsTheGroupsSteps) {
   const StepPlan plan = *MakeStepPlan({.world_size = 2,
                                        .samples = 100,

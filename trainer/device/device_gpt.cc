@@ -188,7 +188,7 @@ class DeviceGptModel : public GptPasses<DeviceGptModel, float, void> {
   }
   DeviceAttention Attention(int layer) const {
     return DeviceAttention(
-        *work_, *layers_, Heads(), pass_.Noise(FirstStream(layer)), AttentionRowsAtOnce(),
+        *work_, *layers_, Heads(), AttentionNoise(layer), AttentionRowsAtOnce(),
         {.scores = memory_.attention_scores, .operands = memory_.attention_operands});
   }
   int64_t AttentionRowsAtOnce() const {

@@ -84,6 +84,7 @@ Noise NoiseOf(const DropoutNoise& noise) {
   if (noise.probability == 0) return {};
   // Exactly what trainer/gpt/dropout.cc makes of them.
   return {.place = gpt_kernel::Mix64(StableRandom(noise.seed, noise.stream).Next()),
+          .first_row = noise.first_row,
           .lowest_kept = static_cast<uint32_t>(noise.probability * 0x1p32),
           .keep_scale = static_cast<float>(1 / (1 - noise.probability)),
           .is_on = 1};

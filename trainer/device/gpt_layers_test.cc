@@ -182,7 +182,7 @@ TYPED_TEST(DeviceGptLayersTest, SumsBeforeANormWithTheCpusMasks) {
   using O = TypeParam;
   for (const double probability : {0.0, 0.3}) {
     constexpr int64_t kRows = 11, kWidth = 54;
-    const DropoutNoise noise{.probability = probability, .seed = 9, .stream = 5};
+    const DropoutNoise noise{.probability = probability, .seed = 9, .stream = 5, .first_row = 44};
     const auto around = RandomValues<float>(kRows * kWidth, 1),
                weight = RandomValues<float>(kWidth, 2), bias = RandomValues<float>(kWidth, 3);
     auto part = RandomValues<float>(kRows * kWidth, 4);
@@ -215,7 +215,7 @@ TYPED_TEST(DeviceGptLayersTest, SumsBeforeANormWithTheCpusMasks) {
 TYPED_TEST(DeviceGptLayersTest, DropsTheCpusElementsBitForBit) {
   using O = TypeParam;
   for (const auto [rows, width] : {Size{1, 1}, {3, 257}, {70, 12}}) {
-    const DropoutNoise noise{.probability = 0.4, .seed = 77, .stream = 3};
+    const DropoutNoise noise{.probability = 0.4, .seed = 77, .stream = 3, .first_row = 210};
     const auto input = RandomValues<float>(rows * width, 1);
     std::vector<O> output(rows * width), rounded(rows * width);
     Dropout(noise, {.rows = rows, .columns = width, .stride = width}, input.data(), output.data());
@@ -282,7 +282,7 @@ TYPED_TEST(DeviceGptLayersTest, SoftmaxesAreTheCpusBlockByBlock) {
                  << b.matrices << " of " << b.context << " from " << b.begin << " to " << b.end);
     const int64_t block_rows = 16 < b.context ? 16 : b.context, in_block = block_rows * b.context,
                   whole = b.context * b.context;
-    const DropoutNoise noise{.probability = b.dropout, .seed = 2, .stream = 1};
+    const DropoutNoise noise{.probability = b.dropout, .seed = 2, .stream = 1, .first_row = 96};
     const AttentionRows rows{
         .shape = {.sequences = b.matrices, .context = b.context, .heads = 1, .head_width = 2},
         .begin = b.begin,
@@ -399,7 +399,7 @@ TYPED_TEST(DeviceGptLayersTest, EmbedsAndSumsWhatEachTokenGot) {
                         {4, 8, 9, 8, 2, 0.3}}) {
     SCOPED_TRACE(testing::Message() << s.sequences << " x " << s.context << " x " << s.width);
     const int64_t rows = s.sequences * s.context, size = rows * s.width;
-    const DropoutNoise noise{.probability = s.dropout, .seed = 4, .stream = 0};
+    const DropoutNoise noise{.probability = s.dropout, .seed = 4, .stream = 0, .first_row = 35};
     const DropoutMatrix matrix{.rows = rows, .columns = s.width, .stride = s.width};
     StableRandom random(6);
     std::vector<int32_t> inputs(rows);

@@ -37,8 +37,9 @@ void Dropout(DropoutNoise noise, DropoutMatrix matrix, const I* input, O* output
   const uint32_t lowest_kept = static_cast<uint32_t>(noise.probability * 0x1p32);
   const double scale = 1 / (1 - noise.probability);
   const uint64_t place = StableRandom(noise.seed, noise.stream).Next();
+  const int64_t first_row = noise.first_row + matrix.first_row;
   for (int64_t row = 0; row < matrix.rows; ++row) {
-    const uint64_t key = StableRandom(place, matrix.first_row + row).Next();
+    const uint64_t key = StableRandom(place, first_row + row).Next();
     Vectorised<RowLoop>(matrix.columns, static_cast<uint32_t>(key),
                         static_cast<uint32_t>(key >> 32), lowest_kept, scale,
                         input + row * matrix.stride, output + row * matrix.stride);

@@ -9,7 +9,8 @@
 // them again and no mask is kept.
 //
 // Shapes:  row i of `matrix` starts at i * stride in input and output and is counted as row
-//          first_row + i.
+//          noise.first_row + matrix.first_row + i. So the noise of a batch that is computed in
+//          parts, also on several ranks, is that of the whole batch.
 // Threads: pure function. `output` may be the memory of `input`.
 // Source:  Srivastava et al., "Dropout", JMLR 2014. The mixing of 32 bits: Wellons, "Hash
 //          prospector", lowbias32.
@@ -24,7 +25,8 @@ namespace evenkeel {
 struct DropoutNoise {
   double probability = 0;  // In [0, 1).
   uint64_t seed = 0;
-  uint64_t stream = 0;  // A place in the model.
+  uint64_t stream = 0;    // A place in the model.
+  int64_t first_row = 0;  // The row of the whole batch with which the matrices begin.
 };
 
 struct DropoutMatrix {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "evenkeel/comm/types.h"
@@ -60,6 +61,18 @@ TEST(DropoutTest, APartIsWhatTheWholeHasThere) {
       EXPECT_EQ(part[row * 64 + column], column < 40 ? whole[(row + 2) * 64 + column] : 1.0f)
           << row << " " << column;
     }
+  }
+}
+
+TEST(DropoutTest, ABatchInPartsHasTheNoiseOfTheWholeBatch) {
+  const DropoutNoise noise = {.probability = 0.5, .seed = 1};
+  const std::vector<float> whole = Mask(noise, WholeMatrix(7, 40));
+  for (int64_t first = 0, rows = 1; first < 7; first += rows, ++rows) {
+    rows = std::min<int64_t>(rows, 7 - first);
+    DropoutNoise of_part = noise;
+    of_part.first_row = first;
+    const std::vector<float> part = Mask(of_part, WholeMatrix(rows, 40));
+    EXPECT_TRUE(std::ranges::equal(part, std::span(whole).subspan(first * 40, rows * 40))) << first;
   }
 }
 

@@ -101,7 +101,7 @@ template <typename T, typename O>
 class GptModel : public GptPasses<GptModel<T, O>, T, O> {
   using Base = GptPasses<GptModel<T, O>, T, O>;
   using Base::AddParameter, Base::parameters, Base::options_, Base::Vector, Base::Heads, Base::Qkv;
-  using Base::LayerAt, Base::memory_, Base::pass_;
+  using Base::AttentionNoise, Base::LayerAt, Base::memory_, Base::pass_;
   using typename Base::Norm;
   friend Base;
 
@@ -288,12 +288,12 @@ class GptModel : public GptPasses<GptModel<T, O>, T, O> {
             {memory_.attention_scores, LayerAt(layer).probabilities, memory_.attention_operands}};
   }
   absl::Status AttentionForward(int layer) {
-    return Attention(layer).Forward(Heads(), pass_.Noise(FirstStream(layer)), Qkv(layer),
+    return Attention(layer).Forward(Heads(), AttentionNoise(layer), Qkv(layer),
                                     LayerAt(layer).mixed);
   }
   absl::StatusOr<const O*> AttentionBackward(int layer) {
-    EK_RETURN_IF_ERROR(Attention(layer).Backward(Heads(), pass_.Noise(FirstStream(layer)),
-                                                 Qkv(layer), memory_.diff_rows, memory_.wide));
+    EK_RETURN_IF_ERROR(Attention(layer).Backward(Heads(), AttentionNoise(layer), Qkv(layer),
+                                                 memory_.diff_rows, memory_.wide));
     return AsOperand(3 * pass_.rows() * options_.width, memory_.wide, memory_.diff_rows);
   }
 

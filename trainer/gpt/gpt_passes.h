@@ -84,20 +84,26 @@ constexpr uint64_t FirstStream(int layer) { return 1 + 3 * static_cast<uint64_t>
 struct GptPass {
   GptPass() = default;
   GptPass(const GptOptions& model, int64_t sequences, int64_t context, Mode mode,
-          uint64_t noise = 0)
+          const PassOptions& options = {})
       : sequences(sequences),
         context(context),
         dropout(mode == Mode::kTraining ? model.dropout : 0),
-        noise(noise) {}
+        noise(options.noise),
+        first_sequence(options.first_sample) {}
 
   int64_t sequences = 0;
   int64_t context = 0;
   double dropout = 0;  // 0 in evaluation.
   uint64_t noise = 0;
+  int64_t first_sequence = 0;  // The place of the first one for noise.
 
   int64_t rows() const { return sequences * context; }
-  DropoutNoise Noise(uint64_t stream) const {
-    return {.probability = dropout, .seed = noise, .stream = stream};
+  // `matrices`: of `context` rows each, for each sequence.
+  DropoutNoise Noise(uint64_t stream, int64_t matrices = 1) const {
+    return {.probability = dropout,
+            .seed = noise,
+            .stream = stream,
+            .first_row = first_sequence * matrices * context};
   }
   LinearShape Linear(int64_t inputs, int64_t outputs) const {
     return {.rows = rows(), .inputs = inputs, .outputs = outputs};
@@ -143,6 +149,9 @@ class GptPasses : public Gpt {
     return static_cast<const T*>(this->parameters()[index].value.data);
   }
   AttentionShape Heads() const { return pass_.Attention(options_.width, options_.heads); }
+  DropoutNoise AttentionNoise(int layer) const {
+    return pass_.Noise(FirstStream(layer), options_.heads);
+  }
   // Returns the layer's queries, keys and values, by rows.
   O* Qkv(int layer) { return memory_.qkv_rows != nullptr ? memory_.qkv_rows : LayerAt(layer).qkv; }
   Layer& LayerAt(int layer) { return memory_.layers[layer % memory_.layers.size()]; }
@@ -172,7 +181,7 @@ class GptPasses : public Gpt {
                                           const PassOptions& options) override {
     const auto& batch = std::get<TokenBatch>(any);
     const int64_t sequences = static_cast<int64_t>(batch.inputs.size()) / batch.context;
-    pass_ = GptPass(options_, sequences, batch.context, mode, options.noise);
+    pass_ = GptPass(options_, sequences, batch.context, mode, options);
     const bool trains = mode == Mode::kTraining;
     EK_RETURN_IF_ERROR(LayOut(own().SizeOf(trains)));
     EK_RETURN_IF_ERROR(own().Prepare(batch, trains));

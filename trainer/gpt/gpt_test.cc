@@ -330,6 +330,45 @@ TEST(GptTest, NoiseMattersInTrainingOnly) {
   EXPECT_EQ(loss(*model, Mode::kEvaluation, 1), loss(*without, Mode::kTraining, 2));
 }
 
+// Whether a batch is computed in one pass or in several, on one rank or on several.
+TEST(GptTest, NoiseIsThatOfASamplesPlaceInTheBatch) {
+  constexpr int64_t kSequences = 4;
+  GptOptions options = Small(GptCompute::kFloat64);
+  options.dropout = 0.3;
+  const Tokens tokens(1, kSequences * kContext);
+  const auto gradients = [&](const std::vector<int64_t>& passes, bool has_places) {
+    const std::unique_ptr<Gpt> model = Make(options);
+    Enlarge<double>(*model);
+    int64_t first = 0;
+    for (const int64_t count : passes) {
+      const std::span<const int32_t> inputs(tokens.inputs), targets(tokens.targets);
+      const TokenBatch part{inputs.subspan(first * kContext, count * kContext),
+                            targets.subspan(first * kContext, count * kContext), kContext};
+      EXPECT_TRUE(Step(*model, part,
+                       {.weight = static_cast<double>(count),
+                        .noise = 11,
+                        .first_sample = has_places ? first : 0})
+                      .ok());
+      first += count;
+    }
+    std::vector<double> all;
+    for (const std::vector<double>& gradient : Gradients<double>(*model))
+      all.insert(all.end(), gradient.begin(), gradient.end());
+    return all;
+  };
+  const std::vector<double> whole = gradients({kSequences}, true);
+  const double largest = *std::ranges::max_element(whole);
+  const auto difference = [&](const std::vector<double>& other) {
+    double most = 0;
+    for (size_t i = 0; i < whole.size(); ++i) most = std::max(most, std::abs(whole[i] - other[i]));
+    return most / largest;
+  };
+  // Only the order of additions differs.
+  EXPECT_LE(difference(gradients({1, 3}, true)), 1e-14);
+  EXPECT_LE(difference(gradients({2, 1, 1}, true)), 1e-14);
+  EXPECT_GE(difference(gradients({1, 3}, false)), 1e-2);
+}
+
 TEST(GptTest, WhatFollowsHasNoInfluence) {
   const std::unique_ptr<Gpt> model = Make(Small(GptCompute::kFloat64));
   Enlarge<double>(*model);

@@ -25,6 +25,16 @@
 namespace evenkeel {
 namespace {
 
+// Resizes without the reserve of resize(), which the memory plan does not count. Values are lost.
+template <typename T>
+void ResizeExactly(std::vector<T>& values, size_t size) {
+  if (values.capacity() < size) {
+    values.clear();
+    values.reserve(size);
+  }
+  values.resize(size);
+}
+
 template <typename T>
 class Mlp : public Model {
  public:
@@ -92,7 +102,7 @@ class Mlp : public Model {
     batch_ = static_cast<int64_t>(labels.size());
     const T* input = images_ = InOwnPrecision(images);
     for (Layer& layer : layers_) {
-      layer.output.resize(batch_ * layer.outputs);
+      ResizeExactly(layer.output, batch_ * layer.outputs);
       EK_RETURN_IF_ERROR(products_.Run(
           ShapeOf(layer).BackwardInput(), input, Value(layer.weight), Value(layer.bias),
           layer.output.data(), &layer == &layers_.back() ? Activation::kNone : Activation::kRelu));
@@ -132,7 +142,7 @@ class Mlp : public Model {
       if (!sink.AnyTrainedBefore(layer.weight)) return absl::OkStatus();
 
       Layer& below = layers_[i - 1];
-      below.diff.resize(below.output.size());
+      ResizeExactly(below.diff, below.output.size());
       EK_RETURN_IF_ERROR(
           products_.Run(shape.Forward(), diff, Value(layer.weight), nullptr, below.diff.data()));
       ReluBackward<T>(below.output, below.diff);

@@ -59,8 +59,10 @@
 namespace evenkeel {
 
 struct PassOptions {
-  double weight = 1;   // Factor of the gradients.
-  uint64_t noise = 0;  // Seed of dropout in training: equal seeds give equal results.
+  double weight = 1;         // Factor of the gradients.
+  uint64_t noise = 0;        // Seed of dropout in training: equal seeds give equal results.
+  int64_t first_sample = 0;  // The place of the pass's first sample in the batch for which the seed
+                             // is: each sample's noise is that of its place.
 };
 
 // State that is not trained but belongs to the model, such as running statistics.

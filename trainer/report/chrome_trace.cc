@@ -176,7 +176,7 @@ int64_t NsOf(const RunRecord& record, const StepPoint& point) {
 
 // Adds the costs of ranks that cost the group enough, at any time, to be worth a curve.
 void AddCosts(const RunRecord& record, int process, Events& events) {
-  for (const auto& [rank, curve] : CostsByRank(record.costs)) {
+  for (const auto& [rank, curve] : CurvesByRank(record.costs, &CostPoint::costs)) {
     if (curve.peak < StragglerReport::kLeastCost) continue;
     const std::string name = absl::StrCat("cost of rank ", rank, ", %");
     for (const auto& [step, cost] : curve.points) {

@@ -261,10 +261,25 @@ Json Waits(const RunRecord& record) {
   return waits;
 }
 
-// The costs over time of the ranks with the highest ones.
-Json Costs(const RunRecord& record) {
+// Returns the samples of each rank over time; a peak is the largest distance from the mean of the
+// ranks, since the slow ranks have the fewest samples.
+std::map<int, CostCurve> ShareCurves(const RunRecord& record) {
+  std::map<int, CostCurve> curves = CurvesByRank(record.costs, &CostPoint::samples);
+  for (auto& [rank, curve] : curves) curve.peak = 0;
+  for (const CostPoint& point : record.costs) {
+    double sum = 0;
+    for (const auto& [rank, samples] : point.samples) sum += samples;
+    const double mean = sum / static_cast<double>(point.samples.size());
+    for (const auto& [rank, samples] : point.samples)
+      curves[rank].peak = std::max(curves[rank].peak, std::abs(samples - mean));
+  }
+  return curves;
+}
+
+// The costs or the samples over time of the ranks with the highest peaks.
+Json CostCurves(const RunRecord& record, const char* name,
+                const std::map<int, CostCurve>& by_rank) {
   if (record.costs.size() < 2) return Json::array();
-  const std::map<int, CostCurve> by_rank = CostsByRank(record.costs);
   std::vector<std::pair<int, CostCurve>> curves(by_rank.begin(), by_rank.end());
   std::ranges::stable_sort(curves, std::greater<>(),
                            [](const auto& curve) { return curve.second.peak; });
@@ -274,7 +289,7 @@ Json Costs(const RunRecord& record) {
     return Json{{"rank", curve.first},
                 {"until", is_lost ? Json(points.back().first + 1) : Json()},
                 {"step", Column(points, [](const auto& point) { return point.first + 1; })},
-                {"cost", Column(points, [](const auto& point) { return Rounded(point.second); })}};
+                {name, Column(points, [](const auto& point) { return Rounded(point.second); })}};
   });
 }
 
@@ -330,7 +345,8 @@ Json ReportData(const RunRecord& record) {
           {"span_kinds", std::move(kinds)},
           {"sampled", SampledSteps(record)},
           {"waits", Waits(record)},
-          {"costs", Costs(record)},
+          {"costs", CostCurves(record, "cost", CurvesByRank(record.costs, &CostPoint::costs))},
+          {"shares", CostCurves(record, "samples", ShareCurves(record))},
           {"plans", Plans(record)},
           {"memory", Memory(record)},
           {"events", Limited(record.events, kMaxEvents,

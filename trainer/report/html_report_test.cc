@@ -174,6 +174,30 @@ TEST(HtmlReportTest, HasTheWaitsByRank) {
   EXPECT_EQ(data["costs"][0]["rank"], 2) << "The highest one is the first.";
   EXPECT_EQ(data["costs"][0]["cost"], Json({0, 0.05, 0.1, 0.15, 0.2}));
   EXPECT_EQ(data["costs"][0]["until"], nullptr);
+  EXPECT_TRUE(data["shares"].empty()) << "They are even.";
+  for (CostPoint& point : record.costs)
+    point.samples = {{0, 8}, {1, 8 + 0.1 * static_cast<double>(point.step)}};
+  const Json shares = Shown(record)["shares"];
+  ASSERT_EQ(shares.size(), 2);
+  EXPECT_EQ(shares[0]["samples"], Json({8, 8, 8, 8, 8}));
+  EXPECT_EQ(shares[1]["rank"], 1);
+  EXPECT_EQ(shares[1]["samples"], Json({12.9, 17.9, 22.9, 27.9, 32.9}));
+}
+
+TEST(HtmlReportTest, TheSlowRankOfManyIsShown) {
+  RunRecord record = ExampleRecord(3);
+  for (int i = 0; i < 5; ++i) {
+    CostPoint& point = record.costs.emplace_back(CostPoint{.step = 49 + 50 * i});
+    for (int rank = 0; rank < 9; ++rank) {
+      point.costs[rank] = 0;
+      point.samples[rank] = rank == 7 ? 2 : rank == 4 ? 10 : 9;
+    }
+  }
+  const Json shares = Shown(record)["shares"];
+  ASSERT_EQ(shares.size(), 6);
+  EXPECT_EQ(shares[0]["rank"], 7) << "It has the fewest samples.";
+  EXPECT_EQ(shares[0]["samples"], Json({2, 2, 2, 2, 2}));
+  EXPECT_EQ(shares[1]["rank"], 4);
 }
 
 TEST(HtmlReportTest, ALostRankEndsWhereItWasLost) {

@@ -430,7 +430,7 @@
       return lane(one.rank, text, stacked(one.us, longest, styles, names, (us) => `${ms(us)} ms`));
     };
     const colours = ['k4', 'k2', 'k3', 'k5', 'k0', 'm4'];
-    const curve = (one, i) => ({ style: colours[i], x: one.step, y: one.cost,
+    const curve = (one, i) => ({ style: colours[i], x: one.step, y: one.cost ?? one.samples,
       name: `rank ${one.rank}${one.until === null ? '' : `, until step ${count(one.until)}`}` });
     const isShown = longest > 0 && run.waits.shown.length > 1;
     return section('Waits by rank', 'The mean step of each rank. All ranks leave a reduction '
@@ -440,7 +440,9 @@
       more(run.waits, 'ranks')] : null,
     run.costs.length > 0 ? h('div.charts', {},
       chart({ title: 'Cost of a rank, part of the time', unit: '%', fromZero: true,
-        xEnd: run.total_steps, curves: run.costs.map(curve) })) : null);
+        xEnd: run.total_steps, curves: run.costs.map(curve) }),
+      run.shares.length > 0 ? chart({ title: 'Samples of a rank in a step', fromZero: true,
+        xEnd: run.total_steps, curves: run.shares.map(curve) }) : null) : null);
   }
 
   function plans(run) {

@@ -20,12 +20,13 @@ absl::string_view NameOf(SpanKind kind) {
   return kNames[static_cast<int>(kind)];
 }
 
-std::map<int, CostCurve> CostsByRank(const std::vector<CostPoint>& costs) {
+std::map<int, CostCurve> CurvesByRank(const std::vector<CostPoint>& costs,
+                                      std::map<int, double> CostPoint::*values) {
   std::map<int, CostCurve> curves;
   for (const CostPoint& point : costs) {
-    for (const auto& [rank, cost] : point.costs) {
-      curves[rank].points.emplace_back(point.step, cost);
-      curves[rank].peak = std::max(curves[rank].peak, cost);
+    for (const auto& [rank, value] : point.*values) {
+      curves[rank].points.emplace_back(point.step, value);
+      curves[rank].peak = std::max(curves[rank].peak, value);
     }
   }
   return curves;

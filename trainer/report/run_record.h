@@ -195,18 +195,21 @@ struct PlanRecord {
   static void VisitFields(auto& self, auto& visit) { visit(self.step, self.buckets); }
 };
 
-// The cost of each rank in the recent steps before `step` (StragglerReport).
+// The cost of each rank in the recent steps before `step` (StragglerReport), and its samples in the
+// mean of them.
 struct CostPoint {
   int64_t step = 0;
-  std::map<int, double> costs;  // By rank; of those in the group at that time.
+  std::map<int, double> costs;    // By rank; of those in the group at that time.
+  std::map<int, double> samples;  // Empty unless they are divided by the ranks' speed.
 };
 
-// The costs of one rank over time.
+// The costs, or the samples, of one rank over time.
 struct CostCurve {
-  std::vector<std::pair<int64_t, double>> points;  // Step and cost, in order.
+  std::vector<std::pair<int64_t, double>> points;  // Step and value, in order.
   double peak = 0;
 };
-std::map<int, CostCurve> CostsByRank(const std::vector<CostPoint>& costs);
+std::map<int, CostCurve> CurvesByRank(const std::vector<CostPoint>& costs,
+                                      std::map<int, double> CostPoint::*values);
 
 struct RunEvent {
   int64_t step = 0;

@@ -86,6 +86,7 @@ EK_DEVICE void Store4(T* row, int64_t i, int64_t n, bool aligned, const float (&
 // Dropout's noise: bit for bit that of trainer/gpt/dropout.h, whose comments say what it is.
 struct Noise {
   uint64_t place = 0;  // Mix64 of what seed and stream make.
+  int64_t first_row = 0;
   uint32_t lowest_kept = 0;
   float keep_scale = 1;
   uint32_t is_on = 0;
@@ -109,8 +110,8 @@ struct RowNoise {
 
   EK_DEVICE RowNoise(const Noise& of, int64_t row) : noise(of) {
     if (noise.is_on == 0) return;
-    const uint64_t random =
-        Mix64((noise.place ^ Mix64(~static_cast<uint64_t>(row))) + 0x9E3779B97F4A7C15u);
+    const uint64_t random = Mix64(
+        (noise.place ^ Mix64(~static_cast<uint64_t>(noise.first_row + row))) + 0x9E3779B97F4A7C15u);
     key = static_cast<uint32_t>(random);
     change = static_cast<uint32_t>(random >> 32);
   }

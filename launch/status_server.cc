@@ -69,6 +69,8 @@ constexpr Metric kMetrics[] = {
      [](const Json&, const Json& steps) { return Field(steps, "step_ms", 1e-3); }},
     {"evenkeel_rank_cost_ratio", "Fraction of the group's recent time that it waited for the rank.",
      [](const Json&, const Json& steps) { return Field(steps, "cost"); }},
+    {"evenkeel_rank_samples", "Mean number of the rank's samples in a recent step.",
+     [](const Json&, const Json& steps) { return Field(steps, "samples"); }},
 };
 
 std::string GaugeHead(absl::string_view name, absl::string_view help) {

@@ -30,7 +30,8 @@ using testing::StartsWith;
 
 constexpr char kStatus[] =
     R"([{"group":"world","error":"","ranks":[{"state":"connected","doing":"runs","waited_ms":1500,)"
-    R"("waits_for":[],"silent_ms":100,"steps":{"step":417,"step_ms":16.0,"cost":0.18}},)"
+    R"("waits_for":[],"silent_ms":100,)"
+    R"("steps":{"step":417,"step_ms":16.0,"cost":0.18,"samples":80.5}},)"
     R"({"state":"lost","doing":"","waited_ms":0,"waits_for":[]}]}])";
 
 absl::Time Deadline() { return absl::Now() + absl::Seconds(60); }
@@ -100,6 +101,7 @@ TEST_F(StatusServerTest, ServesJsonAndMetrics) {
                                  "evenkeel_rank_steps{group=\"world\",rank=\"0\"} 417\n"));
   EXPECT_THAT(metrics,
               HasSubstr("evenkeel_rank_waiting_seconds{group=\"world\",rank=\"0\"} 1.5\n"));
+  EXPECT_THAT(metrics, HasSubstr("evenkeel_rank_samples{group=\"world\",rank=\"0\"} 80.5\n"));
   EXPECT_THAT(metrics, HasSubstr("evenkeel_rank_connected{group=\"world\",rank=\"1\"} 0\n"));
   EXPECT_THAT(metrics, HasSubstr("evenkeel_group_failed{group=\"world\"} 0\n"));
   EXPECT_THAT(Get("/other"), StartsWith("HTTP/1.1 404 "));

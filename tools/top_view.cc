@@ -31,6 +31,7 @@ struct Rank {
   std::vector<int> waits_for;
   bool trains = false, is_exhausted = false, is_straggler = false;
   double step_ms = 0, cost = 0;
+  double samples = 0;  // Of a step; 0: not known.
   std::map<std::string, double> ms;
   std::map<std::string, double> ready_ms;  // Empty: not known.
 
@@ -67,6 +68,7 @@ Rank ParseRank(int number, const Json& json) {
   rank.waited_ms = std::max<int64_t>(rank.waited_ms, steps.at("waited_ms"));
   rank.step_ms = steps.value("step_ms", 0.0);
   rank.cost = steps.value("cost", 0.0);
+  rank.samples = steps.value("samples", 0.0);
   rank.is_straggler = steps.value("straggler", false);
   rank.cost_phase = Harmless(steps.value("cost_phase", ""));
   if (steps.contains("ms")) rank.ms = steps["ms"].get<std::map<std::string, double>>();
@@ -188,9 +190,10 @@ void AddMs(const std::map<std::string, double>& ms, const char* name, std::strin
                         found == ms.end() ? "-" : absl::StrFormat("%.2f", found->second));
 }
 
-// The columns for which there is room, and for which there are values.
+// The columns for which there is room, and for which there are values; samples if ranks differ in
+// them.
 struct Columns {
-  bool phases = false, buckets = false;
+  bool phases = false, buckets = false, samples = false;
 };
 
 std::string Row(const Rank& rank, const Columns& columns) {
@@ -208,6 +211,7 @@ std::string Row(const Rank& rank, const Columns& columns) {
   if (columns.buckets) {
     for (const char* name : {"first", "last"}) AddMs(rank.ready_ms, name, row);
   }
+  if (columns.samples) absl::StrAppendFormat(&row, " %8.4g", rank.samples);
   AddMs(rank.ms, "waiting", row);
   absl::StrAppendFormat(&row, " %5.1f %%  %s", 100 * rank.cost, rank.doing);
   return row;
@@ -219,6 +223,7 @@ std::string Header(const Columns& columns) {
     for (const char* name : kPhases) absl::StrAppendFormat(&row, " %9s", name);
   }
   if (columns.buckets) absl::StrAppendFormat(&row, " %9s %9s", "1st ready", "all ready");
+  if (columns.samples) absl::StrAppendFormat(&row, " %8s", "samples");
   absl::StrAppendFormat(&row, " %9s %7s  %s", "waiting", "cost", "last report");
   return row;
 }
@@ -242,10 +247,14 @@ struct GroupView {
 GroupView ViewOf(const Json& group, int columns) {
   constexpr int kRoomForPhases = 130, kRoomForBuckets = 150;
   GroupView view{.ranks = ParseRanks(group)};
-  view.columns = {.phases = columns >= kRoomForPhases,
-                  .buckets = columns >= kRoomForBuckets &&
-                             std::any_of(view.ranks.begin(), view.ranks.end(),
-                                         [](const Rank& rank) { return !rank.ready_ms.empty(); })};
+  view.columns = {
+      .phases = columns >= kRoomForPhases,
+      .buckets = columns >= kRoomForBuckets &&
+                 std::any_of(view.ranks.begin(), view.ranks.end(),
+                             [](const Rank& rank) { return !rank.ready_ms.empty(); }),
+      .samples = std::any_of(view.ranks.begin(), view.ranks.end(), [&](const Rank& rank) {
+        return rank.samples != view.ranks[0].samples;
+      })};
   view.head = {Headline(group, view.ranks)};
   for (std::string& finding : Findings(group)) view.head.push_back(std::move(finding));
   view.head.push_back(Header(view.columns));

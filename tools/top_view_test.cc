@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -152,6 +153,19 @@ TEST(RenderStatusTest, AWideScreenHasThePhasesAndTheBuckets) {
   watched["steps"].erase("ready_ms");
   EXPECT_THAT(RenderStatus(Json::array({Group({watched})}), "the store", {.columns = 200}),
               Not(HasSubstr("ready")));
+}
+
+TEST(RenderStatusTest, RanksThatDifferInSamplesHaveAColumnOfThem) {
+  Json slow = Rank(), fast = Rank();
+  slow["steps"]["samples"] = 80;
+  fast["steps"]["samples"] = 176.25;
+  const auto text = [](std::vector<Json> ranks) {
+    return RenderStatus(Json::array({Group(std::move(ranks))}), "the store", {});
+  };
+  EXPECT_THAT(text({fast, slow}), AllOf(HasSubstr("phase      samples   waiting    cost"),
+                                        HasSubstr("forward      176.2      1.25   0.1 %"),
+                                        HasSubstr("forward         80      1.25   0.1 %")));
+  EXPECT_THAT(text({slow, slow}), Not(HasSubstr("samples")));
 }
 
 TEST(RenderStatusTest, GroupsShareTheScreen) {

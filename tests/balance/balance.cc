@@ -73,7 +73,7 @@ const Workload kRows[] = {
     {.name = "equal speeds"},
     {.name = "half speed", .last_speed = 0.5},
     {.name = "two speeds", .last_speed = 0.5, .first_speed = 0.75},
-    {.name = "comes and goes", .last_speed = 0.5, .period_ms = 5000},
+    {.name = "comes and goes", .last_speed = 0.5, .period_ms = 40'000},
     {.name = "fixed cost", .last_fixed_ms = 20},
     {.name = "second pass", .last_speed = 0.5, .second_pass_ms = 20},
     {.name = "slow input", .last_input_ms = 12},

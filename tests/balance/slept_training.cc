@@ -71,12 +71,16 @@ void MeasureThroughput(const std::vector<SleptStep>& steps, const Workload& work
                        [&](const SleptStep& step) { return step.end_ms >= limit_ms; });
   }
   if (end == begin) return;
-  double best_ms = 0;
-  for (auto step = begin; step != end; ++step) best_ms += costs.BestMs(step->end_ms);
+  double best_ms = 0, by_costs_ms = 0;
+  for (auto step = begin; step != end; ++step) {
+    best_ms += costs.BestMs(step->end_ms);
+    by_costs_ms += costs.MsOf(step->shares, step->end_ms);
+  }
   const double took_ms = end->end_ms - begin->end_ms;
   to.best_ms = best_ms / static_cast<double>(end - begin);
   to.balanced_ms = took_ms / static_cast<double>(end - begin);
   to.part_of_best = best_ms / took_ms;
+  to.part_by_costs = best_ms / by_costs_ms;
 }
 
 void FindSettled(const std::vector<SleptStep>& steps, const TrueCosts& costs, int64_t even,

@@ -4,8 +4,7 @@
 //   EK_ASSIGN_OR_RETURN(double rest_ms, training->MeasureRest());
 //   // on all ranks
 //   EK_ASSIGN_OR_RETURN(Outcome outcome, training->Try(workload, {.rest_ms = rest_ms}));
-//   outcome.part_of_best;                        // 0.97: of the samples in a second that are
-//   possible
+//   outcome.part_of_best;    // 0.97: of the samples in a second that are possible
 //
 // Threads: as the communicator.
 
@@ -54,7 +53,8 @@ struct Outcome {
   double balanced_ms = 0;  // With Balance, once it had the time to settle.
   double best_ms = 0;      // The mean of the best division at the same times.
   double part_of_best = 0;
-  int settled_step = -1;  // -1: never.
+  double part_by_costs = 0;  // Likewise, if all steps had taken what was to be slept in them.
+  int settled_step = -1;     // -1: never.
   double settled_s = 0;
   int changes_after = 0;  // Since it settled.
   // The steps in which a share differs from the even one by more than a quantum, as a part of all.

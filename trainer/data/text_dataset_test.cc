@@ -1,5 +1,6 @@
 #include "evenkeel/trainer/data/text_dataset.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <zlib.h>
 

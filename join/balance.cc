@@ -29,14 +29,6 @@
 namespace evenkeel {
 namespace {
 
-// The limits of one rank's share of a whole batch.
-struct OwnLimits {
-  int64_t least = 0;
-  int64_t most = 0;
-
-  static void VisitFields(auto& self, auto& visit) { visit(self.least, self.most); }
-};
-
 std::vector<SharePlanner::RankInterval> RanksOf(const StepAnswer& answer,
                                                 absl::Span<const int64_t> samples) {
   std::vector<SharePlanner::RankInterval> ranks;
@@ -83,24 +75,6 @@ absl::Status CheckOwn(const BalanceOptions& options, const StepControl& steps) {
   return absl::OkStatus();
 }
 
-// Returns the options' limits, with defaults that leave at most kMostSizes sizes.
-OwnLimits LimitsOf(const BalanceOptions& options, int64_t quantum, int64_t even) {
-  constexpr int64_t kMostSteps = SharePlanner::kMostSizes - 1;
-  const int64_t all_below = (even - std::min(quantum, even)) / quantum, all_above = even / quantum;
-  const auto room_beside = [](int64_t steps) { return std::max<int64_t>(kMostSteps - steps, 0); };
-  OwnLimits limits{.least = options.least, .most = options.most};
-  if (limits.most == 0) {
-    const int64_t room =
-        limits.least == 0 ? (kMostSteps + 1) / 2 : room_beside((even - limits.least) / quantum);
-    limits.most = even + quantum * std::min(all_above, room);
-  }
-  if (limits.least == 0) {
-    const int64_t room = room_beside((limits.most - even) / quantum);
-    limits.least = even - quantum * std::min(all_below, room);
-  }
-  return limits;
-}
-
 absl::Status CheckRepeat(absl::Span<const ShareChange> repeat, const ShareLimits& limits) {
   int64_t last = -1;
   for (const ShareChange& change : repeat) {
@@ -138,7 +112,7 @@ class Balance::Impl {
         steps_before_(steps_.records_sent()),
         planner_(std::move(limits)),
         used_(planner_.shares()),
-        reported_(used_) {
+        news_(used_) {
     steps_.SetObserver([this](const StepAnswer& answer, absl::Span<const int64_t> samples) {
       OnAnswer(answer, samples);
     });
@@ -152,7 +126,7 @@ class Balance::Impl {
   absl::StatusOr<Share> Next(int64_t first, int64_t samples);
   const std::vector<int64_t>& shares() const { return used_; }
   const std::vector<int64_t>& sizes() const { return sizes_; }
-  std::string News();
+  std::string News() { return news_.Take(used_); }
 
  private:
   struct Step {
@@ -186,8 +160,8 @@ class Balance::Impl {
 
   // For the thread that runs steps.
   bool has_used_ = false;
-  std::vector<int64_t> used_;      // Shares of whole batches.
-  std::vector<int64_t> reported_;  // By News().
+  std::vector<int64_t> used_;  // Shares of whole batches.
+  ShareNews news_;
 };
 
 void Balance::Impl::OnAnswer(const StepAnswer& answer, absl::Span<const int64_t> samples) {
@@ -267,16 +241,6 @@ absl::StatusOr<Share> Balance::Impl::Next(int64_t first, int64_t samples) {
   return mine;
 }
 
-std::string Balance::Impl::News() {
-  bool is_news = false;
-  for (size_t rank = 0; rank < used_.size(); ++rank)
-    is_news = is_news || 10 * std::abs(used_[rank] - reported_[rank]) >= reported_[rank];
-  if (!is_news) return "";
-  const std::string before = TextOfCounts(std::exchange(reported_, used_));
-  return absl::StrCat("ranks compute ", TextOfCounts(used_), " of ", batch_, " samples (", before,
-                      " before)");
-}
-
 absl::StatusOr<std::unique_ptr<Balance>> Balance::Create(Communicator* comm,
                                                          const BalanceOptions& options) {
   constexpr char kName[] = "Balance::Create()";
@@ -285,19 +249,19 @@ absl::StatusOr<std::unique_ptr<Balance>> Balance::Create(Communicator* comm,
       VerifySame(*comm, "balance", CheckOwn(options, steps), FactsOf(options, steps)), kName));
   ShareLimits limits{
       .batch = options.batch,
-      .quantum = options.quantum > 0 ? options.quantum
-                                     : std::max<int64_t>(1, options.batch / comm->world_size() / 8),
+      .quantum = DefaultQuantum(options.quantum, options.batch, comm->world_size()),
       .least = std::vector<int64_t>(comm->world_size()),
       .most = std::vector<int64_t>(comm->world_size()),
   };
-  const OwnLimits own = LimitsOf(options, limits.quantum, limits.even(comm->rank()));
+  const RankLimits own = RankLimits{options.least, options.most}.WithDefaults(
+      limits.quantum, limits.even(comm->rank()));
   EK_ASSIGN_OR_RETURN(
       const std::vector<std::string> all,
       Annotate(AgreeOn(*comm, "balance limits", absl::OkStatus(), internal::ToBytes(own)), kName));
   for (size_t rank = 0; rank < all.size(); ++rank) {
     EK_ASSIGN_OR_RETURN(
-        const OwnLimits theirs,
-        Annotate(internal::FromBytes<OwnLimits>(all[rank], "a rank's limits of shares"), kName));
+        const RankLimits theirs,
+        Annotate(internal::FromBytes<RankLimits>(all[rank], "a rank's limits of shares"), kName));
     limits.least[rank] = theirs.least;
     limits.most[rank] = theirs.most;
   }

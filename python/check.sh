@@ -69,7 +69,7 @@ promise 'the example trains under torchrun with 2 ranks' \
   timeout 120 "$python" -m torch.distributed.run --standalone --nproc-per-node=2 "$tests/example.py"
 promise 'and with 4' \
   timeout 120 "$python" -m torch.distributed.run --standalone --nproc-per-node=4 "$tests/example.py"
-for test in operations training hooks failure life programs gloo watch wheel; do
+for test in operations training hooks failure life programs gloo watch balance wheel; do
   promise "tests of $test" timeout 600 "$python" "$tests/${test}_test.py"
 done
 promise 'tests of PyTorch itself pass with 3 ranks, but those listed' \

@@ -18,7 +18,7 @@
 set -uo pipefail
 
 versions=(2.11.0 2.12.1 2.13.0 2.14.1 2.15.0)
-full=(operations training hooks failure life programs gloo watch wheel)
+full=(operations training hooks failure life programs gloo watch balance wheel)
 part=(operations training wheel)
 
 python=python3

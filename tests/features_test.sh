@@ -52,7 +52,7 @@ while IFS= read -r line; do
 done <"$page"
 
 expected=''
-for last in C27 B64 J40 Z29 T13; do
+for last in C27 B64 J41 Z29 T13; do
   for ((n = 1; n <= ${last:1}; ++n)); do expected+="${last:0:1}$n "; done
 done
 if [[ $rows != "$expected" ]]; then

@@ -13,8 +13,12 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "evenkeel/comm/abi/connect.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/fields.h"
@@ -22,7 +26,9 @@
 #include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/control/waits.h"
 #include "evenkeel/comm/group_extension.h"
+#include "evenkeel/join/steps/lagged_shares.h"
 #include "evenkeel/join/steps/phase_clock.h"
+#include "evenkeel/join/steps/share_planner.h"
 #include "evenkeel/join/steps/step_status.h"
 #include "evenkeel/join/steps/straggler_detector.h"
 
@@ -34,6 +40,7 @@ static_assert(static_cast<int>(Phase::kSaving) + 1 == kStepPhases);
 
 constexpr absl::string_view kTimes = "step times", kText = "text";
 constexpr std::chrono::milliseconds kBetweenMessages{250};
+constexpr absl::Duration kBetweenLooks = absl::Milliseconds(100);  // At the group's failure.
 constexpr size_t kMaxAhead = 10'000;  // Steps of one rank that others do not have.
 
 using NoticeHandler = std::function<void(int from, absl::string_view topic, absl::string_view)>;
@@ -110,7 +117,7 @@ class MonitorOverCommunicator final : public StepMonitor {
       unsent_.times.push_back(*times);
       Add(rank_, {.number = steps_, .times = *times});
       const auto now = std::chrono::steady_clock::now();
-      if (now < next_message_) return;
+      if (now < next_message_ && shares_ == nullptr) return;
       next_message_ = now + kBetweenMessages;
       message = internal::ToBytes(std::exchange(unsent_, {}));
     }
@@ -139,6 +146,56 @@ class MonitorOverCommunicator final : public StepMonitor {
   std::string Table() const override {
     absl::MutexLock lock(&mutex_);
     return detector_.All().Table();
+  }
+
+  Failure BeginSharing(const Sharing& sharing) override {
+    ShareLimits limits{.batch = sharing.batch,
+                       .quantum = DefaultQuantum(sharing.quantum, sharing.batch, world_size_)};
+    const absl::Status status = SetLimits(sharing, limits);
+    if (!status.ok()) return FailureOf(status);
+    std::string message;
+    {
+      absl::MutexLock lock(&mutex_);
+      shares_ = std::make_unique<LaggedShares>(LaggedShares::Options{
+          .limits = std::move(limits), .lag = sharing.lag, .steps_before = steps_});
+      share_news_ = ShareNews(shares_->shares());
+      if (!unsent_.times.empty()) message = internal::ToBytes(std::exchange(unsent_, {}));
+    }
+    if (!message.empty()) Notify(kTimes, std::move(message));
+    return {};
+  }
+
+  Failure Divide(int64_t step, int64_t samples, std::chrono::milliseconds timeout,
+                 std::vector<int64_t>* boundaries) override {
+    const absl::Time deadline = absl::Now() + absl::FromChrono(timeout);
+    while (true) {
+      if (Failure group = failure(); group.code != Code::kOk) return group;
+      absl::MutexLock lock(&mutex_);
+      if (const absl::Status status = CheckDivide(step, samples); !status.ok())
+        return FailureOf(status);
+      const auto can_divide = [&] { return shares_->CanDivide(step); };
+      BeginWait();
+      mutex_.AwaitWithTimeout(absl::Condition(&can_divide), kBetweenLooks);
+      EndWait();
+      if (can_divide()) {
+        *boundaries = shares_->Divide(step, samples);
+        return {};
+      }
+      if (absl::Now() >= deadline) return FailureOf(LateTimes(step, timeout));
+    }
+  }
+
+  void RestartSharing() override {
+    absl::MutexLock lock(&mutex_);
+    if (shares_ != nullptr) shares_->RestartAt(steps_ + 1);
+  }
+  std::vector<int64_t> Shares() const override {
+    absl::MutexLock lock(&mutex_);
+    return shares_ == nullptr ? std::vector<int64_t>() : shares_->shares();
+  }
+  std::string TakeShareNews() override {
+    absl::MutexLock lock(&mutex_);
+    return shares_ == nullptr ? "" : share_news_.Take(shares_->shares());
   }
 
   void Tell(const std::string& text) override { Notify(kText, text); }
@@ -209,6 +266,57 @@ class MonitorOverCommunicator final : public StepMonitor {
     }
   }
 
+  // Sets the ranks' limits.
+  absl::Status SetLimits(const Sharing& sharing, ShareLimits& limits) const {
+    const size_t ranks = static_cast<size_t>(world_size_);
+    if (sharing.least.size() != ranks || sharing.most.size() != ranks || sharing.lag < 2) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "shares need limits for each of ", ranks, " ranks, got ", sharing.least.size(), " and ",
+          sharing.most.size(), "; and a lag from 2 steps on, got ", sharing.lag));
+    }
+    limits.least.resize(ranks);
+    limits.most.resize(ranks);
+    if (sharing.batch < world_size_ || limits.quantum < 1) return Check(limits);
+    for (int rank = 0; rank < world_size_; ++rank) {
+      const RankLimits own = RankLimits{sharing.least[rank], sharing.most[rank]}.WithDefaults(
+          limits.quantum, limits.even(rank));
+      limits.least[rank] = own.least;
+      limits.most[rank] = own.most;
+    }
+    return Check(limits);
+  }
+
+  absl::Status CheckDivide(int64_t step, int64_t samples) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (shares_ == nullptr)
+      return absl::FailedPreconditionError(
+          "BeginSharing() comes before the first batch is divided");
+    const int64_t batch = shares_->batch();
+    if (samples < 1 || samples > batch) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(samples, " samples are no batch: it has 1 to ", batch, " of them"));
+    }
+    const int64_t needed = shares_->LastNeeded(step);
+    if (needed <= steps_) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat(
+        "shares of step ", step, " use the times of step ", needed, ", and this rank has done ",
+        steps_, " steps: its batches are loaded further ahead than was said"));
+  }
+
+  absl::Status LateTimes(int64_t step, std::chrono::milliseconds timeout) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const int64_t needed = shares_->LastNeeded(step);
+    std::vector<int> late;
+    for (int rank = 0; rank < world_size_; ++rank) {
+      const std::deque<Step>& steps = steps_of_[rank];
+      if (steps.empty() || steps.back().number < needed) late.push_back(rank);
+    }
+    return absl::DeadlineExceededError(
+        absl::StrCat("the times of step ", needed, " of ranks ", absl::StrJoin(late, ","),
+                     " were not here after ", timeout.count(),
+                     " ms: they wait elsewhere, or have left the loop"));
+  }
+
   // Passes on each step that all ranks have.
   void Add(int from, const Step& step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     steps_of_[from].push_back(step);
@@ -220,12 +328,22 @@ class MonitorOverCommunicator final : public StepMonitor {
         newest = std::max(newest, steps.front().number);
       }
       absl::InlinedVector<StragglerDetector::RankTimes, 8> times;
+      const std::vector<int64_t> samples =
+          shares_ == nullptr ? std::vector<int64_t>() : shares_->SamplesOf(newest);
       for (std::deque<Step>& steps : steps_of_) {
-        if (steps.front().number == newest) times.push_back({.times = steps.front().times});
+        if (steps.front().number == newest) {
+          times.push_back({.times = steps.front().times,
+                           .samples = samples.empty() ? 0 : samples[times.size()]});
+        }
         if (steps.front().number < newest) steps.pop_front();  // Another rank has dropped it.
       }
       if (static_cast<int>(times.size()) < world_size_) continue;
       detector_.Add(times);
+      if (shares_ != nullptr) {
+        std::vector<PhaseTimes> of_ranks;
+        for (const StragglerDetector::RankTimes& rank : times) of_ranks.push_back(*rank.times);
+        shares_->Add(newest, std::move(of_ranks));
+      }
       for (std::deque<Step>& steps : steps_of_) steps.pop_front();
     }
   }
@@ -240,6 +358,8 @@ class MonitorOverCommunicator final : public StepMonitor {
   StragglerDetector detector_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::deque<Step>> steps_of_ ABSL_GUARDED_BY(mutex_);  // By rank, ascending.
   Steps unsent_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<LaggedShares> shares_ ABSL_GUARDED_BY(mutex_);  // Null without BeginSharing().
+  ShareNews share_news_ ABSL_GUARDED_BY(mutex_){{}};
   std::chrono::steady_clock::time_point next_message_ ABSL_GUARDED_BY(mutex_);
   std::vector<Message> messages_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<Communicator> comm_ ABSL_GUARDED_BY(mutex_);  // Destroyed first: it calls back.

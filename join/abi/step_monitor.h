@@ -13,6 +13,12 @@
 // others, several steps in one message, and does not wait for theirs. join/straggler.h defines what
 // is concluded from them. Ranks may be a few steps apart in what they know.
 //
+// Shares:  for loops whose global batches all ranks divide by their measured speed:
+//   failure = monitor->BeginSharing({.batch = 64, .least = {0, 0}, .most = {0, 0}, .lag = 6});
+//   failure = monitor->Divide(step, 64, timeout, &boundaries);    // for each batch, in order
+//          join/steps/lagged_shares.h defines what they are. From then on a message is sent after
+//          each step.
+//
 // Size:    a message per 250 ms, of 7 to 21 bytes per step. A rank whose steps the others do not
 //          have is followed for 10,000 steps.
 // Threads: thread-safe. BeginWait() and EndWait() are called by the thread that waits; waits of
@@ -22,6 +28,7 @@
 #ifndef EVENKEEL_JOIN_ABI_STEP_MONITOR_H_
 #define EVENKEEL_JOIN_ABI_STEP_MONITOR_H_
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -67,6 +74,33 @@ class StepMonitor {
   virtual std::vector<Straggler> Stragglers() const = 0;
   // All steps, as a table with a line per rank.
   virtual std::string Table() const = 0;
+
+  // The ranks' shares of each global batch. Zeros stand for the defaults of join/balance.h.
+  struct Sharing {
+    int64_t batch = 0;  // Samples of all ranks together.
+    int64_t quantum = 0;
+    std::vector<int64_t> least, most;  // By rank.
+    // The steps for which shares are known before these are trained, from 2 on.
+    int64_t lag = 2;
+  };
+  // All ranks call it after the same step, with equal values. Ends an earlier sharing.
+  // Errors: kInvalidArgument: values out of range.
+  virtual Failure BeginSharing(const Sharing& sharing) = 0;
+  // Sets `boundaries`: in the next batch of the step, which has `samples`, rank r has those from
+  // boundaries[r] up to boundaries[r + 1], which is excluded. `step` is the number of the reduction
+  // that trains the batch, as steps() counts it. Steps do not fall, but after RestartSharing().
+  // Waits until the times of all ranks are here for it, and counts that as a wait.
+  // Errors: kInvalidArgument: the step is further ahead than the lag allows; or samples below 1 or
+  //         above a whole batch. kFailedPrecondition: BeginSharing() was not called.
+  //         kDeadlineExceeded. The group's failure.
+  virtual Failure Divide(int64_t step, int64_t samples, std::chrono::milliseconds timeout,
+                         std::vector<int64_t>* boundaries) = 0;
+  // Batches of steps behind the current one are not trained: they are divided anew.
+  virtual void RestartSharing() = 0;
+  // The shares of whole batches that the last Divide() used, by rank; empty without one.
+  virtual std::vector<int64_t> Shares() const = 0;
+  // Returns a sentence if these have changed by a tenth or more since the last call, else "".
+  virtual std::string TakeShareNews() = 0;
 
   // Sends a text to all other ranks. TakeMessages() returns those that have come, in order.
   virtual void Tell(const std::string& text) = 0;

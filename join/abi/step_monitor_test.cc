@@ -160,6 +160,84 @@ TEST(StepMonitorTest, ARankThatAbortsIsNamed) {
   });
 }
 
+// A step whose forward pass takes that long.
+void Compute(StepMonitor& monitor, Barrier& reduction, milliseconds forward) {
+  monitor.Enter(Phase::kForward);
+  std::this_thread::sleep_for(forward);
+  monitor.BeginBackward();
+  monitor.BeginWait();
+  reduction.Wait();
+  monitor.EndWait();
+  monitor.EndReduction();
+}
+
+TEST(StepMonitorTest, DividesBatchesBySpeed) {
+  constexpr int kRanks = 3;
+  constexpr int64_t kLag = 4, kSteps = 120;
+  Barrier reduction(kRanks);
+  std::vector<std::vector<int64_t>> divisions[kRanks];
+  RunRanks(kRanks, [&](StepMonitor& monitor) {
+    Compute(monitor, reduction, milliseconds(1));
+    const std::vector<int64_t> zeros(kRanks);
+    ASSERT_EQ(monitor.BeginSharing({.batch = 24, .least = zeros, .most = zeros, .lag = kLag}).code,
+              Code::kOk);
+    for (int64_t step = 2; step < kSteps + kLag; ++step) {
+      std::vector<int64_t> boundaries;
+      const Failure failure = monitor.Divide(step, 24, milliseconds(10'000), &boundaries);
+      ASSERT_EQ(failure.code, Code::kOk) << failure.message;
+      std::vector<std::vector<int64_t>>& own = divisions[monitor.rank()];
+      own.push_back(boundaries);
+      if (step < kLag) continue;  // Batches are loaded in advance.
+      const std::vector<int64_t>& trained = own[step - kLag];
+      const int64_t samples = trained[monitor.rank() + 1] - trained[monitor.rank()];
+      Compute(monitor, reduction, milliseconds((monitor.rank() == 1 ? 3 : 1) * samples));
+    }
+    Await([&] { return !monitor.TakeShareNews().empty(); });
+    EXPECT_LT(monitor.Shares()[1], 6) << testing::PrintToString(monitor.Shares());
+    EXPECT_THAT(monitor.Table(), HasSubstr("samples"));
+    monitor.Leave();
+  });
+  EXPECT_EQ(divisions[0], divisions[1]);
+  EXPECT_EQ(divisions[0], divisions[2]);
+}
+
+TEST(StepMonitorTest, RefusesToDivideWhatItCannot) {
+  RunRanks(2, [&](StepMonitor& monitor) {
+    const auto divide = [&](int64_t step, int64_t samples) {
+      std::vector<int64_t> boundaries;
+      return monitor.Divide(step, samples, milliseconds(200), &boundaries);
+    };
+    EXPECT_EQ(divide(1, 16).code, Code::kFailedPrecondition);
+    const std::vector<int64_t> zeros = {0, 0};
+    for (const StepMonitor::Sharing& wrong :
+         {StepMonitor::Sharing{.batch = 1, .least = zeros, .most = zeros},
+          StepMonitor::Sharing{.batch = 16, .quantum = -1, .least = zeros, .most = zeros},
+          StepMonitor::Sharing{.batch = 16, .least = {0}, .most = zeros},
+          StepMonitor::Sharing{.batch = 16, .least = {0, 9}, .most = zeros},
+          StepMonitor::Sharing{.batch = 16, .least = zeros, .most = zeros, .lag = 1}}) {
+      EXPECT_EQ(monitor.BeginSharing(wrong).code, Code::kInvalidArgument);
+    }
+    ASSERT_EQ(monitor.BeginSharing({.batch = 16, .least = zeros, .most = zeros}).code, Code::kOk);
+    EXPECT_EQ(divide(1, 0).code, Code::kInvalidArgument);
+    EXPECT_EQ(divide(1, 17).code, Code::kInvalidArgument);
+    EXPECT_EQ(divide(3, 16).code, Code::kOk);
+    const Failure ahead = divide(4, 16);
+    EXPECT_EQ(ahead.code, Code::kInvalidArgument);
+    EXPECT_THAT(ahead.message, HasSubstr("use the times of step 2, and this rank has done 0"));
+    monitor.EndReduction();
+    if (monitor.rank() == 0) {
+      monitor.EndReduction();
+      const Failure late = divide(4, 16);  // Rank 1 has not ended its second step.
+      EXPECT_EQ(late.code, Code::kDeadlineExceeded);
+      EXPECT_THAT(late.message, HasSubstr("the times of step 2 of ranks 1 were not here"));
+      monitor.Abort("the test ends");
+      return;
+    }
+    Await([&] { return monitor.failure().code != Code::kOk; });
+    EXPECT_THAT(divide(3, 16).message, HasSubstr("the test ends"));
+  });
+}
+
 TEST(StepMonitorTest, OneRankWaitsForNoOther) {
   Barrier reduction(1);
   RunRanks(1, [&](StepMonitor& monitor) {

@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 #include <functional>
 #include <limits>
 #include <numeric>
@@ -12,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/join/steps/internal/share_cost.h"
+#include "evenkeel/join/steps/step_agreement.h"
 
 namespace evenkeel {
 namespace {
@@ -83,6 +85,26 @@ Places BestPlaces(const CostTable& costs, const Places& places) {
 
 }  // namespace
 
+int64_t DefaultQuantum(int64_t quantum, int64_t batch, int world_size) {
+  return quantum != 0 ? quantum : std::max<int64_t>(1, batch / world_size / 8);
+}
+
+RankLimits RankLimits::WithDefaults(int64_t quantum, int64_t even) const {
+  constexpr int64_t kMostSteps = SharePlanner::kMostSizes - 1;
+  const int64_t all_below = (even - std::min(quantum, even)) / quantum, all_above = even / quantum;
+  const auto room_beside = [](int64_t steps) { return std::max<int64_t>(kMostSteps - steps, 0); };
+  RankLimits limits = *this;
+  if (limits.most == 0) {
+    const int64_t room = least == 0 ? (kMostSteps + 1) / 2 : room_beside((even - least) / quantum);
+    limits.most = even + quantum * std::min(all_above, room);
+  }
+  if (limits.least == 0) {
+    const int64_t room = room_beside((limits.most - even) / quantum);
+    limits.least = even - quantum * std::min(all_below, room);
+  }
+  return limits;
+}
+
 int64_t ShareLimits::even(int rank) const {
   return batch / world_size() + (rank < batch % world_size() ? 1 : 0);
 }
@@ -142,6 +164,18 @@ std::vector<int64_t> BoundariesOf(absl::Span<const int64_t> shares, int64_t samp
     boundaries.push_back(samples * end / batch);
   }
   return boundaries;
+}
+
+std::string ShareNews::Take(absl::Span<const int64_t> shares) {
+  bool is_news = false;
+  for (size_t rank = 0; rank < shares.size(); ++rank)
+    is_news = is_news || 10 * std::abs(shares[rank] - reported_[rank]) >= reported_[rank];
+  if (!is_news) return "";
+  const std::string before = TextOfCounts(reported_);
+  reported_.assign(shares.begin(), shares.end());
+  return absl::StrCat("ranks compute ", TextOfCounts(reported_), " of ",
+                      std::accumulate(shares.begin(), shares.end(), int64_t{0}), " samples (",
+                      before, " before)");
 }
 
 class SharePlanner::Impl {

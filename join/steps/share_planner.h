@@ -37,6 +37,8 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -45,6 +47,21 @@
 #include "evenkeel/join/steps/step_phase.h"
 
 namespace evenkeel {
+
+// Limits of one rank's share of a whole batch.
+struct RankLimits {
+  int64_t least = 0;
+  int64_t most = 0;
+
+  // Returns these limits, with defaults for those that are 0. Below the even share: all sizes from
+  // a quantum on; above it: those up to twice the even share. Where there are more than
+  // SharePlanner::kMostSizes sizes between the limits, defaults are nearer to the even share.
+  RankLimits WithDefaults(int64_t quantum, int64_t even) const;
+  static void VisitFields(auto& self, auto& visit) { visit(self.least, self.most); }
+};
+
+// Returns `quantum`, or an eighth of the even share if it is 0.
+int64_t DefaultQuantum(int64_t quantum, int64_t batch, int world_size);
 
 struct ShareLimits {
   int64_t batch = 0;           // Samples of a whole global batch, of all ranks together.
@@ -69,6 +86,18 @@ absl::Status Check(const ShareLimits& limits);
 // up to boundary r + 1, which is excluded.
 std::vector<int64_t> BoundariesOf(absl::Span<const int64_t> shares,
                                   int64_t samples);  // [ranks + 1]
+
+// Notices when the shares that are used have changed by a tenth or more.
+class ShareNews {
+ public:
+  explicit ShareNews(std::vector<int64_t> shares) : reported_(std::move(shares)) {}
+  // Returns "ranks compute 176,80 of 256 samples (128,128 before)" if a share differs by a tenth or
+  // more from that of the last sentence; else "". It lists at most 16 ranks.
+  std::string Take(absl::Span<const int64_t> shares);
+
+ private:
+  std::vector<int64_t> reported_;
+};
 
 class SharePlanner {
  public:

@@ -82,6 +82,10 @@ class Monitor {
   std::unique_ptr<abi::StepMonitor> monitor_;
 };
 
+void Require(const abi::Failure& failure) {
+  if (failure.code != abi::Code::kOk) std::rethrow_exception(ExceptionOf(failure));
+}
+
 Backend& Own(const c10::intrusive_ptr<c10d::Backend>& backend) {
   auto* own = dynamic_cast<Backend*>(backend.get());
   if (own == nullptr) throw py::type_error("the group does not use the backend evenkeel");
@@ -193,6 +197,26 @@ void DefineMonitor(py::module_& module) {
                found.append(py::make_tuple(rank, cost, static_cast<int>(phase)));
              return found;
            })
+      .def(
+          "begin_sharing",
+          [](Monitor& monitor, int64_t batch, int64_t quantum, const std::vector<int64_t>& least,
+             const std::vector<int64_t>& most, int64_t lag) {
+            Require(monitor->BeginSharing({batch, quantum, least, most, lag}));
+          },
+          py::arg("batch"), py::arg("quantum"), py::arg("least"), py::arg("most"), py::arg("lag"),
+          py::call_guard<py::gil_scoped_release>())
+      .def(
+          "divide",
+          [](Monitor& monitor, int64_t step, int64_t samples, std::chrono::milliseconds timeout) {
+            std::vector<int64_t> boundaries;
+            Require(monitor->Divide(step, samples, timeout, &boundaries));
+            return boundaries;
+          },
+          py::arg("step"), py::arg("samples"), py::arg("timeout"),
+          py::call_guard<py::gil_scoped_release>())
+      .def("restart_sharing", [](Monitor& monitor) { monitor->RestartSharing(); })
+      .def("shares", [](Monitor& monitor) { return monitor->Shares(); })
+      .def("take_share_news", [](Monitor& monitor) { return monitor->TakeShareNews(); })
       .def(
           "tell", [](Monitor& monitor, const std::string& text) { monitor->Tell(text); },
           py::arg("text"), py::call_guard<py::gil_scoped_release>())

@@ -23,6 +23,7 @@ from . import _bridge, _futures  # noqa: F401  _futures replaces get_future() of
 
 __version__ = _bridge.version
 __all__ = [
+    "BalancedSampler",
     "Error",
     "Join",
     "ProcessGroup",
@@ -146,6 +147,10 @@ def __getattr__(name):
         from .join import Join
 
         return Join
+    if name == "BalancedSampler":
+        from ._balance import BalancedSampler
+
+        return BalancedSampler
     if name == "watch":
         from ._watch import watch
 

@@ -49,6 +49,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree
 
 from . import _at_exit, _bridge, _innermost_of_program, _reason_of_exit
+from ._balance import timeout_of
 
 _PHASES = ("outside", "input", "forward", "backward", "optimizer", "saving")
 _OUTSIDE, _INPUT, _FORWARD, _BACKWARD, _OPTIMIZER, _SAVING = range(len(_PHASES))
@@ -163,6 +164,8 @@ class Watch:
                 f"evenkeel: watch needs a torch.optim.Optimizer and got {type(optimizer).__name__}."
             )
         group = model.process_group
+        self._group = group
+        self._sampler = None  # A BalancedSampler.
         self.rank = dist.get_rank(group)
         self.world_size = dist.get_world_size(group)
         self._hang_after = hang_after
@@ -217,6 +220,19 @@ class Watch:
         finally:
             self._monitor.enter(before)
 
+    def weight(self, n=None):
+        """Returns the factor of the next batch's loss, a mean over `n` units of this rank.
+
+        With it the gradient is that of the mean over the units of all ranks. `n` is the number of
+        the rank's samples in the batch, unless it is given: for tokens, of those that count
+        (labels != ignore_index). Then it is the sum over the ranks that makes the factor, so the
+        call waits for them: call it before the forward pass. Call it once for each batch of the
+        job's BalancedSampler.
+        """
+        if self._sampler is None:
+            raise RuntimeError("evenkeel: weight() needs a BalancedSampler of this job.")
+        return self._sampler._weight(n)
+
     def stragglers(self):
         """Returns (rank, fraction of the time that it cost the group, phase) of the recent steps."""
         return [(rank, cost, _PHASES[phase]) for rank, cost, phase in self._monitor.stragglers()]
@@ -231,6 +247,16 @@ class Watch:
         Only rank 0, which connects them, waits for the others, for 5 seconds at most.
         """
         self._end(why="")
+
+    # ---- For a BalancedSampler ----
+
+    def _share(self, sampler, **options):
+        self._monitor.begin_sharing(**options)
+        self._sampler = sampler
+
+    def _divide(self, step, samples):
+        with _counted([self] if threading.get_ident() == self._thread else []):
+            return self._monitor.divide(step, samples, timeout_of(self._group))
 
     # ---- The hooks ----
 
@@ -252,7 +278,9 @@ class Watch:
     def _before_forward(self, _module, _args):
         self._end_waits()  # Those of a backward pass that an exception has ended.
         self._is_queued = False
-        self._phase_before = self._monitor.enter(_FORWARD)
+        # A pass without gradients, as in evaluation, is no part of a step.
+        phase = _FORWARD if torch.is_grad_enabled() else _OUTSIDE
+        self._phase_before = self._monitor.enter(phase)
 
     def _after_forward(self, model, _args, output):
         if not torch.is_grad_enabled():
@@ -312,6 +340,8 @@ class Watch:
             self._monitor.enter(_OUTSIDE)
             return
         self._will_reduce = False
+        if self._sampler is not None:
+            self._sampler._before_reduction(self._monitor.steps + 1)
         self._begin_wait()
         torch.autograd.Variable._execution_engine.queue_callback(self._after_reduction)
 
@@ -356,6 +386,9 @@ class Watch:
             news = self._monitor.take_news()
             if news and self.rank == 0:
                 _logger.warning("%s%s", news, self._hosts_of_stragglers())
+            shares = self._monitor.take_share_news()
+            if shares and self.rank == 0:
+                _logger.warning("%s", shares)
             message, _ranks = self._monitor.failure()
             # Rank 0 connects the ranks: without it there is no news, and no loss either.
             if message and not was_lost and 0 not in self._left:
@@ -454,6 +487,7 @@ class Watch:
         if self._is_closed.is_set() or os.getpid() != self._pid:
             return
         self._is_closed.set()
+        self._sampler = None
         self._cancel_at_exit()
         _watches.remove(self)
         if not _watches:

@@ -988,13 +988,23 @@ std::string DataParallelBase::describe_buckets() const {
   return text;
 }
 
+static evenkeel::DivideBy CoreDivisor(DivideBy divide_by) {
+  switch (divide_by) {
+    case DivideBy::kActiveRanks:
+      return evenkeel::DivideBy::kActiveRanks;
+    case DivideBy::kSamples:
+      return evenkeel::DivideBy::kSamples;
+    case DivideBy::kWorldSize:
+      break;
+  }
+  return evenkeel::DivideBy::kInitialWorldSize;
+}
+
 bool join(const std::vector<DataParallelBase*>& models, const std::function<void()>& loop,
           const JoinOptions& options) {
   evenkeel::JoinOptions core_options;
   core_options.throw_on_early_termination = options.stop_early;
-  core_options.divide_by = options.divide_by == DivideBy::kActiveRanks
-                               ? evenkeel::DivideBy::kActiveRanks
-                               : evenkeel::DivideBy::kInitialWorldSize;
+  core_options.divide_by = CoreDivisor(options.divide_by);
   if (models.empty()) Refuse("join() needs a DataParallel");
   const std::shared_ptr<Group::State> group = models[0]->replica()->group;
   if (!group->joined.empty()) Refuse("join() was called in the loop of a join()");

@@ -227,10 +227,12 @@ struct DataParallelOptions {
 enum class DivideBy {
   kWorldSize,    // The sum of the gradients over the number of all ranks.
   kActiveRanks,  // Their mean over the ranks that have a batch.
+  kSamples,      // The sum over the number of all samples; for a BalancedSampler.
 };
 
 struct JoinOptions {
-  // The divisor of gradients in steps of which only some ranks have a batch.
+  // The divisor of gradients in steps of which only some ranks have a batch. kSamples: in all
+  // steps.
   DivideBy divide_by = DivideBy::kWorldSize;
   // All ranks stop before the first step for which one of them has no batch: join() returns false.
   bool stop_early = false;
@@ -370,6 +372,65 @@ class DataParallel : public DataParallelBase {
 
  private:
   std::conditional_t<internal::IsModule<Net>, Net&, Net> net_;
+};
+
+// ---- BalancedSampler ----
+
+struct BalancedSamplerOptions {
+  // Equal on all ranks. An epoch has the samples 0, ..., size - 1 in the order of `seed` plus its
+  // number, if they are shuffled.
+  int64_t batch = 0;    // Samples of a global batch, of all ranks together.
+  int64_t quantum = 0;  // As in join/balance.h, and `least` and `most` of this rank.
+  bool shuffle = true;
+  uint64_t seed = 0;
+
+  int64_t least = 0;
+  int64_t most = 0;
+};
+
+// Divides each global batch between the ranks by their measured speed, so that slower ranks get
+// fewer samples and all finish together; the result is that of one process on the same batches.
+//
+//   ekt::BalancedSampler sampler(group, dataset.size().value(), {.batch = 256});
+//   auto loader = torch::data::make_data_loader(dataset, sampler, /*batch_size=*/256);
+//   ddp.join([&] {
+//     for (auto& batch : *loader) {
+//       opt.zero_grad();
+//       // A sum over samples, not their mean.
+//       torch::mse_loss(ddp(batch.data), batch.target, torch::Reduction::Sum).backward();
+//       opt.step();
+//     }
+//   }, {.divide_by = ekt::DivideBy::kSamples});
+//
+// Made by all ranks together; a group has one at a time. Copies share their state. A loader must
+// not have workers: they would ask for batches before the shares are known. In the last, short
+// batch of an epoch a rank may have no sample: its loop ends there, so a join() has one epoch.
+// BatchNorm uses a rank's own samples; SyncBatchNorm is exact. join/balance.h has the model.
+// Errors: those of Balance, as Error, on all ranks or in next().
+class BalancedSampler : public torch::data::samplers::Sampler<> {
+ public:
+  BalancedSampler(Group& group, size_t size, const BalancedSamplerOptions& options);
+  ~BalancedSampler() override;
+  BalancedSampler(const BalancedSampler&);
+  BalancedSampler& operator=(const BalancedSampler&);
+
+  // Begins the next epoch, or goes on in that of load(). Loaders call it. `size`: of the data.
+  void reset(std::optional<size_t> size = std::nullopt) override;
+  // Returns this rank's samples of the next batch; nullopt if there are none left. `batch_size`,
+  // that of the loader, must be that of the global batch.
+  std::optional<std::vector<size_t>> next(size_t batch_size) override;
+  // The epoch, and how many of its batches were used; of use for a group of another size, too.
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+
+  // The shares of the last batch, by rank.
+  std::vector<int64_t> shares() const;
+  // Returns a sentence if these have changed by a tenth or more since the last call, else "".
+  std::string news();
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
 };
 
 // ---- SyncBatchNorm ----

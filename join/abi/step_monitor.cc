@@ -5,6 +5,7 @@
 #include <chrono>
 #include <deque>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -17,7 +18,6 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/abi/connect.h"
 #include "evenkeel/comm/base/clock.h"
@@ -117,7 +117,8 @@ class MonitorOverCommunicator final : public StepMonitor {
       unsent_.times.push_back(*times);
       Add(rank_, {.number = steps_, .times = *times});
       const auto now = std::chrono::steady_clock::now();
-      if (now < next_message_ && shares_ == nullptr) return;
+      const bool is_full = std::ssize(unsent_.times) >= steps_per_message_;
+      if (now < next_message_ && !is_full) return;
       next_message_ = now + kBetweenMessages;
       message = internal::ToBytes(std::exchange(unsent_, {}));
     }
@@ -153,41 +154,40 @@ class MonitorOverCommunicator final : public StepMonitor {
                        .quantum = DefaultQuantum(sharing.quantum, sharing.batch, world_size_)};
     const absl::Status status = SetLimits(sharing, limits);
     if (!status.ok()) return FailureOf(status);
-    std::string message;
-    {
-      absl::MutexLock lock(&mutex_);
-      shares_ = std::make_unique<LaggedShares>(LaggedShares::Options{
-          .limits = std::move(limits), .lag = sharing.lag, .steps_before = steps_});
-      share_news_ = ShareNews(shares_->shares());
-      if (!unsent_.times.empty()) message = internal::ToBytes(std::exchange(unsent_, {}));
-    }
-    if (!message.empty()) Notify(kTimes, std::move(message));
+    absl::MutexLock lock(&mutex_);
+    shares_ = std::make_unique<LaggedShares>(LaggedShares::Options{
+        .limits = std::move(limits), .lag = sharing.lag, .steps_before = steps_});
+    share_news_ = ShareNews(shares_->shares());
+    steps_per_message_ = sharing.steps_per_message;
     return {};
   }
 
   Failure Divide(int64_t step, int64_t samples, std::chrono::milliseconds timeout,
                  std::vector<int64_t>* boundaries) override {
-    const absl::Time deadline = absl::Now() + absl::FromChrono(timeout);
+    const absl::Time deadline = SteadyNow() + absl::FromChrono(timeout);
     while (true) {
       if (Failure group = failure(); group.code != Code::kOk) return group;
       absl::MutexLock lock(&mutex_);
       if (const absl::Status status = CheckDivide(step, samples); !status.ok())
         return FailureOf(status);
       const auto can_divide = [&] { return shares_->CanDivide(step); };
-      BeginWait();
-      mutex_.AwaitWithTimeout(absl::Condition(&can_divide), kBetweenLooks);
-      EndWait();
-      if (can_divide()) {
+      if (mutex_.AwaitWithTimeout(absl::Condition(&can_divide),
+                                  std::min(kBetweenLooks, deadline - SteadyNow()))) {
         *boundaries = shares_->Divide(step, samples);
         return {};
       }
-      if (absl::Now() >= deadline) return FailureOf(LateTimes(step, timeout));
+      if (SteadyNow() >= deadline) return FailureOf(LateTimes(step, timeout));
     }
   }
 
   void RestartSharing() override {
-    absl::MutexLock lock(&mutex_);
-    if (shares_ != nullptr) shares_->RestartAt(steps_ + 1);
+    std::string message;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (shares_ != nullptr) shares_->RestartAt(steps_ + 1);
+      if (!unsent_.times.empty()) message = internal::ToBytes(std::exchange(unsent_, {}));
+    }
+    if (!message.empty()) Notify(kTimes, std::move(message));
   }
   std::vector<int64_t> Shares() const override {
     absl::MutexLock lock(&mutex_);
@@ -266,13 +266,17 @@ class MonitorOverCommunicator final : public StepMonitor {
     }
   }
 
-  // Sets the ranks' limits.
   absl::Status SetLimits(const Sharing& sharing, ShareLimits& limits) const {
     const size_t ranks = static_cast<size_t>(world_size_);
-    if (sharing.least.size() != ranks || sharing.most.size() != ranks || sharing.lag < 2) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "shares need limits for each of ", ranks, " ranks, got ", sharing.least.size(), " and ",
-          sharing.most.size(), "; and a lag from 2 steps on, got ", sharing.lag));
+    if (sharing.least.size() != ranks || sharing.most.size() != ranks) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("shares need a least and a most one for each of ", ranks, " ranks, got ",
+                       sharing.least.size(), " and ", sharing.most.size()));
+    }
+    if (sharing.steps_per_message < 1 || sharing.lag <= sharing.steps_per_message) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("a message has ", sharing.steps_per_message, " steps, and shares a lag of ",
+                       sharing.lag, ": the first has to be 1 or more, the second larger"));
     }
     limits.least.resize(ranks);
     limits.most.resize(ranks);
@@ -294,13 +298,13 @@ class MonitorOverCommunicator final : public StepMonitor {
     const int64_t batch = shares_->batch();
     if (samples < 1 || samples > batch) {
       return absl::InvalidArgumentError(
-          absl::StrCat(samples, " samples are no batch: it has 1 to ", batch, " of them"));
+          absl::StrCat("a batch has 1 to ", batch, " samples, got ", samples));
     }
     const int64_t needed = shares_->LastNeeded(step);
     if (needed <= steps_) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat(
-        "shares of step ", step, " use the times of step ", needed, ", and this rank has done ",
-        steps_, " steps: its batches are loaded further ahead than was said"));
+        "shares of step ", step, " use the times of step ", needed, ", and this rank has ended ",
+        steps_, " steps: load fewer batches ahead, or raise the lag"));
   }
 
   absl::Status LateTimes(int64_t step, std::chrono::milliseconds timeout) const
@@ -311,10 +315,9 @@ class MonitorOverCommunicator final : public StepMonitor {
       const std::deque<Step>& steps = steps_of_[rank];
       if (steps.empty() || steps.back().number < needed) late.push_back(rank);
     }
-    return absl::DeadlineExceededError(
-        absl::StrCat("the times of step ", needed, " of ranks ", absl::StrJoin(late, ","),
-                     " were not here after ", timeout.count(),
-                     " ms: they wait elsewhere, or have left the loop"));
+    return absl::DeadlineExceededError(absl::StrCat(
+        "ranks ", absl::StrJoin(late, ","), " have not sent the times of step ", needed, " within ",
+        timeout.count(), " ms: these ranks wait elsewhere, or have left the loop"));
   }
 
   // Passes on each step that all ranks have.
@@ -359,6 +362,7 @@ class MonitorOverCommunicator final : public StepMonitor {
   std::vector<std::deque<Step>> steps_of_ ABSL_GUARDED_BY(mutex_);  // By rank, ascending.
   Steps unsent_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<LaggedShares> shares_ ABSL_GUARDED_BY(mutex_);  // Null without BeginSharing().
+  int64_t steps_per_message_ ABSL_GUARDED_BY(mutex_) = kMaxAhead;
   ShareNews share_news_ ABSL_GUARDED_BY(mutex_){{}};
   std::chrono::steady_clock::time_point next_message_ ABSL_GUARDED_BY(mutex_);
   std::vector<Message> messages_ ABSL_GUARDED_BY(mutex_);

@@ -16,10 +16,10 @@
 // Shares:  for loops whose global batches all ranks divide by their measured speed:
 //   failure = monitor->BeginSharing({.batch = 64, .least = {0, 0}, .most = {0, 0}, .lag = 6});
 //   failure = monitor->Divide(step, 64, timeout, &boundaries);    // for each batch, in order
-//          join/steps/lagged_shares.h defines what they are. From then on a message is sent after
-//          each step.
+//          join/steps/lagged_shares.h defines them.
 //
-// Size:    a message per 250 ms, of 7 to 21 bytes per step. A rank whose steps the others do not
+// Size:    a message per 250 ms, or with shares per Sharing::steps_per_message steps, of 7 to 21
+//          bytes per step. A rank whose steps the others do not
 //          have is followed for 10,000 steps.
 // Threads: thread-safe. BeginWait() and EndWait() are called by the thread that waits; waits of
 //          the thread that calls EndReduction() are not counted as busy.
@@ -80,22 +80,25 @@ class StepMonitor {
     int64_t batch = 0;  // Samples of all ranks together.
     int64_t quantum = 0;
     std::vector<int64_t> least, most;  // By rank.
-    // The steps for which shares are known before these are trained, from 2 on.
+    // Shares of a step use the times up to this number of steps before it, from 2 on. It has to
+    // exceed the steps for which batches are loaded in advance, and those of a message.
     int64_t lag = 2;
+    int64_t steps_per_message = 1;
   };
   // All ranks call it after the same step, with equal values. Ends an earlier sharing.
   // Errors: kInvalidArgument: values out of range.
   virtual Failure BeginSharing(const Sharing& sharing) = 0;
   // Sets `boundaries`: in the next batch of the step, which has `samples`, rank r has those from
   // boundaries[r] up to boundaries[r + 1], which is excluded. `step` is the number of the reduction
-  // that trains the batch, as steps() counts it. Steps do not fall, but after RestartSharing().
-  // Waits until the times of all ranks are here for it, and counts that as a wait.
+  // that trains the batch, as steps() counts it. It never decreases, except after RestartSharing().
+  // Waits until the times of all ranks are here for it.
   // Errors: kInvalidArgument: the step is further ahead than the lag allows; or samples below 1 or
   //         above a whole batch. kFailedPrecondition: BeginSharing() was not called.
   //         kDeadlineExceeded. The group's failure.
   virtual Failure Divide(int64_t step, int64_t samples, std::chrono::milliseconds timeout,
                          std::vector<int64_t>* boundaries) = 0;
-  // Batches of steps behind the current one are not trained: they are divided anew.
+  // The batches of later steps are not trained, and are divided again. All ranks call it after the
+  // same step.
   virtual void RestartSharing() = 0;
   // The shares of whole batches that the last Divide() used, by rank; empty without one.
   virtual std::vector<int64_t> Shares() const = 0;

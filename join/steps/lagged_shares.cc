@@ -14,7 +14,8 @@ LaggedShares::LaggedShares(Options options)
 
 // The first step of all has no time, since no reduction came before it.
 int64_t LaggedShares::LastNeeded(int64_t step) const {
-  return step - lag_ > std::max<int64_t>(steps_before_, 1) ? step - lag_ : 0;
+  const int64_t last = std::max(step - lag_, restarted_at_ - 1);
+  return last > std::max<int64_t>(steps_before_, 1) ? last : 0;
 }
 
 void LaggedShares::Add(int64_t step, std::vector<PhaseTimes> times) {
@@ -51,6 +52,7 @@ std::vector<int64_t> LaggedShares::Divide(int64_t step, int64_t samples) {
 
 void LaggedShares::RestartAt(int64_t step) {
   samples_.erase(samples_.lower_bound(step), samples_.end());
+  restarted_at_ = step;
   step_ = 0;
 }
 

@@ -6,8 +6,9 @@
 //   if (shares.CanDivide(step)) boundaries = shares.Divide(step, samples);
 //
 // Shares of a step are those that SharePlanner finds in the times of all steps up to `lag` before
-// it, and of no later ones: so they are equal on all ranks, whenever the times arrive. A step has
-// one batch or more: with accumulation each has the shares of the first one.
+// it, and of no later ones: so they are equal on all ranks, whenever the times arrive, and however
+// far ahead each rank loads its batches. After RestartAt(step) they use the times of all steps
+// before `step`. A step has one batch or more: with accumulation each has the shares of the first.
 //
 // Threads: thread-compatible. Equal input gives equal shares.
 
@@ -44,10 +45,10 @@ class LaggedShares {
   int64_t LastNeeded(int64_t step) const;
   // Returns whether all times that Divide(step, ...) needs were added.
   bool CanDivide(int64_t step) const { return newest_ >= LastNeeded(step); }
-  // Returns the ranks' parts of the step's next batch, as BoundariesOf(). Steps do not fall, unless
-  // batches were divided that are not trained: then RestartAt() comes first.
+  // Returns the ranks' parts of the step's next batch, as BoundariesOf(). `step` never decreases,
+  // except after RestartAt().
   std::vector<int64_t> Divide(int64_t step, int64_t samples);
-  // Forgets the batches from this step on.
+  // Forgets the batches from this step on: they are not trained. Steps before it have ended.
   void RestartAt(int64_t step);
 
   int64_t batch() const { return planner_.limits().batch; }
@@ -63,10 +64,10 @@ class LaggedShares {
   const int64_t steps_before_;
   SharePlanner planner_;
   int64_t newest_ = 0;
-  std::deque<std::pair<int64_t, std::vector<PhaseTimes>>> times_;  // That the planner has not.
-  std::map<int64_t, std::vector<int64_t>>
-      samples_;       // By step and rank, until the planner has them.
-  int64_t step_ = 0;  // That shares_ belong to; 0: none.
+  int64_t restarted_at_ = 0;
+  std::deque<std::pair<int64_t, std::vector<PhaseTimes>>> times_;  // Not shown to the planner yet.
+  std::map<int64_t, std::vector<int64_t>> samples_;                // By step and rank, likewise.
+  int64_t step_ = 0;                                               // The step of shares_; 0: none.
   std::vector<int64_t> shares_;
 };
 

@@ -90,5 +90,39 @@ TEST(LaggedSharesTest, SharesDoNotDependOnWhenTimesArrive) {
   }
 }
 
+// Passes over the data that end early, before a rank has trained what it has loaded.
+TEST(LaggedSharesTest, SharesDoNotDependOnHowFarARankLoadsAhead) {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937_64 random(seed);
+    LaggedShares ranks[2] = {LaggedShares(TwoRanks()), LaggedShares(TwoRanks())};
+    std::vector<std::vector<int64_t>> samples(1);  // By step that was trained.
+    int64_t added[2] = {1, 1};
+    const auto boundary = [&](int rank, int64_t step) {
+      for (; !ranks[rank].CanDivide(step); ++added[rank])
+        ranks[rank].Add(added[rank] + 1, TimesOfStep(added[rank] + 1, samples[added[rank] + 1]));
+      return ranks[rank].Divide(step, 128)[1];
+    };
+    while (samples.size() < 600) {
+      const auto first = static_cast<int64_t>(samples.size());
+      const int64_t steps = std::uniform_int_distribution<int64_t>(1, 40)(random);
+      int64_t divided[2] = {first, first};
+      std::vector<int64_t> firsts[2];
+      for (int64_t step = first; step < first + steps; ++step) {
+        for (int rank : {0, 1}) {
+          // Rank 0 loads as far ahead as it may, rank 1 each batch when it is trained.
+          const int64_t end = rank == 0 ? step + kLag - 1 : step + 1;
+          for (; divided[rank] < end; ++divided[rank])
+            firsts[rank].push_back(boundary(rank, divided[rank]));
+        }
+        ASSERT_EQ(firsts[0][step - first], firsts[1][step - first]) << "step " << step;
+        samples.push_back({firsts[0][step - first], 128 - firsts[0][step - first]});
+      }
+      for (LaggedShares& rank : ranks) rank.RestartAt(first + steps);
+    }
+    EXPECT_LT(samples.back()[1], 64);
+  }
+}
+
 }  // namespace
 }  // namespace evenkeel

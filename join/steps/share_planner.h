@@ -87,7 +87,7 @@ absl::Status Check(const ShareLimits& limits);
 std::vector<int64_t> BoundariesOf(absl::Span<const int64_t> shares,
                                   int64_t samples);  // [ranks + 1]
 
-// Notices when the shares that are used have changed by a tenth or more.
+// Reports changes of the shares by a tenth or more.
 class ShareNews {
  public:
   explicit ShareNews(std::vector<int64_t> shares) : reported_(std::move(shares)) {}

@@ -13,6 +13,8 @@
 #include <torch/csrc/utils/pythoncapi_compat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <memory>
 #include <string>
 #include <utility>
@@ -84,6 +86,24 @@ class Monitor {
 
 void Require(const abi::Failure& failure) {
   if (failure.code != abi::Code::kOk) std::rethrow_exception(ExceptionOf(failure));
+}
+
+// Waits in pieces: a signal, such as that of Ctrl-C, raises its exception between them.
+std::vector<int64_t> Divide(abi::StepMonitor& monitor, int64_t step, int64_t samples,
+                            std::chrono::milliseconds timeout) {
+  constexpr std::chrono::milliseconds kPiece{500};
+  std::vector<int64_t> boundaries;
+  while (true) {
+    const abi::Failure failure =
+        monitor.Divide(step, samples, std::min(kPiece, timeout), &boundaries);
+    timeout -= kPiece;
+    if (failure.code != abi::Code::kDeadlineExceeded || timeout.count() <= 0) {
+      Require(failure);
+      return boundaries;
+    }
+    const py::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  }
 }
 
 Backend& Own(const c10::intrusive_ptr<c10d::Backend>& backend) {
@@ -200,21 +220,26 @@ void DefineMonitor(py::module_& module) {
       .def(
           "begin_sharing",
           [](Monitor& monitor, int64_t batch, int64_t quantum, const std::vector<int64_t>& least,
-             const std::vector<int64_t>& most, int64_t lag) {
-            Require(monitor->BeginSharing({batch, quantum, least, most, lag}));
+             const std::vector<int64_t>& most, int64_t lag, int64_t steps_per_message) {
+            Require(monitor->BeginSharing({.batch = batch,
+                                           .quantum = quantum,
+                                           .least = least,
+                                           .most = most,
+                                           .lag = lag,
+                                           .steps_per_message = steps_per_message}));
           },
           py::arg("batch"), py::arg("quantum"), py::arg("least"), py::arg("most"), py::arg("lag"),
-          py::call_guard<py::gil_scoped_release>())
+          py::arg("steps_per_message"), py::call_guard<py::gil_scoped_release>())
       .def(
           "divide",
           [](Monitor& monitor, int64_t step, int64_t samples, std::chrono::milliseconds timeout) {
-            std::vector<int64_t> boundaries;
-            Require(monitor->Divide(step, samples, timeout, &boundaries));
-            return boundaries;
+            return Divide(*monitor.operator->(), step, samples, timeout);
           },
           py::arg("step"), py::arg("samples"), py::arg("timeout"),
           py::call_guard<py::gil_scoped_release>())
-      .def("restart_sharing", [](Monitor& monitor) { monitor->RestartSharing(); })
+      .def(
+          "restart_sharing", [](Monitor& monitor) { monitor->RestartSharing(); },
+          py::call_guard<py::gil_scoped_release>())
       .def("shares", [](Monitor& monitor) { return monitor->Shares(); })
       .def("take_share_news", [](Monitor& monitor) { return monitor->TakeShareNews(); })
       .def(

@@ -23,8 +23,9 @@ What is reported, as warnings of the logger "evenkeel_c10d":
 - A rank that was lost, or whose program ended with an exception (every rank).
 
 Phases:  forward and backward are measured by hooks of the module, the optimizer's by hooks of
-         `step`. Mark the rest with `input` and `phase`; unmarked time is "outside of the step".
-         Waits in the module's reduction, and in `wait` of any collective's work, are not busy time.
+         `step`. Mark the rest with `input` and `phase`; unmarked time is "outside of the step", and
+         so is evaluation (forward passes in evaluation mode without gradients). Waits in the
+         module's reduction, and in `wait` of any collective's work, are not busy time.
 Threads: one thread trains: the one that calls `watch`. A thread of Python reports.
 Limits:  modules on a GPU are refused: their host does not wait for a reduction. Ranks that take
          part in different numbers of reductions (Join) are compared until the first one ends. A
@@ -49,7 +50,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree
 
 from . import _at_exit, _bridge, _innermost_of_program, _reason_of_exit
-from ._balance import timeout_of
 
 _PHASES = ("outside", "input", "forward", "backward", "optimizer", "saving")
 _OUTSIDE, _INPUT, _FORWARD, _BACKWARD, _OPTIMIZER, _SAVING = range(len(_PHASES))
@@ -119,6 +119,14 @@ def _leaves(output):
             yield one
         elif hasattr(one, "__dict__"):
             yield from _pytree.tree_leaves(vars(one))
+
+
+def _timeout_of(group):
+    """Returns how long a collective of the group may take."""
+    try:
+        return group._get_backend(torch.device("cpu")).options._timeout
+    except (AttributeError, RuntimeError):  # A backend without options.
+        return datetime.timedelta(minutes=30)
 
 
 class _Hook:
@@ -225,9 +233,10 @@ class Watch:
 
         With it the gradient is that of the mean over the units of all ranks. `n` is the number of
         the rank's samples in the batch, unless it is given: for tokens, of those that count
-        (labels != ignore_index). Then it is the sum over the ranks that makes the factor, so the
-        call waits for them: call it before the forward pass. Call it once for each batch of the
-        job's BalancedSampler.
+        (labels != ignore_index). Then the factor depends on the sum over the ranks, so the call
+        waits for them: call it before the forward pass. A mean over no unit is NaN, also times 0:
+        where that can happen, multiply the sum over the units by `job.weight(n) / max(n, 1)`.
+        Call it once for each batch of the job's BalancedSampler, in their order.
         """
         if self._sampler is None:
             raise RuntimeError("evenkeel: weight() needs a BalancedSampler of this job.")
@@ -256,7 +265,7 @@ class Watch:
 
     def _divide(self, step, samples):
         with _counted([self] if threading.get_ident() == self._thread else []):
-            return self._monitor.divide(step, samples, timeout_of(self._group))
+            return self._monitor.divide(step, samples, _timeout_of(self._group))
 
     # ---- The hooks ----
 
@@ -275,12 +284,12 @@ class Watch:
             _replace()
         _watches.append(self)
 
-    def _before_forward(self, _module, _args):
+    def _before_forward(self, module, _args):
         self._end_waits()  # Those of a backward pass that an exception has ended.
         self._is_queued = False
-        # A pass without gradients, as in evaluation, is no part of a step.
-        phase = _FORWARD if torch.is_grad_enabled() else _OUTSIDE
-        self._phase_before = self._monitor.enter(phase)
+        # Evaluation is no part of a step.
+        is_of_step = module.training or torch.is_grad_enabled()
+        self._phase_before = self._monitor.enter(_FORWARD if is_of_step else _OUTSIDE)
 
     def _after_forward(self, model, _args, output):
         if not torch.is_grad_enabled():

@@ -1,10 +1,14 @@
 """BalancedSampler: the weights of one process on the same batches, and faster where a rank is slow."""
 
+import contextlib
+import os
+import signal
 import time
 import unittest
 
-from groups import run_ranks  # Before torch: it unsets EVENKEEL_REPLACE_GLOO.
+from groups import Ranks, run_ranks  # Before torch: it unsets EVENKEEL_REPLACE_GLOO.
 import torch
+import torch._dynamo  # noqa: F401  Once, before processes fork: DistributedDataParallel imports it.
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -52,15 +56,15 @@ def order_of(epoch, shuffle=True):
     return torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(7 + epoch)).tolist()
 
 
-def alone(optimizer_name, steps, accumulate, tokens):
-    """The weights of one process."""
+def alone(optimizer_name, steps, accumulate=1, tokens=False, epoch_batches=None):
+    """The weights of one process; an epoch ends after `epoch_batches`."""
     dataset = data()
     model = make_model()
     optimizer = make_optimizer(optimizer_name, model.parameters())
     step = epoch = micro = 0
     while True:
         order = order_of(epoch)
-        starts = range(0, SAMPLES, BATCH)
+        starts = range(0, SAMPLES, BATCH)[:epoch_batches]
         for index, first in enumerate(starts):
             inputs, labels = dataset[order[first : first + BATCH]]
             (loss_of(model, inputs, labels, tokens) / accumulate).backward()
@@ -75,7 +79,9 @@ def alone(optimizer_name, steps, accumulate, tokens):
         epoch += 1
 
 
-def train(optimizer_name, steps, accumulate=1, tokens=False, hook=False, workers=0):
+def train(
+    optimizer_name, steps, accumulate=1, tokens=False, hook=False, workers=0, epoch_batches=None
+):
     """A rank function. Its last rank is slow at times; returns weights and the shares that it saw."""
 
     def run(rank, world):
@@ -93,6 +99,7 @@ def train(optimizer_name, steps, accumulate=1, tokens=False, hook=False, workers
             batch_sampler=sampler,
             num_workers=workers,
             prefetch_factor=PREFETCH if workers else None,
+            persistent_workers=workers > 0 and epoch_batches is not None,
         )
         shares = set()
         step = epoch = micro = 0
@@ -104,10 +111,10 @@ def train(optimizer_name, steps, accumulate=1, tokens=False, hook=False, workers
                 ddp.require_backward_grad_sync = reduces
                 weight = job.weight((labels != IGNORED).sum() if tokens else None)
                 loss = loss_of(ddp, inputs, labels, tokens)
-                # One in three times as long, in every other hundred steps.
-                slow = rank == world - 1 and step % 100 < 50
+                # Three times as long, for two thirds of the steps.
+                slow = rank == world - 1 and step < 2 * steps // 3
                 with job.phase("forward"):
-                    time.sleep((3e-4 if slow else 1e-4) * len(inputs))
+                    time.sleep((6e-4 if slow else 2e-4) * len(inputs))
                 (loss * weight / accumulate).backward()
                 shares.add(tuple(sampler.shares))
                 if reduces:
@@ -115,8 +122,8 @@ def train(optimizer_name, steps, accumulate=1, tokens=False, hook=False, workers
                     optimizer.step()
                     optimizer.zero_grad()
                     step += 1
-                    if step == steps:
-                        break
+                if step == steps or index + 1 == epoch_batches:
+                    break
             epoch += 1
         job.close()
         return [p.detach().clone() for p in ddp.parameters()], sorted(shares)
@@ -124,19 +131,24 @@ def train(optimizer_name, steps, accumulate=1, tokens=False, hook=False, workers
     return run
 
 
-class SleepingDataset(Dataset):
+class Numbers(Dataset):
+    """Samples that cost little to load."""
+
     def __len__(self):
         return 1 << 20
 
     def __getitem__(self, index):
-        return torch.tensor([float(index)])
+        return float(index)
+
+    def __getitems__(self, indices):
+        return [float(index) for index in indices]
 
 
 def throughput(balanced, seconds):
     """A rank function: the time of a step, and the last shares, with a rank of half the speed."""
 
     def run(rank, world):
-        dataset = SleepingDataset()
+        dataset = Numbers()
         ddp = DistributedDataParallel(nn.Linear(1, 1))
         optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-9)
         job = evenkeel_c10d.watch(model=ddp, optimizer=optimizer)
@@ -151,9 +163,9 @@ def throughput(balanced, seconds):
         started = time.monotonic()
         for inputs in job.input(loader):
             optimizer.zero_grad()
-            outputs = ddp(inputs)
+            outputs = ddp(inputs.float().view(-1, 1))
             with job.phase("forward"):
-                time.sleep((1e-3 if rank == world - 1 else 5e-4) * len(inputs))
+                time.sleep((2e-3 if rank == world - 1 else 1e-3) * len(inputs))
             (outputs.mean() * job.weight()).backward()
             optimizer.step()
             now = time.monotonic()
@@ -173,40 +185,62 @@ def throughput(balanced, seconds):
     return run
 
 
-def ledger(drop_last):
-    """A rank function: the samples of two epochs, with their weights, and a pass that is resumed."""
+def ledger(drop_last, state=None):
+    """A rank function: the samples of two epochs, then of a part of one that `state` continues.
+
+    Returns them with the part's state; with `state` only the rest of its epoch.
+    """
 
     def run(rank, world):
         ddp = DistributedDataParallel(nn.Linear(1, 1))
         optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-9)
+        job = evenkeel_c10d.watch(model=ddp, optimizer=optimizer)
+        sampler = evenkeel_c10d.BalancedSampler(259, job, 64, drop_last=drop_last)
+        whole = len(sampler)
 
-        def epoch(job, sampler, number, batches=None):
+        def epoch(number, batches=None):
             sampler.set_epoch(number)
             seen = []
             for indices in sampler:
                 weight = job.weight()
                 (ddp(torch.zeros(len(indices), 1)).mean() * weight).backward()
-                seen += indices if weight > 0 else []
-                if weight == 0:
-                    assert len(indices) == 1
-                if batches is not None and len(sampler) - batches == sampler.state_dict()["batch"]:
+                samples = round(weight / world * min(64, 259 - 64 * len(seen)))
+                assert len(indices) == max(1, samples), (indices, weight)
+                seen.append(indices[:samples])
+                if len(seen) == batches:
                     break
-            return seen
+            return [index for indices in seen for index in indices]
 
-        job = evenkeel_c10d.watch(model=ddp, optimizer=optimizer)
-        sampler = evenkeel_c10d.BalancedSampler(259, job, 64, drop_last=drop_last)
-        whole = [epoch(job, sampler, number) for number in (0, 1)]
-        part = epoch(job, sampler, 2, batches=2)
-        state = sampler.state_dict()
+        if state is not None:
+            sampler.load_state_dict(state)
+            assert len(sampler) == whole - 2
+            rest = []
+            for indices in sampler:
+                weight = job.weight()
+                (ddp(torch.zeros(len(indices), 1)).mean() * weight).backward()
+                rest += indices if weight > 0 else []
+            job.close()
+            return rest
+        result = epoch(0), epoch(1), epoch(2, batches=2), sampler.state_dict()
         job.close()
-        job = evenkeel_c10d.watch(model=ddp, optimizer=optimizer)
-        sampler = evenkeel_c10d.BalancedSampler(259, job, 64, drop_last=drop_last)
-        sampler.load_state_dict(state)
-        rest = epoch(job, sampler, 2)
-        job.close()
-        return whole + [part + rest]
+        return result
 
     return run
+
+
+def without_units(rank, world):
+    """A rank function: the gradient if only the even samples have units, and its rank has none."""
+    ddp = DistributedDataParallel(nn.Linear(1, 1, bias=False).double())
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    job = evenkeel_c10d.watch(model=ddp, optimizer=optimizer)
+    sampler = evenkeel_c10d.BalancedSampler(2, job, 2, shuffle=False)
+    for (index,) in sampler:
+        n = 3 if index == 0 else 0
+        weight = job.weight(n)
+        outputs = ddp(torch.arange(1, n + 1).double().view(-1, 1))
+        (outputs.sum() * weight / max(n, 1)).backward()
+    job.close()
+    return next(ddp.parameters()).grad.item()
 
 
 def wrong(how):
@@ -231,18 +265,57 @@ def wrong(how):
                 job._divide = lambda step, n: [0, 9, n] if step == 3 else divide(step, n)
             if how == "loaded ahead":
                 list(sampler)
-            for indices in sampler:
-                weight = 1 if how == "no weight" else job.weight()
-                (ddp(torch.zeros(len(indices), 1)).mean() * weight).backward()
+            if how == "another order":
+                sampler.set_epoch(rank)
+            if how == "two passes":
+                batches = iter(sampler)
+                next(batches)
+                next(iter(sampler))
+                next(batches)
+            if how == "another state":
+                sampler.load_state_dict({**sampler.state_dict(), "batch_size": 32})
+            for index, indices in enumerate(sampler):
+                weight = 1 if how == "no weight" else None
+                if how == "numbers on some ranks":
+                    weight = job.weight(len(indices) if rank == 0 else None)
+                elif weight is None:
+                    weight = job.weight()
+                with ddp.no_sync() if how == "no reduction" else contextlib.nullcontext():
+                    (ddp(torch.zeros(len(indices), 1)).mean() * weight).backward()
                 optimizer.step()
+                if how == "no reduction" and index == 1:
+                    next(iter(sampler))
             return "nothing was raised"
         except (ValueError, RuntimeError) as error:
             return str(error)
         finally:
-            dist.barrier()
+            # Ranks that still reduce and those that do not would have no barrier in common.
+            time.sleep(1)
             job.close()
 
     return run
+
+
+def waits_for_a_lost_rank(rank, world):
+    """A rank function: rank 1 dies after three steps, whose times rank 0 does not have."""
+    ddp = DistributedDataParallel(nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    job = evenkeel_c10d.watch(model=ddp, optimizer=optimizer)
+    sampler = evenkeel_c10d.BalancedSampler(1000, job, 16)
+    batches = iter(sampler)
+    for _ in range(3):
+        indices = next(batches)
+        (ddp(torch.zeros(len(indices), 1)).mean() * job.weight()).backward()
+    if rank == 1:
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+    begin = time.monotonic()
+    try:
+        next(iter(sampler))
+        return "no wait"
+    except evenkeel_c10d.Error as error:
+        assert time.monotonic() - begin < 10
+        return str(error)
 
 
 class BalanceTest(unittest.TestCase):
@@ -253,13 +326,12 @@ class BalanceTest(unittest.TestCase):
             {"optimizer_name": "sgd", "tokens": True},
             {"optimizer_name": "adamw", "accumulate": 2, "hook": True},
             {"optimizer_name": "sgd", "accumulate": 3, "tokens": True, "workers": WORKERS},
+            {"optimizer_name": "sgd", "workers": WORKERS, "epoch_batches": 7},
         ):
             with self.subTest(**options):
+                own = ("hook", "workers")
                 expected = alone(
-                    options["optimizer_name"],
-                    200,
-                    options.get("accumulate", 1),
-                    options.get("tokens", False),
+                    steps=200, **{name: of for name, of in options.items() if name not in own}
                 )
                 values = run_ranks(2, train(steps=200, **options), backend="gloo")
                 largest = max(one.abs().max() for one in expected)
@@ -276,32 +348,57 @@ class BalanceTest(unittest.TestCase):
                 self.assertLess((one - other).abs().max(), 1e-9)
 
     def test_a_rank_of_half_the_speed_gets_fewer_samples(self):
-        (balanced, shares), _ = run_ranks(2, throughput(True, 6), backend="gloo")
-        (even, _), _ = run_ranks(2, throughput(False, 2), backend="gloo")
-        print(f"shares {shares}: {1000 * balanced:.2f} ms, even {1000 * even:.2f} ms")
-        # 43 samples of 0.5 ms take as long as 21 of 1 ms; even ones take 32 ms.
-        self.assertIn(shares, ([40, 24], [44, 20]))
-        self.assertLess(balanced, 0.85 * even)
+        # Other programs may disturb one measurement.
+        for attempt in range(3):
+            (balanced, shares), _ = run_ranks(2, throughput(True, 6), backend="gloo")
+            (even, _), _ = run_ranks(2, throughput(False, 2), backend="gloo")
+            # 44 samples of 1 ms beside 20 of 2 ms are the best ones; even ones take 64 ms.
+            best = 44e-3 + even - 64e-3
+            print(
+                f"shares {shares}: {1000 * balanced:.2f} ms a step, {100 * best / balanced:.1f} % of "
+                f"the best throughput; even ones {1000 * even:.2f} ms"
+            )
+            if balanced <= best / 0.95:
+                return
+        self.fail("slower than 95 % of the best throughput")
 
     def test_each_sample_of_an_epoch_is_there_once(self):
         for world, drop_last in ((2, False), (2, True), (5, False)):
             with self.subTest(world=world, drop_last=drop_last):
                 ranks = run_ranks(world, ledger(drop_last), backend="gloo")
-                for epoch in range(3):
-                    seen = sorted(index for rank in ranks for index in rank[epoch])
+                rest = run_ranks(3, ledger(drop_last, state=ranks[0][3]), backend="gloo")
+                epochs = [[index for rank in ranks for index in rank[epoch]] for epoch in range(3)]
+                epochs[2] += [index for rank in rest for index in rank]
+                for seen in epochs:
                     self.assertEqual(len(seen), 256 if drop_last else 259)
                     self.assertEqual(len(set(seen)), len(seen))
-                self.assertNotEqual(ranks[0][0], ranks[0][1])
+                self.assertNotEqual(epochs[0], epochs[1])
 
-    def test_what_is_wrong_is_said_on_all_ranks(self):
+    def test_a_rank_may_have_no_unit(self):
+        # The mean of 1, 2, 3.
+        for gradient in run_ranks(2, without_units, backend="gloo"):
+            self.assertAlmostEqual(gradient, 2, places=12)
+
+    def test_a_lost_rank_ends_the_wait_for_its_times(self):
+        ranks = Ranks(2, waits_for_a_lost_rank, backend="gloo")
+        (kind, said), (died, _) = ranks.results()
+        self.assertEqual((kind, died), ("ok", "died"))
+        self.assertIn("rank 1", said)
+
+    def test_misuse_raises_on_all_ranks(self):
         for how, text in (
             ("differing arguments", "ranks differ in seed: [0, 1] by rank"),
             ("bad arguments", "rank 1: batch_size is 1, and must be an integer from 2 on"),
             ("bad limits", "rank 1 has shares from 9 to"),
-            ("no weight", "step 1 has weighed the batches []"),
-            ("too few batches", "reduce gradients after 2 batches"),
-            ("loaded ahead", "further ahead"),
-            ("other shares", "ranks differ in their shares: rank 0: [8, 8] from sample 32 on"),
+            ("no weight", "step 1 has the batches []"),
+            ("too few batches", "step 1 has the batches [0]"),
+            ("no reduction", "batches [0, 1] were accumulated and not reduced"),
+            ("loaded ahead", "the loader asks for more than 0 batches in advance"),
+            ("two passes", "another pass over the BalancedSampler has begun"),
+            ("another order", "from sample 0 on, in batch 0 of epoch"),
+            ("another state", "the state has batch_size 32, this one 16"),
+            ("numbers on some ranks", "only some of them pass a number to weight()"),
+            ("other shares", "from sample 32 on, in batch 2 of epoch 0 and step 3"),
         ):
             with self.subTest(how=how):
                 for said in run_ranks(2, wrong(how), backend="gloo"):

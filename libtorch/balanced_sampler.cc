@@ -1,0 +1,100 @@
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "evenkeel/comm/agree.h"
+#include "evenkeel/join/balance.h"
+#include "evenkeel/join/steps/step_control.h"
+#include "evenkeel/libtorch.h"
+#include "evenkeel/libtorch/internal.h"
+
+namespace evenkeel::libtorch {
+
+struct BalancedSampler::State {
+  std::shared_ptr<Group::State> group;
+  BalancedSamplerOptions options;
+  std::unique_ptr<Balance> balance;
+  size_t size = 0;
+  std::vector<size_t> order;  // Of the epoch.
+  int64_t epoch = -1;
+  int64_t batches = 0;      // Of the epoch that were used.
+  bool is_resumed = false;  // The next reset() goes on in this epoch.
+};
+
+BalancedSampler::BalancedSampler(Group& group, size_t size, const BalancedSamplerOptions& options)
+    : state_(std::make_shared<State>(
+          State{.group = group.state(), .options = options, .balance = nullptr, .size = size})) {
+  Communicator& comm = *state_->group->comm;
+  Check(VerifySame(comm, "BalancedSampler", absl::OkStatus(),
+                   {{"size", absl::StrCat(size)},
+                    {"shuffle", absl::StrCat(options.shuffle)},
+                    {"seed", absl::StrCat(options.seed)}}));
+  state_->balance = Value(Balance::Create(&comm, {.batch = options.batch,
+                                                  .quantum = options.quantum,
+                                                  .least = options.least,
+                                                  .most = options.most}));
+}
+
+BalancedSampler::~BalancedSampler() = default;
+BalancedSampler::BalancedSampler(const BalancedSampler&) = default;
+BalancedSampler& BalancedSampler::operator=(const BalancedSampler&) = default;
+
+void BalancedSampler::reset(std::optional<size_t> size) {
+  State& state = *state_;
+  if (size.has_value()) state.size = *size;
+  if (!std::exchange(state.is_resumed, false)) {
+    ++state.epoch;
+    state.batches = 0;
+  }
+  state.order.resize(state.size);
+  std::iota(state.order.begin(), state.order.end(), size_t{0});
+  if (!state.options.shuffle) return;
+  const auto generator = torch::make_generator<torch::CPUGeneratorImpl>(
+      state.options.seed + static_cast<uint64_t>(state.epoch));
+  const torch::Tensor order = torch::randperm(static_cast<int64_t>(state.size), generator,
+                                              torch::TensorOptions(torch::kInt64));
+  std::copy_n(order.const_data_ptr<int64_t>(), state.size, state.order.begin());
+}
+
+std::optional<std::vector<size_t>> BalancedSampler::next(size_t batch_size) {
+  State& state = *state_;
+  const int64_t batch = state.options.batch;
+  if (static_cast<int64_t>(batch_size) != batch) {
+    Refuse(absl::StrCat("the loader's batch size is ", batch_size,
+                        ", and that of its BalancedSampler ", batch, ": pass the same one"));
+  }
+  const int64_t first = state.batches * batch;
+  const int64_t left = static_cast<int64_t>(state.order.size()) - first;
+  if (left <= 0) return std::nullopt;
+  const Share mine = Value(state.balance->Next(first, std::min(batch, left)));
+  ++state.batches;
+  if (mine.count == 0) return std::nullopt;
+  StepControl::Of(*state.group->comm).AddSamples(mine.count);
+  const auto begin = state.order.begin() + mine.first;
+  return std::vector<size_t>(begin, begin + mine.count);
+}
+
+void BalancedSampler::save(torch::serialize::OutputArchive& archive) const {
+  archive.write("epoch", torch::tensor(state_->epoch), /*is_buffer=*/true);
+  archive.write("batches", torch::tensor(state_->batches), /*is_buffer=*/true);
+}
+
+void BalancedSampler::load(torch::serialize::InputArchive& archive) {
+  torch::Tensor epoch = torch::empty({}, torch::kInt64), batches = epoch.clone();
+  archive.read("epoch", epoch, /*is_buffer=*/true);
+  archive.read("batches", batches, /*is_buffer=*/true);
+  state_->epoch = epoch.item<int64_t>();
+  state_->batches = batches.item<int64_t>();
+  state_->is_resumed = true;
+}
+
+std::vector<int64_t> BalancedSampler::shares() const { return state_->balance->shares(); }
+std::string BalancedSampler::news() { return state_->balance->News(); }
+
+}  // namespace evenkeel::libtorch

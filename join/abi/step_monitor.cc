@@ -171,8 +171,8 @@ class MonitorOverCommunicator final : public StepMonitor {
       if (const absl::Status status = CheckDivide(step, samples); !status.ok())
         return FailureOf(status);
       const auto can_divide = [&] { return shares_->CanDivide(step); };
-      if (mutex_.AwaitWithTimeout(absl::Condition(&can_divide),
-                                  std::min(kBetweenLooks, deadline - SteadyNow()))) {
+      if (AwaitFor(mutex_, absl::Condition(&can_divide),
+                   std::min(kBetweenLooks, deadline - SteadyNow()))) {
         *boundaries = shares_->Divide(step, samples);
         return {};
       }

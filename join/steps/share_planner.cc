@@ -29,6 +29,9 @@ constexpr double kLeastChange = 0.04;
 constexpr double kLeastGain = 0.02;
 // Shares that are this close to the best ones are as good.
 constexpr double kTolerance = 0.01;
+// An interval in which a rank saves for a larger part of it is dropped. Programs mark the phase in
+// each step, and save in few.
+constexpr double kMostSaving = 0.02;
 // A trial without a clear result ends after this number of windows.
 constexpr int kLongestTrial = 8;
 constexpr int64_t kMostPatience = 4096;
@@ -271,8 +274,9 @@ void SharePlanner::Impl::Add(absl::Span<const RankInterval> ranks) {
   if (passes == 0 || TakeNewSizes() || is_dropped) return;
   int64_t took_us = 0;
   for (const RankInterval& rank : ranks) {
-    if (rank.times->busy(StepPhase::kSaving) > 0) return;
-    took_us = std::max(took_us, rank.times->total_us());
+    const int64_t total_us = rank.times->total_us();
+    if (rank.times->busy(StepPhase::kSaving) > kMostSaving * static_cast<double>(total_us)) return;
+    took_us = std::max(took_us, total_us);
   }
   double longest = 0;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {

@@ -119,8 +119,8 @@ class SharePlanner {
   SharePlanner& operator=(SharePlanner&&) noexcept;
 
   // Adds an interval, of all ranks. Intervals that are no measure of the shares are dropped: a rank
-  // was exhausted, saved, or had a size for the first time; or the samples are no multiple of the
-  // shares: a short batch, or the shares of an earlier decision.
+  // was exhausted, saved for more than 2 % of it, or had a size for the first time; or the samples
+  // are no multiple of the shares: a short batch, or the shares of an earlier decision.
   void Add(absl::Span<const RankInterval> ranks);
   // Drops the next interval that is added, whatever its times: the ranks evaluated in it, or did
   // other work beside training.

@@ -441,7 +441,8 @@ TEST(SharePlannerTest, DropsIntervalsThatAreNoMeasure) {
       {"another sum", [](SharePlanner&, auto& ranks) { ranks[1].samples *= 2; }},
       {"short", [](SharePlanner&, auto& ranks) { ranks[0].samples = ranks[1].samples = 32; }},
       {"no samples", [](SharePlanner&, auto& ranks) { ranks[0].samples = ranks[1].samples = 0; }},
-      {"saving", [](SharePlanner&, auto& ranks) { ranks[0].times->busy(StepPhase::kSaving) = 1; }},
+      {"saving",
+       [](SharePlanner&, auto& ranks) { ranks[0].times->busy(StepPhase::kSaving) = 9'000; }},
       {"evaluation", [](SharePlanner& planner, auto&) { planner.DropNext(); }},
   };
   const ShareLimits limits = LimitsOf(2, 64, 8);
@@ -456,6 +457,16 @@ TEST(SharePlannerTest, DropsIntervalsThatAreNoMeasure) {
     }
     EXPECT_THAT(planner.shares(), ElementsAre(64, 64));
   }
+}
+
+TEST(SharePlannerTest, AMarkedPhaseInWhichNothingIsSavedDropsNoInterval) {
+  SharePlanner planner(LimitsOf(2, 64, 8));
+  for (int i = 0; i < 11; ++i) {
+    std::vector<RankInterval> intervals = IntervalsOf(planner.shares(), 30'000, 60'000);
+    intervals[1].times->busy(StepPhase::kSaving) = 100;
+    planner.Add(intervals);
+  }
+  EXPECT_THAT(planner.shares(), ElementsAre(88, 40));
 }
 
 TEST(SharePlannerTest, WindowsHaveTenIntervalsAfterTheFirstOfANewSizeAndHalfASecond) {

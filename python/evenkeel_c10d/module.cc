@@ -190,33 +190,8 @@ void DefineWorks(py::module_& module) {
       py::call_guard<py::gil_scoped_release>());
 }
 
-void DefineMonitor(py::module_& module) {
-  using abi::Phase;
-  py::class_<Monitor>(module, "StepMonitor")
-      .def(py::init<const c10::intrusive_ptr<c10d::Store>&, int, const std::vector<uint64_t>&,
-                    std::chrono::milliseconds, const std::string&>(),
-           py::arg("store"), py::arg("rank"), py::arg("ranks"), py::arg("timeout"), py::arg("name"),
-           py::call_guard<py::gil_scoped_release>())
-      .def("enter",
-           [](Monitor& monitor, int phase) {
-             return static_cast<int>(monitor->Enter(static_cast<Phase>(phase)));
-           })
-      .def("begin_backward", [](Monitor& monitor) { monitor->BeginBackward(); })
-      .def("begin_wait", [](Monitor& monitor) { monitor->BeginWait(); })
-      .def("end_wait", [](Monitor& monitor) { monitor->EndWait(); })
-      .def(
-          "end_reduction", [](Monitor& monitor) { monitor->EndReduction(); },
-          py::call_guard<py::gil_scoped_release>())
-      .def_property_readonly("steps", [](Monitor& monitor) { return monitor->steps(); })
-      .def("take_news", [](Monitor& monitor) { return monitor->TakeNews(); })
-      .def("table", [](Monitor& monitor) { return monitor->Table(); })
-      .def("stragglers",
-           [](Monitor& monitor) {
-             py::list found;
-             for (const auto& [rank, cost, phase] : monitor->Stragglers())
-               found.append(py::make_tuple(rank, cost, static_cast<int>(phase)));
-             return found;
-           })
+void DefineSharing(py::class_<Monitor>& monitor) {
+  monitor
       .def(
           "begin_sharing",
           [](Monitor& monitor, int64_t batch, int64_t quantum, const std::vector<int64_t>& least,
@@ -241,7 +216,38 @@ void DefineMonitor(py::module_& module) {
           "restart_sharing", [](Monitor& monitor) { monitor->RestartSharing(); },
           py::call_guard<py::gil_scoped_release>())
       .def("shares", [](Monitor& monitor) { return monitor->Shares(); })
-      .def("take_share_news", [](Monitor& monitor) { return monitor->TakeShareNews(); })
+      .def("take_share_news", [](Monitor& monitor) { return monitor->TakeShareNews(); });
+}
+
+void DefineMonitor(py::module_& module) {
+  using abi::Phase;
+  py::class_<Monitor> monitor(module, "StepMonitor");
+  DefineSharing(monitor);
+  monitor
+      .def(py::init<const c10::intrusive_ptr<c10d::Store>&, int, const std::vector<uint64_t>&,
+                    std::chrono::milliseconds, const std::string&>(),
+           py::arg("store"), py::arg("rank"), py::arg("ranks"), py::arg("timeout"), py::arg("name"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("enter",
+           [](Monitor& monitor, int phase) {
+             return static_cast<int>(monitor->Enter(static_cast<Phase>(phase)));
+           })
+      .def("begin_backward", [](Monitor& monitor) { monitor->BeginBackward(); })
+      .def("begin_wait", [](Monitor& monitor) { monitor->BeginWait(); })
+      .def("end_wait", [](Monitor& monitor) { monitor->EndWait(); })
+      .def(
+          "end_reduction", [](Monitor& monitor) { monitor->EndReduction(); },
+          py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("steps", [](Monitor& monitor) { return monitor->steps(); })
+      .def("take_news", [](Monitor& monitor) { return monitor->TakeNews(); })
+      .def("table", [](Monitor& monitor) { return monitor->Table(); })
+      .def("stragglers",
+           [](Monitor& monitor) {
+             py::list found;
+             for (const auto& [rank, cost, phase] : monitor->Stragglers())
+               found.append(py::make_tuple(rank, cost, static_cast<int>(phase)));
+             return found;
+           })
       .def(
           "tell", [](Monitor& monitor, const std::string& text) { monitor->Tell(text); },
           py::arg("text"), py::call_guard<py::gil_scoped_release>())

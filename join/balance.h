@@ -8,7 +8,10 @@
 //       EK_ASSIGN_OR_RETURN(const Share mine,
 //                           balance->Next(first, std::min<int64_t>(256, samples - first)));
 //       if (mine.count == 0) break;  // A short last batch had none for this rank.
-//       ... load the samples mine.first, ... mine.first + mine.count - 1 ...
+//       {
+//         const PhaseScope input(comm, StepPhase::kInput);  // Unmarked time moves no samples.
+//         ... load the samples mine.first, ... mine.first + mine.count - 1 ...
+//       }
 //       EK_RETURN_IF_ERROR(scope.AddSamples(mine.count));
 //       ... the step: gradients are sums over samples ...
 //     }
@@ -18,7 +21,8 @@
 //       RunJoined({ddp.get(), optimizer.get()}, {.divide_by = DivideBy::kSamples}, loop));
 //
 // A global batch is fixed for the run, whatever the number of ranks, and every sample has the same
-// weight; so the result is that of one process on the same batches, whoever computes a sample.
+// weight. So the result is that of one process on the same batches, whichever rank computes a
+// sample.
 // Layers that use several samples of a rank are an exception: the statistics of batch norm have to
 // be those of all ranks.
 //
@@ -26,11 +30,11 @@
 // weight than others, so Next() refuses them.
 //
 // The ranks' times are those of join/straggler.h, and travel with the records of the steps: no
-// message and no collective is added. A record has 8 bytes for it: a hash of the shares and of the
-// batch's place, and the number of ranks that have one. A difference is an error before gradients
-// are reduced. Shares of a step are decided from times up to the reduction before the last one
-// (join/steps/share_planner.h has the model), so they are equal on all ranks without waiting for
-// one another.
+// message and no collective is added. A record has 8 more bytes: a hash of the shares and of the
+// batch's place, and the number of ranks that have a share. A difference is an error before
+// gradients are reduced. Shares of a step are decided from times up to the reduction before the
+// last one (join/steps/share_planner.h has the model), so they are equal on all ranks without
+// waiting for one another.
 //
 // It helps where ranks differ in speed for at least seconds: mixed processors, shared hosts, a rank
 // with more work of its own. It does not where a rank's time does not depend on its samples, or
@@ -44,9 +48,9 @@
 //          make another one, which begins with even shares.
 // Threads: thread-compatible: the thread that runs steps.
 // Devices: times are those of the host: a slow device is not seen, and shares remain even.
-// Errors:  those of Create() and Next() are named there. In the step itself, on all ranks, with
-//          their values: ranks differ in shares, batch or place; a rank's samples are not its
-//          share; or a rank is exhausted that has a share.
+// Errors:  those of Create() and Next() are named there. BeginStep() or a later call of the step
+//          reports on all ranks, with their values, and the group ends: ranks differ in shares,
+//          batch or place; a rank's samples are not its share; or an exhausted rank has a share.
 // Source:  none that we know does this for data parallelism; asked for since 2019 (PyTorch #31553).
 
 #ifndef EVENKEEL_JOIN_BALANCE_H_
@@ -86,14 +90,13 @@ struct BalanceOptions {
   // even before the first one.
   std::vector<ShareChange> repeat;
 
-  // This rank's limits, for which its memory counts. Defaults are nearer to the even share where
-  // there would be more than 16 sizes between them: with both of them at most 7 quanta below it,
-  // and at most 8 above it.
+  // This rank's limits, for which its memory counts. Defaults lie nearer to the even share where
+  // there would be more than 16 sizes: if both are 0, at most 7 quanta below it and at most 8 above
+  // it.
   int64_t least = 0;  // 0: the smallest size from a quantum on, or the even share if smaller.
   int64_t most = 0;   // 0: the largest size up to twice the even share.
-  // Called in Next() before shares are used for the first time, with the even ones at the
-  // beginning; an error is that of Next(). For logs: they have the shares of every step
-  // that was reduced.
+  // Called in Next() before shares are used for the first time, beginning with the even ones. If it
+  // reports an error, Next() returns it. A log of these calls has the shares of every reduced step.
   std::function<absl::Status(const ShareChange&)> on_change;
 };
 
@@ -102,9 +105,9 @@ class Balance {
   // Collective: exchanges the options over the control plane, before or between steps. `comm` must
   // outlive all calls of the result, except that of its destructor. There is one Balance per
   // communicator at a time.
-  // Errors: on all ranks, InvalidArgument: values out of range, or different ones where they must
-  //         be equal; more than 16 sizes for a rank. FailedPrecondition: the communicator has one
-  //         already.
+  // Errors: on all ranks, InvalidArgument: a batch below a sample for each rank or above 2^31 - 1;
+  //         limits that do not contain the even share; different values where they must be equal;
+  //         more than 16 sizes for a rank. FailedPrecondition: the communicator has one already.
   static absl::StatusOr<std::unique_ptr<Balance>> Create(Communicator* comm,
                                                          const BalanceOptions& options);
   ~Balance();
@@ -113,10 +116,10 @@ class Balance {
 
   // Returns this rank's part of the next step's batch, which has the samples from `first` to
   // `first + samples - 1`, at most a whole batch. Called on every active rank before each step.
-  // Waits only after a step that reduced gradients without waiting for the other ranks. A short
-  // batch is divided in proportion; a rank that gets none has to end its loop. So only the last
-  // batch of a loop may be short: later ones have a share for a rank that has no more input, which
-  // is an error.
+  // Waits until the records of all ranks for the last step that reduced gradients are received,
+  // usually not at all: a step that reduces has waited for them. A short batch is divided in
+  // proportion; a rank that gets none has to end its loop. So only the last batch of a loop may be
+  // short: later ones have a share for a rank that has no more input, which is an error.
   // Errors: InvalidArgument: `samples` below 1 or above a whole batch. FailedPrecondition: the
   //         steps have no agreement (JoinOptions::enable is false); they are not in RunJoined(), or
   //         have another divisor than DivideBy::kSamples; or the last share was not used.

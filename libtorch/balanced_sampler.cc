@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -24,7 +25,16 @@ struct BalancedSampler::State {
   std::vector<size_t> order;  // Of the epoch.
   int64_t epoch = -1;
   int64_t batches = 0;      // Of the epoch that were used.
-  bool is_resumed = false;  // The next reset() goes on in this epoch.
+  bool is_resumed = false;  // The next reset() continues this epoch.
+
+  std::map<std::string, int64_t> Saved() const {
+    return {{"size", static_cast<int64_t>(size)},
+            {"batch", options.batch},
+            {"shuffle", options.shuffle ? 1 : 0},
+            {"seed", static_cast<int64_t>(options.seed)},
+            {"epoch", epoch},
+            {"batches", batches}};
+  }
 };
 
 BalancedSampler::BalancedSampler(Group& group, size_t size, const BalancedSamplerOptions& options)
@@ -81,17 +91,31 @@ std::optional<std::vector<size_t>> BalancedSampler::next(size_t batch_size) {
 }
 
 void BalancedSampler::save(torch::serialize::OutputArchive& archive) const {
-  archive.write("epoch", torch::tensor(state_->epoch), /*is_buffer=*/true);
-  archive.write("batches", torch::tensor(state_->batches), /*is_buffer=*/true);
+  for (const auto& [name, value] : state_->Saved())
+    archive.write(name, torch::tensor(value), /*is_buffer=*/true);
 }
 
 void BalancedSampler::load(torch::serialize::InputArchive& archive) {
-  torch::Tensor epoch = torch::empty({}, torch::kInt64), batches = epoch.clone();
-  archive.read("epoch", epoch, /*is_buffer=*/true);
-  archive.read("batches", batches, /*is_buffer=*/true);
-  state_->epoch = epoch.item<int64_t>();
-  state_->batches = batches.item<int64_t>();
+  std::map<std::string, int64_t> loaded = state_->Saved();
+  for (auto& [name, value] : loaded) {
+    torch::Tensor tensor = torch::empty({}, torch::kInt64);
+    archive.read(name, tensor, /*is_buffer=*/true);
+    value = tensor.item<int64_t>();
+  }
+  for (const auto& [name, value] : state_->Saved()) {
+    if (name == "epoch" || name == "batches" || loaded[name] == value) continue;
+    Refuse(absl::StrCat("the state is that of a BalancedSampler with ", name, " ", loaded[name],
+                        ", and this one has ", value));
+  }
+  state_->epoch = loaded["epoch"];
+  state_->batches = loaded["batches"];
   state_->is_resumed = true;
+}
+
+int64_t BalancedSampler::epoch() const {
+  const bool has_ended =
+      state_->batches * state_->options.batch >= static_cast<int64_t>(state_->size);
+  return std::max<int64_t>(0, state_->epoch + (has_ended ? 1 : 0));
 }
 
 std::vector<int64_t> BalancedSampler::shares() const { return state_->balance->shares(); }

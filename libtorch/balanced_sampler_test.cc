@@ -155,11 +155,18 @@ TEST(BalancedSampler, EachSampleOfAnEpochIsThereOnceAlsoAfterLoad) {
     saved.save_to(bytes);
     torch::serialize::InputArchive archive;
     archive.load_from(bytes);
+    {
+      BalancedSampler other(group, kSamples, {.batch = kBatch, .seed = 1});
+      RequireError([&] { other.load(archive); }, "with seed 0, and this one has 1");
+    }
     BalancedSampler sampler(group, kSamples, {.batch = kBatch});
+    Require(sampler.epoch() == 0, "no epoch was used");
     sampler.load(archive);
+    Require(sampler.epoch() == 1, "one epoch was used before");
     sampler.reset();
     used += used_in(sampler, 100);
     Require(used.eq(1).all().item<bool>(), "a resumed epoch has the samples that were left");
+    Require(sampler.epoch() == 2, "two epochs were used");
   };
   for (const int world : {1, 3}) EXPECT_EQ(RunRanks(world, test), AllPass(world));
 }

@@ -402,6 +402,7 @@ struct BalancedSamplerOptions {
 //     }
 //   }, {.divide_by = ekt::DivideBy::kSamples});
 //
+// With no_sync() a step has several batches, and the divisor counts the samples of all of them.
 // Made by all ranks together; a group has one at a time. Copies share their state. A loader must
 // not have workers: they would ask for batches before the shares are known. In the last, short
 // batch of an epoch a rank may have no sample: its loop ends there, so a join() has one epoch.
@@ -414,18 +415,22 @@ class BalancedSampler : public torch::data::samplers::Sampler<> {
   BalancedSampler(const BalancedSampler&);
   BalancedSampler& operator=(const BalancedSampler&);
 
-  // Begins the next epoch, or goes on in that of load(). Loaders call it. `size`: of the data.
+  // Begins the next epoch, or continues that of load(). Loaders call it. `size`: of the data.
   void reset(std::optional<size_t> size = std::nullopt) override;
   // Returns this rank's samples of the next batch; nullopt if there are none left. `batch_size`,
   // that of the loader, must be that of the global batch.
   std::optional<std::vector<size_t>> next(size_t batch_size) override;
-  // The epoch, and how many of its batches were used; of use for a group of another size, too.
+  // Writes the epoch and the number of its batches that were used. load() accepts them in a group
+  // of another size, for equal data, batch, shuffle and seed; else it throws. Call load() on all
+  // ranks before the loader's begin().
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
-  // The shares of the last batch, by rank.
+  // The number of epochs whose batches were all used; breaks in a loop do not count as such.
+  int64_t epoch() const;
+  // The shares of whole batches that the last next() used, by rank.
   std::vector<int64_t> shares() const;
-  // Returns a sentence if these have changed by a tenth or more since the last call, else "".
+  // Returns a sentence if these differ by a tenth or more from those of the last sentence, else "".
   std::string news();
 
  private:

@@ -18,9 +18,9 @@
 //   failure = monitor->Divide(step, 64, timeout, &boundaries);    // for each batch, in order
 //          join/steps/lagged_shares.h defines them.
 //
-// Size:    a message per 250 ms, or with shares per Sharing::steps_per_message steps, of 7 to 21
-//          bytes per step. A rank whose steps the others do not
-//          have is followed for 10,000 steps.
+// Size:    7 to 21 bytes per step, in a message at the first reduction 250 ms or more after the
+//          last one; with shares also when Sharing::steps_per_message steps are complete. Up to
+//          10,000 steps of a rank are kept until the other ranks' times of them arrive.
 // Threads: thread-safe. BeginWait() and EndWait() are called by the thread that waits; waits of
 //          the thread that calls EndReduction() are not counted as busy.
 // Errors:  never those of the training loop. failure() says whether a rank was lost.
@@ -80,8 +80,9 @@ class StepMonitor {
     int64_t batch = 0;  // Samples of all ranks together.
     int64_t quantum = 0;
     std::vector<int64_t> least, most;  // By rank.
-    // Shares of a step use the times up to this number of steps before it, from 2 on. It has to
-    // exceed the steps for which batches are loaded in advance, and those of a message.
+    // Shares of a step use the times of the steps up to this number before it. It must exceed
+    // steps_per_message, and be at least that plus the number of steps for which batches are loaded
+    // in advance. Otherwise Divide() can wait until its timeout for times that no rank has sent.
     int64_t lag = 2;
     int64_t steps_per_message = 1;
   };
@@ -91,10 +92,10 @@ class StepMonitor {
   // Sets `boundaries`: in the next batch of the step, which has `samples`, rank r has those from
   // boundaries[r] up to boundaries[r + 1], which is excluded. `step` is the number of the reduction
   // that trains the batch, as steps() counts it. It never decreases, except after RestartSharing().
-  // Waits until the times of all ranks are here for it.
+  // Waits until the times that it needs have arrived from all ranks.
   // Errors: kInvalidArgument: the step is further ahead than the lag allows; or samples below 1 or
   //         above a whole batch. kFailedPrecondition: BeginSharing() was not called.
-  //         kDeadlineExceeded. The group's failure.
+  //         kDeadlineExceeded: they did not arrive within `timeout`. Or the failure of the group.
   virtual Failure Divide(int64_t step, int64_t samples, std::chrono::milliseconds timeout,
                          std::vector<int64_t>* boundaries) = 0;
   // The batches of later steps are not trained, and are divided again. All ranks call it after the
@@ -102,7 +103,7 @@ class StepMonitor {
   virtual void RestartSharing() = 0;
   // The shares of whole batches that the last Divide() used, by rank; empty without one.
   virtual std::vector<int64_t> Shares() const = 0;
-  // Returns a sentence if these have changed by a tenth or more since the last call, else "".
+  // Returns a sentence if these differ by a tenth or more from those of the last sentence, else "".
   virtual std::string TakeShareNews() = 0;
 
   // Sends a text to all other ranks. TakeMessages() returns those that have come, in order.

@@ -37,16 +37,17 @@ class LaggedShares {
   };
   explicit LaggedShares(Options options);
 
-  // Adds the times of a step, by rank. Steps come in their order, without a gap behind the first
-  // one that the ranks have times of.
+  // Adds the times of a step, by rank. Steps are added in ascending order, without a gap after the
+  // first.
   void Add(int64_t step, std::vector<PhaseTimes> times);
 
   // Returns the last step whose times Divide(step, ...) needs; 0: it needs none.
   int64_t LastNeeded(int64_t step) const;
   // Returns whether all times that Divide(step, ...) needs were added.
   bool CanDivide(int64_t step) const { return newest_ >= LastNeeded(step); }
-  // Returns the ranks' parts of the step's next batch, as BoundariesOf(). `step` never decreases,
-  // except after RestartAt().
+  // Returns the ranks' parts of the step's next batch, as BoundariesOf(). Requires CanDivide(step):
+  // without these times the ranks' shares may differ. `step` never decreases, except after
+  // RestartAt().
   std::vector<int64_t> Divide(int64_t step, int64_t samples);
   // Forgets the batches from this step on: they are not trained. Steps before it have ended.
   void RestartAt(int64_t step);

@@ -1,20 +1,21 @@
 // Decides how many samples of each global batch a rank gets, from the times that all ranks
 // measured.
 //
-//   SharePlanner planner({.batch = 256, .quantum = 8, .least = {64, 64}, .most = {192, 192}});
+//   SharePlanner planner({.batch = 256, .quantum = 16, .least = {64, 64}, .most = {192, 192}});
 //   planner.Add(intervals);                             // by rank, after each reduction
 //   planner.shares();                                   // {176, 80}: the sum is 256
 //
 // A rank's share is its even share and a multiple of the quantum, between its least and its most.
 // So a rank has few sizes of batches, and they are known before training.
 //
-// The model: an interval goes from one reduction to the next (phase_clock.h). In a rank's busy
-// time, forward and backward depend on the share. The optimizer does not. Input does if it grew
-// when the share did. Saving and unmarked time never move samples. The planner looks for shares
-// that make the longest of the ranks' times as short as possible, with as few moves as possible.
-// A rank has a table of the costs that it had at each size. Between these sizes cost is a line, or
-// less if they have a jump between them. Beyond them it is proportional to the share, or has
-// another slope if the measured sizes show one that noise does not explain. A cost that changes at
+// The model: an interval goes from one reduction to the next (phase_clock.h). A rank's cost is its
+// busy time in forward, backward, input and the optimizer. Forward and backward depend on the
+// share, the optimizer does not, and input does if it grew when the share did. Saving and unmarked
+// time never move samples. The planner looks for the shares with the shortest longest cost, and
+// among those for the fewest moves. It has a table of each rank's costs at the sizes that it has
+// measured. Between two of these the cost is on a line, or below it if there is a jump between
+// them. Beyond them it is proportional to the share, or has another slope if the measured sizes
+// show one that noise does not explain. A cost that changes at
 // a known size scales the whole table, once two windows agree: the first has a part of both speeds.
 // Costs of other sizes are forgotten after kPatience windows.
 //
@@ -22,11 +23,12 @@
 //          single interval that is far longer than the others counts as a usual one; several of
 //          them count as they are, and so do those that recur in several windows.
 // Changes: are made between windows, and only where the model promises more than its noise and 2 %.
-//          A change is on trial until the mean step has become shorter. If it has not, it is taken
-//          back, and the next change has to wait for twice kPatience windows, and twice as long
-//          each time, until a speed changes: constant speeds end in constant shares. In the first
-//          kPatience windows other shares that the measured costs suggest are tried before, which
-//          finds the sizes below a jump; later, attempts are 100 intervals apart.
+//          A change is on trial until the mean step has become shorter, or for 8 windows without a
+//          clear result. If the step has not become shorter, the change is taken back. The next one
+//          waits for twice kPatience windows, and each time twice as long, until a speed changes:
+//          constant speeds end in constant shares. In the first kPatience windows after a change of
+//          speed, other shares that the measured costs suggest are tried before a change is taken
+//          back, which finds the sizes below a jump; later, attempts are 100 intervals apart.
 // Threads: thread-compatible. Equal input gives equal shares on all ranks of the same build and
 //          architecture.
 // Cost:    of Add(): O(ranks); at the end of a window O(ranks * sizes * log(ranks)).

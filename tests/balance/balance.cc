@@ -1,4 +1,4 @@
-// Measures the steps that Balance saves, where computing is slept. See --help.
+// Measures the time that Balance saves, mostly with ranks whose computing is a sleep. See --help.
 //
 //   without a launcher       starts the ranks of each group
 //   under a launcher         is one of its ranks and measures; rank 0 prints
@@ -55,15 +55,15 @@ namespace {
 
 constexpr char kUsage[] = R"(Training with shares by measured speed, against the best shares.
 
-  bazel run //tests/balance                              the whole tables, 8 minutes on a quiet machine
+  bazel run //tests/balance                          the whole tables, 17 minutes on a quiet machine
   bazel run //tests/balance -- --groups=tcp:8 --rows="half speed,a quota" --pairs=0
 
 even, balanced  the mean step with even shares, and with Balance after 50 steps and 2 s
-best            T*: the shortest step of all divisions, by the costs that are slept, and with the time of a
-                step that is not slept, as measured with equal speeds
-of N/T*         throughput with Balance, of that with the best division
-settled         when the shares' costs allowed 95 % of that
-changes         of the shares since then
+best            T*: the mean step of the best division: the costs that are slept, plus the time
+                of a step that is not slept, as measured with equal speeds
+of N/T*         throughput with Balance as a fraction of that with the best division
+settled         the first step whose shares allow 95 % of the best throughput, by the costs
+changes         the number of changes of the shares after that
 uneven          steps in which a share differs from the even one by more than a quantum)";
 
 constexpr int kHostParts = 2;  // For the hierarchical backend.

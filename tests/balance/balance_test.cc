@@ -42,7 +42,6 @@ TEST_P(BalanceTest, ARankAtHalfSpeedCostsLittleMoreThanItMust) {
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     const Outcome outcome = OutcomeOf(GetParam(), {.sample_ms = 0.6, .last_speed = 0.5}, 3.5);
     ASSERT_LE(outcome.part_by_costs, 1 + 1e-9);  // Else the best division is not the best.
-    ASSERT_LE(outcome.part_of_best, 1.02);
     if (outcome.part_by_costs >= 0.95 && outcome.settled_step >= 0) return;
     absl::StrAppend(&seen, outcome.part_by_costs, " with ", absl::StrJoin(outcome.last_shares, ","),
                     "; ");

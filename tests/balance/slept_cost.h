@@ -16,15 +16,15 @@
 
 namespace evenkeel {
 
-// Times of all ranks are `sample_ms` for each sample, and these exceptions. `last_` is about the
-// last rank.
+// A sample takes `sample_ms` on each rank, with the exceptions below. Fields `last_...` are about
+// the last rank.
 struct Workload {
   const char* name = "";
   int64_t even = 32;     // Samples per rank.
   double sample_ms = 1;  // Of forward and backward.
   double last_speed = 1;
   double first_speed = 1;     // Of rank 0.
-  double period_ms = 0;       // The last rank has its speed in the second half of each; 0: always.
+  double period_ms = 0;       // last_speed applies in the second half of each; 0: always.
   double last_fixed_ms = 0;   // Of forward and backward.
   double second_pass_ms = 0;  // For a share above the even one.
   double last_input_ms = 0;
@@ -35,7 +35,7 @@ struct Workload {
   double last_quota = 0;  // The part of each kQuotaPeriodMs in which it can compute; 0: all.
   bool computes = false;  // Instead of sleeping.
 
-  // Returns whether the last rank has its speed.
+  // Returns whether last_speed applies.
   bool is_slow_at(double now_ms) const {
     return period_ms == 0 || 2 * std::fmod(now_ms, period_ms) >= period_ms;
   }

@@ -4,7 +4,7 @@
 //   EK_ASSIGN_OR_RETURN(double rest_ms, training->MeasureRest());
 //   // on all ranks
 //   EK_ASSIGN_OR_RETURN(Outcome outcome, training->Try(workload, {.rest_ms = rest_ms}));
-//   outcome.part_of_best;    // 0.97: of the samples in a second that are possible
+//   outcome.part_of_best;    // 0.97: the fraction of the best possible throughput
 //
 // Threads: as the communicator.
 

@@ -12,10 +12,12 @@
 // started again adds its lines; those of steps that it repeats replace the earlier ones. A line is
 // written at once, before the first step with its shares. The log ends with a loss of ranks.
 //
-// Threads: pure functions, apart from the file.
-// Errors:  on all ranks: those of the file system, with the path; InvalidArgument if the file is of
-//          another kind of run (with both values), has damaged lines, or, to be repeated, has lost
-//          ranks or no shares. The end of a line that a killed run did not finish is ignored.
+// Threads: OpenShareLog() is a collective. The other functions are for one thread at a time per
+//          file.
+// Errors:  those of the file system, with the path. OpenShareLog() reports on all ranks, also
+//          InvalidArgument if the file is of another kind of run (with both values), has damaged
+//          lines, or, to be repeated, has lost ranks or no shares. The end of a line that a killed
+//          run did not finish is ignored.
 
 #ifndef EVENKEEL_TRAINER_APP_SHARE_LOG_H_
 #define EVENKEEL_TRAINER_APP_SHARE_LOG_H_
@@ -39,6 +41,8 @@ absl::StatusOr<std::vector<ShareChange>> OpenShareLog(Communicator& comm,
                                                       const TrainOptions& options,
                                                       int64_t first_step);
 
+// Appends the shares of whole batches that are in force after `step` steps of the group. Called on
+// rank 0.
 absl::Status WriteShares(const std::string& path, int64_t step, const std::vector<int64_t>& shares);
 
 // Called on the new rank 0 after a loss of ranks: writes the even shares of those that remain after

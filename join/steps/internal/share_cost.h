@@ -63,7 +63,8 @@ struct CostEstimate {
 class CostCurve {
  public:
   enum class News { kNone, kDoubt, kChanged };
-  // Differences that are no change of speed: up to `least`, or to this number of standard errors.
+  // The largest differences that are not a change of speed: `least`, in the unit of costs, or
+  // `sigmas` standard errors.
   struct Noise {
     double least = 0;
     double sigmas = 0;
@@ -72,9 +73,9 @@ class CostCurve {
   // `is_proportional`: otherwise the cost is constant, until measured sizes show a slope.
   CostCurve(std::vector<int64_t> sizes, bool is_proportional);
 
-  // Adds a window at size `i`, unless it differs from the costs of before by more than the noise:
-  // the first time it is in doubt, since it may have a part of two speeds. The second time the
-  // speed has changed, and the whole table is scaled.
+  // Adds a window at size `i`. If it differs from the known costs by more than the noise, the first
+  // such window is dropped as doubtful, since it may have a part of two speeds (kDoubt). After the
+  // second one in a row the speed has changed, and the whole table is scaled (kChanged).
   News Add(int i, const MeasuredCost& measured, int64_t window, const Noise& noise);
   // Forgets the costs that were last measured before `window`, except that of size `i`.
   void Forget(int64_t window, int i);

@@ -13,12 +13,13 @@
 
 A global batch is fixed for the run, whatever the number of ranks. `job.weight()` makes the gradient
 that DistributedDataParallel averages that of the mean over the global batch: the result is that of
-one process on the same batches, whoever computes a sample. Batch norm is an exception: its
+one process on the same batches, whichever rank computes a sample. Batch norm is an exception: its
 statistics are over a rank's own samples (SyncBatchNorm's are over all of them).
 
-Shares of a batch are decided from the ranks' times up to a step before its own, on all ranks the
-same, so that a loader can ask for batches in advance (join/steps/lagged_shares.h). If these times
-are not here yet, the loader waits. They travel as those of `watch` do, in a message per four steps.
+Shares of a batch are decided equally on all ranks, from the ranks' times up to an earlier step, so
+that a loader can ask for batches in advance (join/steps/lagged_shares.h). If these times have not
+arrived yet, the loader waits. They travel like those of `watch`, in a message at least every 250 ms
+or four steps.
 """
 
 import numbers
@@ -63,17 +64,22 @@ class BalancedSampler(Sampler):
 
     Args:
         data: a dataset with a length, or the number of its samples.
-        job: what `evenkeel_c10d.watch` has returned.
+        job: the result of `evenkeel_c10d.watch`.
         batch_size: the samples of a global batch, of all ranks together.
-        shuffle, seed: an epoch's order is that of `seed` plus the epoch; without it 0, 1, 2, ...
+        shuffle, seed: whether an epoch is shuffled, with `seed` plus the epoch as the generator's
+            seed; otherwise its order is 0, 1, 2, ...
         drop_last: whether the short batch at the end of an epoch is left out. Otherwise it is
             divided in proportion, and a rank that gets no sample repeats one with the weight 0.
         ahead: how many batches the loader asks for in advance: num_workers x prefetch_factor. It
             must yield them in order (in_order=True, the default).
         accumulate: the batches of each optimizer's step; all but the last one are in no_sync().
-        quantum, least, most: shares are the even one and multiples of the quantum, from this rank's
-            least to its most; at most 16 sizes. 0: an eighth of the even share, one quantum, and
-            twice the even share.
+        quantum, least, most: this rank's share is the even one plus or minus multiples of the
+            quantum, from `least` to `most`, at most 16 sizes. Where they are 0: an eighth of the
+            even share; one quantum and twice the even share, or less far from the even share if
+            these would be more than 16 sizes.
+
+    Raises:
+        ValueError: on all ranks, if arguments are out of range or differ between the ranks.
 
     `len()` is the number of batches of the next pass, or of the one that runs.
     """
@@ -151,7 +157,7 @@ class BalancedSampler(Sampler):
 
     @property
     def shares(self):
-        """The samples of each rank in the batch that was divided last, were it a whole one."""
+        """The shares of a whole batch, by rank, that the last divided batch used."""
         return self._job._monitor.shares()
 
     @property
@@ -218,12 +224,15 @@ class BalancedSampler(Sampler):
     def state_dict(self):
         """Returns the epoch, and how many of its batches were reduced.
 
-        Equal on all ranks, and of use in a group of another size: batches are global.
+        Equal on all ranks, and valid in a group of another size: batches are global.
         """
         return {"epoch": self._epoch, "batch": self._trained, **self._identity()}
 
     def load_state_dict(self, state):
-        """The next pass goes on behind the batches that were reduced."""
+        """Makes the next pass begin after the batches that were reduced. On all ranks, before it.
+
+        Raises ValueError if the state is of other data, or of another batch size, order or seed.
+        """
         for name, value in self._identity().items():
             if state[name] != value:
                 raise ValueError(f"evenkeel: the state has {name} {state[name]}, this one {value}.")

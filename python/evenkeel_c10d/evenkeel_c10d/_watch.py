@@ -229,12 +229,12 @@ class Watch:
             self._monitor.enter(before)
 
     def weight(self, n=None):
-        """Returns the factor of the next batch's loss, a mean over `n` units of this rank.
+        """Returns the factor by which to multiply the next batch's loss, a mean over `n` units.
 
-        With it the gradient is that of the mean over the units of all ranks. `n` is the number of
-        the rank's samples in the batch, unless it is given: for tokens, of those that count
-        (labels != ignore_index). Then the factor depends on the sum over the ranks, so the call
-        waits for them: call it before the forward pass. A mean over no unit is NaN, also times 0:
+        The gradient is then that of the mean over the units of all ranks. Without `n`, a unit is a
+        sample. Pass `n` for other units, such as the tokens with labels != ignore_index: the call
+        then waits for the numbers of all ranks, so call it before the forward pass. A mean over no
+        unit is NaN, also times 0:
         where that can happen, multiply the sum over the units by `job.weight(n) / max(n, 1)`.
         Call it once for each batch of the job's BalancedSampler, in their order.
         """

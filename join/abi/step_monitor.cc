@@ -170,7 +170,9 @@ class MonitorOverCommunicator final : public StepMonitor {
       absl::MutexLock lock(&mutex_);
       if (const absl::Status status = CheckDivide(step, samples); !status.ok())
         return FailureOf(status);
-      const auto can_divide = [&] { return shares_->CanDivide(step); };
+      const auto can_divide = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        return shares_->CanDivide(step);
+      };
       if (AwaitFor(mutex_, absl::Condition(&can_divide),
                    std::min(kBetweenLooks, deadline - SteadyNow()))) {
         *boundaries = shares_->Divide(step, samples);

@@ -64,6 +64,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "evenkeel/comm/base/cpp20.h"
 
 namespace evenkeel {
 

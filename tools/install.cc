@@ -138,6 +138,7 @@ Package PackageOf(const LibrariesFile& libraries) {
 constexpr std::pair<const char*, const char*> kLibtorchFiles[] = {
     {"libtorch/libtorch.h", "include/evenkeel/libtorch.h"},
     {"libtorch/internal.h", "include/evenkeel/libtorch/internal.h"},
+    {"libtorch/balanced_sampler.cc", "balanced_sampler.cc"},
     {"libtorch/data_parallel.cc", "data_parallel.cc"},
     {"libtorch/grad_scaler.cc", "grad_scaler.cc"},
     {"libtorch/group.cc", "group.cc"},

@@ -77,6 +77,7 @@ if("libtorch" IN_LIST evenkeel_FIND_COMPONENTS AND NOT TARGET evenkeel::libtorch
   if(TARGET torch OR EXISTS "${evenkeel_TORCH}/include/torch/csrc/api/include/torch/torch.h")
     set(_evenkeel_libtorch "${_evenkeel_prefix}/@LIBTORCH@")
     add_library(evenkeel_libtorch STATIC
+      "${_evenkeel_libtorch}balanced_sampler.cc"
       "${_evenkeel_libtorch}data_parallel.cc" "${_evenkeel_libtorch}grad_scaler.cc"
       "${_evenkeel_libtorch}group.cc" "${_evenkeel_libtorch}optimizer.cc"
       "${_evenkeel_libtorch}safetensors.cc" "${_evenkeel_libtorch}sync_batch_norm.cc")

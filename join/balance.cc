@@ -131,7 +131,7 @@ class Balance::Impl {
  private:
   struct Step {
     uint32_t requests = 0;
-    std::vector<SharePlanner::RankInterval> ranks;  // Of the interval that ended before it.
+    std::vector<SharePlanner::RankInterval> ranks;  // The interval that ended before it.
   };
 
   // Without a reduction the steps after these lose their times, on all ranks the same.
@@ -143,13 +143,13 @@ class Balance::Impl {
   ShareChange Current() const;
 
   const int rank_;
-  StepControl& steps_;  // That of the group, while it lives.
+  StepControl& steps_;  // Belongs to the group, and is used while the group lives.
   const std::weak_ptr<const void> group_;
   const int64_t batch_;
   const std::vector<int64_t> sizes_;
   const std::vector<ShareChange> repeat_;
   const std::function<absl::Status(const ShareChange&)> on_change_;
-  const int64_t steps_before_;  // Those of the group that it does not see.
+  const int64_t steps_before_;  // The group began them before this object was made.
 
   mutable absl::Mutex mutex_;
   SharePlanner planner_ ABSL_GUARDED_BY(mutex_);

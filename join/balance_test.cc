@@ -659,7 +659,7 @@ TEST(BalanceErrorTest, AnErrorOfOnChangeIsThatOfNext) {
 
 TEST(BalanceErrorTest, CreateRefusesOptionsOnAllRanks) {
   struct Refused {
-    BalanceOptions options;  // Of rank 1.
+    BalanceOptions options;  // Rank 1 has them.
     std::string message;
   };
   constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();

@@ -204,7 +204,7 @@ class SharePlanner::Impl {
   struct Trial {
     Places before;
     CostEstimate step_before;
-    double gain = 0;  // That the model promises.
+    double gain = 0;  // The model promises it.
   };
 
   int64_t PassesOf(absl::Span<const RankInterval> ranks) const;

@@ -291,7 +291,7 @@ struct Row {
   std::string name;
   std::vector<RankCost> special;
   std::vector<int> worlds = {2, 4, 8, 64, 1024};
-  double scale = 1;  // Of all times.
+  double scale = 1;  // Multiplies all times.
   double noise = 0.02;
 };
 

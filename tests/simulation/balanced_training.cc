@@ -26,9 +26,9 @@ constexpr int kSteadyReductions = 40;
 constexpr Nanos kShortestSteadyStep = 80 * kMillisecond, kLongestStep = 200 * kMillisecond;
 constexpr Nanos kMostStall = kSecond;
 // The part of the best throughput that a steady training must reach, unless its computing takes
-// longer than planned by more than kMostDisturbance. It is not more, because a rank's fixed cost is
-// unknown until it has had another size, and no shares are tried for that alone.
-constexpr double kLeastThroughput = 0.9, kMostDisturbance = 0.01;
+// longer than planned by more than kMostDisturbance. With fixed costs it is less: a rank's fixed
+// cost is unknown until it has had another size, and no shares are tried for that alone.
+constexpr double kLeastThroughput = 0.95, kLeastWithFixedCosts = 0.9, kMostDisturbance = 0.01;
 
 float ValueOf(int64_t sample) { return static_cast<float>(1 + sample % 7); }
 
@@ -226,7 +226,10 @@ std::string BalancedRun::TooSlow() const {
   Nanos longest = 0;
   for (size_t r = 0; r < ranks_.size(); ++r)
     longest = std::max(longest, UsualTimeOf(training_.ranks[r], shares[r]));
-  const auto limit = static_cast<Nanos>(kLeastThroughput * static_cast<double>(longest));
+  const bool has_fixed_costs =
+      std::ranges::any_of(training_.ranks, [](const RankSpeed& rank) { return rank.per_step > 0; });
+  const double least = has_fixed_costs ? kLeastWithFixedCosts : kLeastThroughput;
+  const auto limit = static_cast<Nanos>(least * static_cast<double>(longest));
   int64_t samples = 0;  // That the ranks can compute in this time.
   for (size_t r = 0; r < ranks_.size(); ++r) {
     const Rank& rank = ranks_[r];

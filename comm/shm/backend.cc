@@ -8,6 +8,7 @@
 #include <deque>
 #include <iterator>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <utility>
@@ -52,6 +53,10 @@ constexpr int64_t kStepBytes = 4 << 20;
 constexpr absl::Duration kThreadsPatience = absl::Microseconds(5);
 constexpr absl::Duration kThreadsPatienceUnderWay = absl::Microseconds(50);  // All ranks are at it.
 constexpr absl::Duration kWaitersPatience = absl::Microseconds(300);
+// Start() waits so long for a rank that holds the board's lock; then the communication thread tries
+// again and again. A rank holds it for about a microsecond.
+constexpr absl::Duration kLocksPatience = absl::Milliseconds(1);
+constexpr absl::Duration kJoinPause = absl::Milliseconds(1);
 constexpr int kPausesPerLook = 4;
 constexpr int kLooksPerGlance = 8;  // At the clock.
 // The time that a broken connection waits for the control plane to report the cause. It usually
@@ -105,19 +110,25 @@ class ShmBackend::Core : public std::enable_shared_from_this<ShmBackend::Core> {
   struct Lane;
 
   struct Call : WorkHelper {
-    Call(std::shared_ptr<Core> core, Lane* lane, Operation operation,
-         std::shared_ptr<WorkState> work)
-        : core(std::move(core)),
-          lane(lane),
-          operation(std::move(operation)),
-          work(std::move(work)) {}
+    Call(std::shared_ptr<Core> core, Operation operation, std::shared_ptr<WorkState> work)
+        : core(std::move(core)), operation(std::move(operation)), work(std::move(work)) {}
     void Help(absl::Time until) override { core->Help(*this, until); }
 
     const std::shared_ptr<Core> core;
-    Lane* const lane;
+    std::atomic<Lane*> lane = nullptr;  // Null while it is in `joining_`.
     const Operation operation;
-    std::shared_ptr<WorkState> work;  // Guarded by the lane's queue_mutex; null once it is ended.
+    // Guarded by lanes_mutex_, and then by the lane's queue_mutex; null once it is ended.
+    std::shared_ptr<WorkState> work;
     std::atomic<bool> is_over = false;
+  };
+
+  // A lane to join, with the operations that wait for it.
+  struct Joining {
+    uint64_t key = 0;
+    std::vector<int> ranks;
+    int me = 0;
+    bool has_tags = false;
+    std::deque<std::shared_ptr<Call>> calls;  // Not empty.
   };
 
   struct Ending {
@@ -148,15 +159,18 @@ class ShmBackend::Core : public std::enable_shared_from_this<ShmBackend::Core> {
   enum class Found { kNothing, kBlocked, kMore, kMoved };
 
   absl::Status Meet(const std::vector<std::string>& addresses, absl::Time deadline);
+  // Returns the lane of the operation; null if it waits until this rank can join one.
   absl::StatusOr<Lane*> Queue(Operation operation, const std::shared_ptr<WorkState>& work);
-  absl::StatusOr<Lane*> LaneOf(const Operation& operation)
+  uint64_t KeyOf(const Operation& operation) const;
+  Joining ToJoin(std::shared_ptr<Call> call) const;
+  static void QueueIn(Lane& lane, std::shared_ptr<Call> call);
+  // Joins the lane, and queues its operations; null: another rank held the board's lock.
+  absl::StatusOr<Lane*> Join(Joining& joining, absl::Duration patience)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(lanes_mutex_);
-  // Joins the lane; the caller opens it.
-  absl::StatusOr<Lane*> Join(uint64_t key, std::vector<int> ranks, int me,
-                             const Operation& operation)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(lanes_mutex_);
+  // Joins the lanes that others kept this rank from.
+  void JoinLater();
   void LeaveIdleLanes() ABSL_EXCLUSIVE_LOCKS_REQUIRED(lanes_mutex_);
-  bool LeaveIfIdle(Lane& lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(lanes_mutex_);
+  bool LeaveIfIdle(Lane& lane, absl::Time until) ABSL_EXCLUSIVE_LOCKS_REQUIRED(lanes_mutex_);
   std::vector<Lane*> Lanes();
 
   // Moves the lane on once. Works that have ended are added to `endings`, or left to the
@@ -188,7 +202,6 @@ class ShmBackend::Core : public std::enable_shared_from_this<ShmBackend::Core> {
   std::unique_ptr<ShmBoard> board_;
   std::shared_ptr<void> when_freed_;
 
-  std::atomic<bool> aborts_ = false;  // Set before `stop_`: ends waits for the board's lock.
   std::atomic<bool> stop_ = false;
   std::atomic<int> touching_ = 0;
   std::atomic<bool> thread_sleeps_ = false;
@@ -198,6 +211,8 @@ class ShmBackend::Core : public std::enable_shared_from_this<ShmBackend::Core> {
   absl::Mutex lanes_mutex_;
   absl::Status ended_ ABSL_GUARDED_BY(lanes_mutex_);
   std::map<uint64_t, Lane*> lanes_ ABSL_GUARDED_BY(lanes_mutex_);  // By key: those it has joined.
+  std::map<uint64_t, Joining> joining_ ABSL_GUARDED_BY(lanes_mutex_);  // By key.
+  std::atomic<bool> is_joining_ = false;                               // `joining_` is not empty.
   // With fewer lanes than this, it leaves none.
   size_t leaves_at_ ABSL_GUARDED_BY(lanes_mutex_) = 0;
   // By place, ordered, so that all runs destroy them in one order. Each stays where it is: threads
@@ -265,76 +280,93 @@ absl::Status ShmBackend::Core::Meet(const std::vector<std::string>& addresses,
   return absl::OkStatus();
 }
 
-absl::StatusOr<ShmBackend::Core::Lane*> ShmBackend::Core::LaneOf(const Operation& operation) {
+uint64_t ShmBackend::Core::KeyOf(const Operation& operation) const {
   const Collective& what = operation.what;
-  std::vector<int> ranks;
-  int me = rank_;
-  uint64_t key = StableHash(operation.channel, uint64_t{0});
+  if (!IsPair(what.kind)) return StableHash(operation.channel, uint64_t{0});
+  const bool sends = what.kind == CollectiveKind::kSend;
+  const auto from = static_cast<uint64_t>(sends ? rank_ : what.root);
+  const auto to = static_cast<uint64_t>(sends ? what.root : rank_);
+  const uint64_t key = StableHash(operation.channel, (from << 32 | to) + 1);
+  return what.tag == 0 ? key : StableHash(key, uint64_t{1});
+}
+
+ShmBackend::Core::Joining ShmBackend::Core::ToJoin(std::shared_ptr<Call> call) const {
+  const Collective& what = call->operation.what;
+  Joining lane{.key = KeyOf(call->operation), .me = rank_, .has_tags = what.tag != 0};
   if (IsPair(what.kind)) {
-    const bool sends = what.kind == CollectiveKind::kSend;
-    me = sends ? 0 : 1;
-    ranks = sends ? std::vector<int>{rank_, what.root} : std::vector<int>{what.root, rank_};
-    key = StableHash(operation.channel, (static_cast<uint64_t>(ranks[0]) << 32 | ranks[1]) + 1);
-    if (what.tag != 0) key = StableHash(key, uint64_t{1});
+    lane.ranks = {rank_, what.root};
+    lane.me = what.kind == CollectiveKind::kSend ? 0 : 1;
+    if (lane.me == 1) std::swap(lane.ranks[0], lane.ranks[1]);
+  } else {
+    lane.ranks.resize(world_size_);
+    std::iota(lane.ranks.begin(), lane.ranks.end(), 0);
   }
-  if (const auto joined = lanes_.find(key); joined != lanes_.end()) return joined->second;
-  for (int rank = 0; ranks.size() < static_cast<size_t>(world_size_) && !IsPair(what.kind); ++rank)
-    ranks.push_back(rank);
-  LeaveIdleLanes();
-  EK_ASSIGN_OR_RETURN(Lane* const lane, Join(key, std::move(ranks), me, operation));
-  lanes_[key] = lane;
-  lane->drive.Open();
+  lane.calls.push_back(std::move(call));
   return lane;
 }
 
-absl::StatusOr<ShmBackend::Core::Lane*> ShmBackend::Core::Join(uint64_t key, std::vector<int> ranks,
-                                                               int me, const Operation& operation) {
-  const auto may_wait = [&]() -> absl::Status {
-    if (aborts_) return absl::CancelledError("the group ends");
-    if (SteadyNow() < operation.deadline) return absl::OkStatus();
-    return absl::DeadlineExceededError(absl::StrCat(
-        "rank ", names_[rank_], " could not begin to use a channel over shared memory in time: ",
-        "another rank of its host was stopped or died while it held their lock"));
-  };
-  EK_ASSIGN_OR_RETURN(const ShmPlace place, board_->Join(key, may_wait));
-  std::unique_ptr<Lane>& lane = all_lanes_[place.index];
+absl::StatusOr<ShmBackend::Core::Lane*> ShmBackend::Core::Join(Joining& joining,
+                                                               absl::Duration patience) {
+  EK_ASSIGN_OR_RETURN(const std::optional<ShmPlace> place, board_->Join(joining.key, patience));
+  if (!place.has_value()) return nullptr;
+  std::unique_ptr<Lane>& lane = all_lanes_[place->index];
   if (lane == nullptr) {
     lane = std::make_unique<Lane>();
     lane_list_.push_back(lane.get());
   }
   // This rank may join again before the last rank has left: then the lane continues.
-  if (lane->shared.place.use == place.use) return lane.get();
-  EK_ASSIGN_OR_RETURN(ShmSeat* const seats, board_->Seats(place, ranks.size()));
-  lane->shared = {.board = board_.get(),
-                  .mesh = mesh_.get(),
-                  .place = place,
-                  .seats = seats,
-                  .ranks = std::move(ranks),
-                  .me = me,
-                  .has_tags = operation.what.tag != 0,
-                  .names = names_};
-  absl::MutexLock lock(&lane->queue_mutex);
-  lane->tags = {};
+  if (lane->shared.place.use != place->use) {
+    EK_ASSIGN_OR_RETURN(ShmSeat* const seats, board_->Seats(*place, joining.ranks.size()));
+    lane->shared = {.board = board_.get(),
+                    .mesh = mesh_.get(),
+                    .place = *place,
+                    .seats = seats,
+                    .ranks = std::move(joining.ranks),
+                    .me = joining.me,
+                    .has_tags = joining.has_tags,
+                    .names = names_};
+    absl::MutexLock lock(&lane->queue_mutex);
+    lane->tags = {};
+  }
+  lanes_[joining.key] = lane.get();
+  for (std::shared_ptr<Call>& call : joining.calls) QueueIn(*lane, std::move(call));
+  lane->drive.Open();
   return lane.get();
+}
+
+void ShmBackend::Core::JoinLater() {
+  std::vector<Ending> failed;
+  {
+    absl::MutexLock lock(&lanes_mutex_);
+    for (auto at = joining_.begin(); at != joining_.end(); at = joining_.erase(at)) {
+      const absl::StatusOr<Lane*> lane = Join(at->second, absl::ZeroDuration());
+      if (lane.ok() && *lane == nullptr) break;
+      if (lane.ok()) continue;
+      for (const std::shared_ptr<Call>& call : at->second.calls)
+        failed.push_back({std::move(call->work), lane.status()});
+    }
+    is_joining_ = !joining_.empty();
+  }
+  Finish(failed);
 }
 
 void ShmBackend::Core::LeaveIdleLanes() {
   const size_t enough = kLanes + kLanesPerRank * world_size_;
   if (lanes_.size() < std::max(enough, leaves_at_)) return;
+  const absl::Time until = SteadyNow() + kLocksPatience;
   for (auto at = lanes_.begin(); at != lanes_.end();)
-    at = LeaveIfIdle(*at->second) ? lanes_.erase(at) : std::next(at);
+    at = LeaveIfIdle(*at->second, until) ? lanes_.erase(at) : std::next(at);
   leaves_at_ = 2 * lanes_.size();  // So that lanes in use are not looked at each time.
 }
 
-bool ShmBackend::Core::LeaveIfIdle(Lane& lane) {
+bool ShmBackend::Core::LeaveIfIdle(Lane& lane, absl::Time until) {
   // No thread needs to drive it while it is closed: the caller's lock keeps operations from being
   // issued meanwhile.
   if (lane.waiting > 0 || lane.has_endings || !lane.drive.TryToClose()) return false;
-  const auto may_wait = [this] {
-    return aborts_ ? absl::CancelledError("the group ends") : absl::OkStatus();
-  };
   const std::span<ShmSeat> seats(lane.shared.seats, lane.shared.ranks.size());
-  if (board_->Leave(lane.shared.place, seats, may_wait).ok()) return true;
+  const absl::StatusOr<bool> has_left =
+      board_->Leave(lane.shared.place, seats, until - SteadyNow());
+  if (has_left.ok() && *has_left) return true;
   lane.drive.Open();
   return false;
 }
@@ -476,6 +508,7 @@ void ShmBackend::Core::LetGo(Lane& lane, std::vector<Ending>& endings) {
 void ShmBackend::Core::Start(Operation operation, std::shared_ptr<WorkState> work) {
   const absl::StatusOr<Lane*> queued = Queue(std::move(operation), work);
   if (!queued.ok()) return work->Finish(queued.status());
+  if (*queued == nullptr) return RingThread();
   Lane& lane = **queued;
   if (!lane.drive.Try()) return;
   std::vector<Ending> endings;
@@ -487,19 +520,40 @@ void ShmBackend::Core::Start(Operation operation, std::shared_ptr<WorkState> wor
 // Abort() finds all operations.
 absl::StatusOr<ShmBackend::Core::Lane*> ShmBackend::Core::Queue(
     Operation operation, const std::shared_ptr<WorkState>& work) {
+  const uint64_t key = KeyOf(operation);
   absl::MutexLock lock(&lanes_mutex_);
   EK_RETURN_IF_ERROR(ended_);
-  EK_ASSIGN_OR_RETURN(Lane* const lane, LaneOf(operation));
-  auto call = std::make_shared<Call>(shared_from_this(), lane, std::move(operation), work);
-  absl::MutexLock queue_lock(&lane->queue_mutex);
+  const auto call = std::make_shared<Call>(shared_from_this(), std::move(operation), work);
   work->helper = call;
-  if (lane->shared.has_tags) lane->tags.Add(call->operation.what.tag);
-  lane->queue.push_back(std::move(call));
-  lane->waiting.fetch_add(1);
+  if (const auto joined = lanes_.find(key); joined != lanes_.end()) {
+    QueueIn(*joined->second, call);
+    return joined->second;
+  }
+  if (const auto waits = joining_.find(key); waits != joining_.end()) {
+    waits->second.calls.push_back(call);
+    return nullptr;
+  }
+  LeaveIdleLanes();
+  Joining joining = ToJoin(call);
+  const absl::StatusOr<Lane*> lane = Join(joining, kLocksPatience);
+  if (!lane.ok()) call->work = nullptr;  // The caller ends it.
+  if (lane.ok() && *lane == nullptr) {
+    joining_.emplace(key, std::move(joining));
+    is_joining_ = true;
+  }
   return lane;
 }
 
+void ShmBackend::Core::QueueIn(Lane& lane, std::shared_ptr<Call> call) {
+  absl::MutexLock lock(&lane.queue_mutex);
+  call->lane = &lane;
+  if (lane.shared.has_tags) lane.tags.Add(call->operation.what.tag);
+  lane.queue.push_back(std::move(call));
+  lane.waiting.fetch_add(1);
+}
+
 void ShmBackend::Core::Help(Call& call, absl::Time until) {
+  if (call.lane == nullptr) return;  // The communication thread joins the lane.
   Lane& lane = *call.lane;
   if (call.is_over || !lane.drive.Try()) return;
   std::vector<Ending> endings;
@@ -542,6 +596,7 @@ void ShmBackend::Core::Run() {
     const bool is_last_look = SteadyNow() >= asleep_at;
     bool has_moved = false;
     bool is_under_way = false;
+    if (is_joining_) JoinLater();
     for (Lane* lane : Lanes()) {
       FinishLeft(*lane);
       if (lane->waiting.load() == 0 || !lane->drive.Try()) continue;
@@ -565,7 +620,8 @@ void ShmBackend::Core::Run() {
       continue;
     }
     thread_sleeps_ = true;
-    if (bell.load() == seen && !thread_stops_) AwaitBell(bell, seen, absl::InfiniteDuration());
+    if (bell.load() == seen && !thread_stops_)
+      AwaitBell(bell, seen, is_joining_ ? kJoinPause : absl::InfiniteDuration());
     thread_sleeps_ = false;
     asleep_at = SteadyNow() + kThreadsPatience;
   }
@@ -588,7 +644,6 @@ bool ShmBackend::Core::BeginTouching() {
 
 void ShmBackend::Core::Abort(const absl::Status& why) {
   std::vector<Ending> endings;
-  aborts_ = true;
   {
     absl::MutexLock fencing(&abort_mutex_);
     std::vector<Lane*> lanes;
@@ -598,6 +653,11 @@ void ShmBackend::Core::Abort(const absl::Status& why) {
       if (ended_.ok()) ended_ = why;
       first = ended_;
       for (const auto& [key, lane] : lanes_) lanes.push_back(lane);
+      for (const auto& [key, joining] : joining_)
+        for (const std::shared_ptr<Call>& call : joining.calls)
+          endings.push_back({std::move(call->work), first});
+      joining_.clear();
+      is_joining_ = false;
       stop_ = true;
       if (mesh_ != nullptr) mesh_->Close();
     }

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
+#include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {
@@ -92,8 +93,8 @@ int64_t ShmBoard::OffsetOf(const ShmPlace& place) const {
          place.index % EntriesPerPage() * PlaceBytes(world_size_);
 }
 
-absl::StatusOr<ShmPlace> ShmBoard::Join(uint64_t key, absl::FunctionRef<absl::Status()> may_wait) {
-  EK_RETURN_IF_ERROR(Lock(may_wait));
+absl::StatusOr<std::optional<ShmPlace>> ShmBoard::Join(uint64_t key, absl::Duration patience) {
+  if (!Lock(patience)) return std::nullopt;
   const absl::Cleanup unlock = [this] { Unlock(); };
   int64_t free = head().places;
   Entry* entries = nullptr;
@@ -116,15 +117,15 @@ absl::StatusOr<ShmPlace> ShmBoard::Join(uint64_t key, absl::FunctionRef<absl::St
   return ShmPlace{free, entry->use};
 }
 
-absl::Status ShmBoard::Leave(const ShmPlace& place, std::span<ShmSeat> seats,
-                             absl::FunctionRef<absl::Status()> may_wait) {
+absl::StatusOr<bool> ShmBoard::Leave(const ShmPlace& place, std::span<ShmSeat> seats,
+                                     absl::Duration patience) {
   EK_ASSIGN_OR_RETURN(Entry* const entry, EntryAt(place.index));
-  EK_RETURN_IF_ERROR(Lock(may_wait));
+  if (!Lock(patience)) return false;
   if (--entry->ranks == 0) {
     for (ShmSeat& seat : seats) seat.Reset();
   }
   Unlock();
-  return absl::OkStatus();
+  return true;
 }
 
 absl::StatusOr<ShmSeat*> ShmBoard::Seats(const ShmPlace& place, size_t count) {
@@ -147,12 +148,13 @@ absl::StatusOr<std::byte*> ShmBoard::Part(int64_t offset, int64_t bytes) {
   return part->data();
 }
 
-absl::Status ShmBoard::Lock(absl::FunctionRef<absl::Status()> may_wait) {
+bool ShmBoard::Lock(absl::Duration patience) {
+  const absl::Time until = SteadyNow() + patience;
   while (head().is_locked.exchange(1, std::memory_order_acquire) != 0) {
-    EK_RETURN_IF_ERROR(may_wait());
+    if (SteadyNow() >= until) return false;
     sched_yield();
   }
-  return absl::OkStatus();
+  return true;
 }
 
 void ShmBoard::Unlock() { head().is_locked.store(0, std::memory_order_release); }

@@ -1,10 +1,10 @@
 // Shared memory in which the ranks of one host publish their progress: all of them write it.
 //
-//   EK_ASSIGN_OR_RETURN(ShmPlace place, board.Join(key, may_wait));  // the same on all ranks
-//   EK_ASSIGN_OR_RETURN(ShmSeat* seats, board.Seats(place, ranks.size()));
+//   EK_ASSIGN_OR_RETURN(auto place, board.Join(key, patience));  // the same on all ranks
+//   EK_ASSIGN_OR_RETURN(ShmSeat* seats, board.Seats(*place, ranks.size()));
 //   seats[me].published.store(chunk + 1, std::memory_order_release);
 //   board.Notify(seats, ranks, me);  // wakes threads that sleep; else costs a load per rank
-//   EK_RETURN_IF_ERROR(board.Leave(place, {seats, ranks.size()}, may_wait));  // when it is idle
+//   board.Leave(*place, {seats, ranks.size()}, patience);  // when it is idle
 //
 // A lane is a sequence of operations that run in order: a channel's collectives, or its messages
 // from one rank to another; messages with tags have a second lane, whose order the sender chooses
@@ -31,12 +31,12 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <type_traits>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
@@ -132,6 +132,8 @@ inline constexpr uint64_t kBits = 7;
 struct ShmPlace {
   int64_t index = 0;
   uint64_t use = 0;  // Differs for each use of each place; not 0.
+
+  friend bool operator==(const ShmPlace&, const ShmPlace&) = default;
 };
 
 class ShmBoard {
@@ -140,15 +142,15 @@ class ShmBoard {
   static absl::StatusOr<std::shared_ptr<SharedMemory>> CreateMemory(int world_size);
   ShmBoard(std::shared_ptr<SharedMemory> memory, int world_size);
 
-  // Joins a lane, and returns its place. `key`: the same on all its ranks. Another rank may hold
-  // the board's lock for a moment, or for longer if it is stopped or dies meanwhile: `may_wait` is
-  // called again and again, and its error ends the wait.
-  // Errors: that of `may_wait`; those of SharedMemory::Part().
-  absl::StatusOr<ShmPlace> Join(uint64_t key, absl::FunctionRef<absl::Status()> may_wait);
-  // Leaves a lane. All operations of this rank have ended, and none of its threads uses the seats
-  // any more. Not OK: it has not left.
-  absl::Status Leave(const ShmPlace& place, std::span<ShmSeat> seats,
-                     absl::FunctionRef<absl::Status()> may_wait);
+  // Joins a lane, and returns its place. `key`: the same on all its ranks. Returns nothing if
+  // another rank held the board's lock for all of `patience`: they hold it for a moment, or for
+  // longer if they are stopped or die meanwhile.
+  // Errors: those of SharedMemory::Part().
+  absl::StatusOr<std::optional<ShmPlace>> Join(uint64_t key, absl::Duration patience);
+  // Leaves a lane, and returns whether it has. All operations of this rank have ended, and none of
+  // its threads uses the seats any more.
+  absl::StatusOr<bool> Leave(const ShmPlace& place, std::span<ShmSeat> seats,
+                             absl::Duration patience);
 
   // Return the memory of a place, which lives as long as the board: the seats of a lane, one for
   // each rank, or for a sender and a receiver; and a seat's ring of slots, with unspecified
@@ -179,7 +181,8 @@ class ShmBoard {
   int64_t PageOfEntries(int64_t index) const;
   int64_t OffsetOf(const ShmPlace& place) const;
   absl::StatusOr<std::byte*> Part(int64_t offset, int64_t bytes);
-  absl::Status Lock(absl::FunctionRef<absl::Status()> may_wait);
+  // Returns whether it has the lock.
+  bool Lock(absl::Duration patience);
   void Unlock();
 
   const std::shared_ptr<SharedMemory> memory_;

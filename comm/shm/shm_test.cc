@@ -6,6 +6,8 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cstdint>
 #include <cstring>
 #include <fstream>
 #include <functional>
@@ -17,6 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
@@ -453,6 +456,55 @@ TEST(ShmTest, AbortEndsWhatIsInFlightAndMemoryStaysWhatItIs) {
       });
     }
     for (std::thread& thread : threads) thread.join();
+  }
+}
+
+// Returns the lock of the memory in which the ranks of a group publish their progress. This process
+// has only one group.
+std::atomic<uint32_t>* LockOfTheGroup() {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {  // from-to access offset device inode path
+    const std::vector<std::string> parts = absl::StrSplit(line, ' ', absl::SkipEmpty());
+    if (parts.size() > 5 && parts[5] == "/memfd:evenkeel" && parts[2] == "00000000")
+      return reinterpret_cast<std::atomic<uint32_t>*>(std::stoull(parts[0], nullptr, 16));
+  }
+  return nullptr;
+}
+
+// As if a rank were stopped while it begins to use a channel. The others begin operations, and so
+// can report that they wait, and be told that the group has ended.
+TEST(ShmTest, ARankThatHoldsTheLockOfChannelsHoldsNoThread) {
+  for (const bool goes_on : {true, false}) {
+    auto group = CreateShmGroupInProcess(2, {.timeout = absl::Seconds(20)});
+    ASSERT_TRUE(group.ok()) << group.status();
+    std::atomic<uint32_t>* const lock = LockOfTheGroup();
+    ASSERT_NE(lock, nullptr);
+    lock->store(1);
+    const absl::Time begin = absl::Now();
+    std::vector<float> first[2], next[2], message(10);
+    std::vector<Work> works;
+    for (int rank = 0; rank < 2; ++rank) {
+      Communicator& comm = *(*group)[rank];
+      first[rank] = Input(rank, 1000);
+      next[rank] = Input(rank, 100);
+      works.push_back(comm.user().AllReduce(absl::MakeSpan(first[rank]), ReduceOp::kSum));
+      works.push_back(comm.user().AllReduce(absl::MakeSpan(next[rank]), ReduceOp::kSum));
+      works.push_back(rank == 0 ? comm.user().Send(absl::MakeSpan(first[0]).first(10), 1)
+                                : comm.user().Recv(absl::MakeSpan(message), 0));
+    }
+    EXPECT_LT(absl::Now() - begin, absl::Seconds(5));
+    absl::SleepFor(absl::Milliseconds(20));
+    for (const Work& work : works) EXPECT_FALSE(work.IsDone());
+    if (goes_on) {
+      lock->store(0);
+      for (const Work& work : works) EXPECT_TRUE(work.Wait().ok()) << work.Wait();
+      EXPECT_EQ(first[0], Summed(2, 1000));
+      EXPECT_EQ(next[1], Summed(2, 100));
+    } else {
+      for (const auto& comm : *group) comm->Abort(absl::CancelledError("enough"));
+      for (const Work& work : works) EXPECT_THAT(work.Wait().message(), HasSubstr("enough"));
+    }
+    EXPECT_LT(absl::Now() - begin, absl::Seconds(15));
   }
 }
 

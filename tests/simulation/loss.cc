@@ -10,8 +10,9 @@ namespace {
 constexpr Nanos kWhile = 4 * kSecond;
 
 void StopForAWhile(Host* host, World& world) {
-  world.Stop(host);
+  // First: Stop() returns later if a thread of the host calls it.
   world.At(world.now() + kWhile, [&world, host] { world.Continue(host); });
+  world.Stop(host);
 }
 
 bool IsOfNetwork(LossKind kind) {

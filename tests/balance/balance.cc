@@ -3,6 +3,7 @@
 //   without a launcher       starts the ranks of each group
 //   under a launcher         is one of its ranks and measures; rank 0 prints
 
+#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -32,6 +33,7 @@
 #include "evenkeel/comm/factory.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/tests/balance/slept_training.h"
+#include "evenkeel/tests/child_processes.h"
 #include "evenkeel/tests/stragglers/slow_core.h"
 #include "evenkeel/tools/measure/paired_ratio.h"
 #include "evenkeel/tools/measure/rank_job.h"
@@ -49,6 +51,7 @@ DEFINE_int32(pairs, 30, "Pairs of blocks for the cost, over shm:2; 0: it is not 
 DEFINE_int32(cost_steps, 300, "Steps of each of these blocks, of 2 ms.");
 DEFINE_bool(verbose, false, "Prints each change of shares.");
 DEFINE_string(group, "", "Set for the ranks that it starts.");
+DEFINE_double(neighbour, 0, "Takes time of a core, this much per time of another process there.");
 
 namespace evenkeel {
 namespace {
@@ -59,8 +62,9 @@ constexpr char kUsage[] = R"(Training with shares by measured speed, against the
   bazel run //tests/balance -- --groups=tcp:8 --rows="half speed,a quota" --pairs=0
 
 even, balanced  the mean step with even shares, and with Balance after 50 steps and 2 s
-best            T*: the mean step of the best division: the costs that are slept, plus the time
-                of a step that is not slept, as measured with equal speeds
+best            T*: the mean step of the best division: the costs that are slept, or those of
+                computing as measured on each rank, plus the time of the rest of a step, as
+                measured with equal speeds
 of N/T*         throughput with Balance as a fraction of that with the best division
 settled         the first step whose shares allow 95 % of the best throughput, by the costs
 changes         the number of changes of the shares after that
@@ -82,6 +86,32 @@ const Workload kRows[] = {
     {.name = "not marked", .last_outside_ms = 60},
     {.name = "a quota", .last_quota = 0.5},
     {.name = "half speed, computed", .last_speed = 0.5, .computes = true},
+    {.name = "busy neighbour", .computes = true, .last_neighbour = 1},
+    {.name = "a core's quota", .computes = true, .last_throttle = 0.5},
+};
+
+// Ranks that compute, each on a core of its own. Slows down that of the last one, until destroyed.
+class OwnCores {
+ public:
+  OwnCores() { sched_getaffinity(0, sizeof(before_), &before_); }
+  ~OwnCores() { sched_setaffinity(0, sizeof(before_), &before_); }
+
+  // Errors: of the last rank only.
+  absl::Status Begin(const Workload& row, int rank, int world_size) {
+    PinTo(rank);
+    if (rank != world_size - 1) return absl::OkStatus();
+    if (row.last_throttle > 0) {
+      EK_ASSIGN_OR_RETURN(throttle_, Throttle::Create());
+      EK_RETURN_IF_ERROR(throttle_->SetShare(row.last_throttle));
+    }
+    if (row.last_neighbour == 0) return absl::OkStatus();
+    return neighbour_.Start({OwnPath(), absl::StrCat("--neighbour=", row.last_neighbour)}, {});
+  }
+
+ private:
+  cpu_set_t before_;
+  std::unique_ptr<Throttle> throttle_;
+  ChildProcesses neighbour_;
 };
 
 bool IsChosen(const Workload& row, int world_size) {
@@ -136,6 +166,13 @@ absl::Status MeasureRows(Communicator& comm, SleptTraining& training) {
   }
   for (const Workload& row : kRows) {
     if (!IsChosen(row, comm.world_size())) continue;
+    OwnCores cores;
+    if (row.computes) {
+      const absl::Status begun = cores.Begin(row, comm.rank(), comm.world_size());
+      if (!begun.ok()) std::cout << row.name << ": left out: " << begun << std::endl;
+      EK_ASSIGN_OR_RETURN(const Numbers failed, LargestOf(comm, {begun.ok() ? 0.0 : 1.0}));
+      if (failed[0] > 0) continue;
+    }
     EK_ASSIGN_OR_RETURN(const Outcome outcome, training.Try(row, options));
     if (prints) std::cout << table.Line(CellsOf(row, outcome)) << std::flush;
   }
@@ -231,6 +268,10 @@ absl::Status RunGroups(const std::vector<std::string>& arguments) {
 absl::StatusOr<int> Main(int argc, char** argv) {
   const std::vector<std::string> arguments(argv, argv + argc);
   EK_RETURN_IF_ERROR(ParseFlags(kUsage, argc, argv));
+  if (FLAGS_neighbour > 0) {
+    EndWithParent();
+    BeBusyNeighbour(FLAGS_neighbour);
+  }
   EK_ASSIGN_OR_RETURN(const Environment environment, ReadEnvironment());
   EK_RETURN_IF_ERROR(environment.launcher.empty() ? RunGroups(arguments) : RunRank(environment));
   return EXIT_SUCCESS;

@@ -8,20 +8,27 @@
 namespace evenkeel {
 
 StepCost SleptRank::Next(int64_t share, double now_ms) {
-  const double samples = static_cast<double>(share);
-  double speed = is_first_ ? workload_.first_speed : 1;
-  if (is_last_ && workload_.is_slow_at(now_ms)) speed = workload_.last_speed;
-  StepCost cost = {.computing_ms = workload_.sample_ms * samples / speed};
-  if (share > workload_.even) cost.computing_ms += workload_.second_pass_ms;
+  StepCost cost = {.computing_ms = ComputingMs(share, now_ms)};
   if (!is_last_) return cost;
-  cost.computing_ms += workload_.last_fixed_ms;
-  if (workload_.last_quota > 0) cost.computing_ms = WithQuota(cost.computing_ms, now_ms);
-  cost.input_ms = workload_.last_input_ms + workload_.last_input_sample_ms * samples;
+  cost.input_ms =
+      workload_.last_input_ms + workload_.last_input_sample_ms * static_cast<double>(share);
   if (++steps_ % Workload::kEvery == 0) {
     cost.saving_ms = workload_.last_saving_ms;
     cost.outside_ms = workload_.last_outside_ms;
   }
   return cost;
+}
+
+double SleptRank::ComputingMs(int64_t share, double now_ms) {
+  if (!workload_.measured_ms.empty())
+    return share == 0 ? 0 : workload_.measured_ms[rank_].at(share);
+  double speed = is_first_ ? workload_.first_speed : 1;
+  if (is_last_ && workload_.is_slow_at(now_ms)) speed = workload_.last_speed;
+  double ms = workload_.sample_ms * static_cast<double>(share) / speed;
+  if (share > workload_.even) ms += workload_.second_pass_ms;
+  if (!is_last_) return ms;
+  ms += workload_.last_fixed_ms;
+  return workload_.last_quota > 0 ? WithQuota(ms, now_ms) : ms;
 }
 
 // Returns the time until that much is computed, as the kernel divides it: once the quota of a

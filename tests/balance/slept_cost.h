@@ -12,6 +12,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <map>
 #include <vector>
 
 namespace evenkeel {
@@ -34,6 +35,12 @@ struct Workload {
   double last_outside_ms = 0;
   double last_quota = 0;  // The part of each kQuotaPeriodMs in which it can compute; 0: all.
   bool computes = false;  // Instead of sleeping.
+  // Only if ranks compute: the caller slows down the core of the last rank, by a process that takes
+  // this much time per time of the rank, or to this part of the core.
+  double last_neighbour = 0;
+  double last_throttle = 0;
+  // The time of forward and backward by share, of each rank, as measured; empty: as defined above.
+  std::vector<std::map<int64_t, double>> measured_ms;
 
   // Returns whether last_speed applies.
   bool is_slow_at(double now_ms) const {
@@ -55,15 +62,17 @@ class SleptRank {
  public:
   // `workload` must outlive it.
   SleptRank(const Workload& workload, int rank, int world_size)
-      : workload_(workload), is_first_(rank == 0), is_last_(rank == world_size - 1) {}
+      : workload_(workload), rank_(rank), is_first_(rank == 0), is_last_(rank == world_size - 1) {}
 
   // Returns the cost of the next step, which begins at `now_ms`.
   StepCost Next(int64_t share, double now_ms);
 
  private:
+  double ComputingMs(int64_t share, double now_ms);
   double WithQuota(double computing_ms, double now_ms);
 
   const Workload& workload_;
+  const int rank_;
   const bool is_first_, is_last_;
   int64_t steps_ = 0;
   double quota_period_ = -1;  // Its number.

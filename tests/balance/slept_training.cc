@@ -20,6 +20,7 @@ namespace {
 
 constexpr int kLayers = 2;
 constexpr size_t kElements = 256;
+constexpr int kMeasuredTurns = 8;
 
 void Spend(double ms, bool computes) {
   if (!computes) return absl::SleepFor(absl::Milliseconds(ms));
@@ -181,6 +182,27 @@ absl::StatusOr<double> SleptTraining::MeasureRest() {
   return slowest[0];
 }
 
+// The mean of several turns: a quota or another process stops a rank in some of them.
+absl::Status SleptTraining::MeasureComputing(const std::vector<int64_t>& sizes,
+                                             Workload& workload) {
+  SleptRank own(workload, comm_->rank(), comm_->world_size());
+  Numbers means(sizes.size());
+  EK_RETURN_IF_ERROR(comm_->Barrier());
+  for (int turn = 0; turn < kMeasuredTurns; ++turn) {
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      const absl::Time begin = absl::Now();
+      Spend(own.Next(sizes[i], 0).computing_ms, /*computes=*/true);
+      means[i] += absl::ToDoubleMilliseconds(absl::Now() - begin) / kMeasuredTurns;
+    }
+  }
+  EK_ASSIGN_OR_RETURN(const std::vector<Numbers> all, GatherNumbers(*comm_, means));
+  for (const Numbers& of_rank : all) {
+    auto& by_share = workload.measured_ms.emplace_back();
+    for (size_t i = 0; i < sizes.size(); ++i) by_share[sizes[i]] = of_rank[i];
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Outcome> SleptTraining::Try(const Workload& workload, const TryOptions& options) {
   const int world_size = comm_->world_size();
   Outcome outcome = {.batch = workload.even * world_size};
@@ -189,7 +211,9 @@ absl::StatusOr<Outcome> SleptTraining::Try(const Workload& workload, const TryOp
       Balance::Create(comm_, {.batch = outcome.batch, .on_change = options.on_change}));
   const std::vector<int64_t> sizes = balance->sizes();
   outcome.quantum = sizes[1] - sizes[0];
-  const TrueCosts costs(workload, sizes, world_size, options.rest_ms);
+  Workload known = workload;
+  if (workload.computes) EK_RETURN_IF_ERROR(MeasureComputing(sizes, known));
+  const TrueCosts costs(known, sizes, world_size, options.rest_ms);
   const auto steps_of = [&](double seconds, int periods) {
     const double ms = std::max(1000 * seconds, periods * workload.period_ms);
     return 1 + Workload::kEvery *

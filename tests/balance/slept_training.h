@@ -73,11 +73,15 @@ class SleptTraining {
   absl::StatusOr<std::vector<SleptStep>> Run(const Workload& workload, Balance* balance, int steps);
   // Returns the time of a step that is not slept, the median of the slowest rank's.
   absl::StatusOr<double> MeasureRest();
+  // If ranks compute, the best division is found by times that are measured first, on all ranks at
+  // once.
   absl::StatusOr<Outcome> Try(const Workload& workload, const TryOptions& options);
 
  private:
   absl::Status Step(JoinScope& scope, const Workload& workload, const StepCost& cost,
                     int64_t samples);
+  // Sets workload.measured_ms, for these shares.
+  absl::Status MeasureComputing(const std::vector<int64_t>& sizes, Workload& workload);
 
   Communicator* const comm_;
   std::vector<std::vector<float>> values_, gradients_;

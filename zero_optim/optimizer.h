@@ -217,10 +217,9 @@ class Optimizer : public Joinable, public StateAccess {
   //          a function of whole tensors needs Replicated or WholeTensors. Of a sparse parameter
   //          the piece has the elements of its rows (ParameterSet::sparse_grad()).
   // Order:   the same functions on all ranks, which is compared. They run in the order of the
-  // calls,
-  //          change equal elements equally on all ranks, and must not communicate. A further Step()
-  //          without a backward runs them again. CheckGradients() sees the gradients before them.
-  //          On a device they put work on the parameters' stream.
+  //          calls, change equal elements equally on all ranks, and must not communicate. A further
+  //          Step() without a backward runs them again. CheckGradients() sees the gradients before
+  //          them. On a device they put work on the parameters' stream.
   // Errors:  Step(), or RunJoined() on an exhausted rank, returns that of `function`: nothing was
   //          updated on this rank. Unimplemented with update_in_backward.
   virtual absl::Status BeforeUpdate(

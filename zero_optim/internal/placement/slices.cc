@@ -1,12 +1,12 @@
 // One step, bucket by bucket and in bucket order on every rank:
 //
 //   BeginReduction()   in backward, on the reducer's thread: if the plan is new, state begins to
-//     move to its new
-//                      places; which gradients exist goes out, beside the reducer's reduce-scatter
+//                      move to its new places; which gradients exist goes out, beside the reducer's
+//                      reduce-scatter
 //   OnReduced()        the slice is here; updated at once, or noted for Step()
 //   UpdateBucket()     what every rank counts (steps), and what this rank's slice holds
 //   all-gather         on this optimizer's own channel, which is why it need not end when the
-//     reducer's step does
+//                      reducer's step does
 //
 // Three channels: the reducer's, the flags', the optimizer's. Within each the order is that of the
 // buckets; between them it depends on the rank. The first two of these lines are in

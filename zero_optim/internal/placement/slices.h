@@ -203,7 +203,7 @@ class SlicesOptimizer : public PlacedOptimizer {
     void* data = nullptr;
     uint64_t hash = 0;
   };
-  std::vector<Note> notes_;  // Of gradients' memory, until Step().
+  std::vector<Note> notes_;  // The gradients' memory as reduced, until Step().
   const std::shared_ptr<OwnerLink<SlicesOptimizer>> link_ =
       std::make_shared<OwnerLink<SlicesOptimizer>>(this, join_name());
 

@@ -202,6 +202,22 @@ absl::StatusOr<GradientCheck> PlacedOptimizer::Total(GradientMeasure measure, do
   return measure.Result(grad_scale);
 }
 
+absl::Status PlacedOptimizer::MeasureStepThere(const StepOptions& options) {
+  if (!NeedsCheck(options)) return absl::OkStatus();
+  const double norm = NormOf(options);
+  EK_RETURN_IF_ERROR(updater_.MeasureThere(kStepList, norm, updater_.stream()));
+  return is_split() ? AddUpMeasure(updater_, norm, communicator(), *channel_) : absl::OkStatus();
+}
+
+absl::Status PlacedOptimizer::PrepareStepThere(const StepOptions& options, const TensorView& flags,
+                                               bool may_be_unset) {
+  const bool is_measured = NeedsCheck(options);
+  EK_RETURN_IF_ERROR(updater_.PrepareThere(kStepList, options, is_measured, updater_.stream(),
+                                           flags, may_be_unset));
+  if (is_measured) checks_.SetThere(&updater_.device());
+  return absl::OkStatus();
+}
+
 absl::Status PlacedOptimizer::RunBeforeUpdate(absl::Span<const GradientPiece> pieces) {
   for (size_t i = 0; i < before_update_.size(); ++i)  // A function may add another one.
     EK_RETURN_IF_ERROR(before_update_[i](pieces));

@@ -141,6 +141,12 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
                                                      LocalGradients local) const;
   // Combines this rank's measurement of its part, on the CPU, with those of the group.
   absl::StatusOr<GradientCheck> Total(GradientMeasure measure, double norm, double grad_scale);
+  // On a device, for the gradients of the updater's list kStepList: measures those of all ranks, if
+  // the step must know them; then counts the step and decides whether it is skipped. `flags` and
+  // `may_be_unset`: as of ParameterUpdater::PrepareThere().
+  absl::Status MeasureStepThere(const StepOptions& options);
+  absl::Status PrepareStepThere(const StepOptions& options, const TensorView& flags = {},
+                                bool may_be_unset = false);
   bool has_functions_before() const { return !before_update_.empty(); }
   // Returns the pieces of whole parameters whose gradients are reduced already.
   std::vector<GradientPiece> WholePieces(absl::Span<const GradientSource> sources) const;
@@ -218,6 +224,9 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   absl::Status CheckSame(const absl::Status& own, std::vector<Fact> facts = {},
                          SameIn same = SameIn::kShape) const;
   StateRange WholeOf(int param) const { return {0, (*params_)[param].value.count}; }
+
+  // Lists of gradients in a device's tables: those of a step, then a list for each bucket.
+  static constexpr int kStepList = 0, kFirstBucketList = 1;
 
   ParameterSet* const params_;
   DeviceFlags device_flags_;  // Before the updater, which waits for the work that reads them.

@@ -15,9 +15,6 @@
 #include "evenkeel/zero_optim/internal/open_works.h"
 
 namespace evenkeel::internal {
-namespace {
-constexpr int kStepList = 0;  // In a device's tables.
-}  // namespace
 
 std::vector<Fact> ReplicatedOptimizer::OtherSettings() const {
   return {{"update_in_backward", updates_in_backward() ? "true" : "false"},
@@ -86,9 +83,9 @@ absl::Status ReplicatedOptimizer::RepeatStep(const StepAnswer& /*answer*/,
 absl::Status ReplicatedOptimizer::Apply(const StepMessage& step) {
   EK_RETURN_IF_ERROR(CheckFirstValues());
   EK_RETURN_IF_ERROR(RunBeforeUpdate(WholePieces(step.sources)));
+  checks_.Begin();
   if (updater_.is_on_device()) return ApplyThere(step);
   StepOptions options = step.options;
-  checks_.Begin();
   if (NeedsCheck(options)) options = checks_.Decide(options, Measure(step, NormOf(options)));
   for (int i = 0; i < params_->size() && !options.skip; ++i) {
     if (step.sources[i] == GradientSource::kNone) continue;
@@ -121,16 +118,12 @@ std::vector<ParameterUpdater::Gradient> ReplicatedOptimizer::GradientsOf(
 }
 
 absl::Status ReplicatedOptimizer::ApplyThere(const StepMessage& step) {
-  checks_.Begin();
   if (!step.options.skip) {
     const StreamRef stream = updater_.stream();
     EK_RETURN_IF_ERROR(updater_.SetGradients(kStepList, GradientsOf(step), stream));
-    const bool is_measured = NeedsCheck(step.options);
-    if (is_measured)
-      EK_RETURN_IF_ERROR(updater_.MeasureThere(kStepList, NormOf(step.options), stream));
-    EK_RETURN_IF_ERROR(updater_.PrepareThere(kStepList, step.options, is_measured, stream));
+    EK_RETURN_IF_ERROR(MeasureStepThere(step.options));
+    EK_RETURN_IF_ERROR(PrepareStepThere(step.options));
     EK_RETURN_IF_ERROR(updater_.ApplyThere(kStepList, stream));
-    if (is_measured) checks_.SetThere(&updater_.device());
   }
   return EndStep(step);
 }

@@ -148,7 +148,7 @@ class ReplicatedOptimizer::Reduction : public BucketReduction {
     }
     ParameterUpdater& updater = owner.updater_;
     owner.is_torn_ = true;
-    const int list = 1 + bucket.index;
+    const int list = kFirstBucketList + bucket.index;
     EK_RETURN_IF_ERROR(updater.SetGradients(list, gradients, step.stream));
     EK_RETURN_IF_ERROR(updater.PrepareThere(list, {}, /*is_measured=*/false, step.stream,
                                             bucket.used, !step.has_all));

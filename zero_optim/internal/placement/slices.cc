@@ -23,7 +23,6 @@
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/phase.h"
-#include "evenkeel/zero_optim/internal/device_agreement.h"
 #include "evenkeel/zero_optim/internal/gradient_measure.h"
 #include "evenkeel/zero_optim/internal/open_works.h"
 
@@ -261,15 +260,14 @@ absl::Status SlicesOptimizer::RunBefore() {
 }
 
 absl::Status SlicesOptimizer::UpdateAll(const StepOptions& options) {
+  if (!updater_.is_on_device()) EK_RETURN_IF_ERROR(WaitForFlagsAndState());
+  EK_RETURN_IF_ERROR(RunBefore());
+  checks_.Begin();
   if (updater_.is_on_device()) {
-    EK_RETURN_IF_ERROR(RunBefore());
     absl::MutexLock lock(&mutex_);
     return UpdateAllThere(options);
   }
-  EK_RETURN_IF_ERROR(WaitForFlagsAndState());
-  EK_RETURN_IF_ERROR(RunBefore());
   StepOptions decided = options;
-  checks_.Begin();
   if (NeedsCheck(options)) {
     EK_ASSIGN_OR_RETURN(const GradientCheck check, Measure(NormOf(options), options.grad_scale));
     decided = checks_.Decide(options, check);
@@ -285,7 +283,6 @@ absl::Status SlicesOptimizer::UpdateAll(const StepOptions& options) {
 // Nothing here waits for the device: neither which gradients exist, nor whether the step is
 // skipped, is known on the host. So slices go round after a step that changed nothing, too.
 absl::Status SlicesOptimizer::UpdateAllThere(const StepOptions& options) {
-  checks_.Begin();
   if (plan_ == nullptr || options.skip) return absl::OkStatus();
   const StreamRef stream = updater_.stream();
   if (move_ != nullptr) EK_RETURN_IF_ERROR(move_->OrderBefore(stream));
@@ -297,17 +294,10 @@ absl::Status SlicesOptimizer::UpdateAllThere(const StepOptions& options) {
   }
   EK_RETURN_IF_ERROR(
       device_flags_.Reduce(flags_, updater_, communicator(), *flag_channel_, stream));
-  EK_RETURN_IF_ERROR(updater_.SetGradients(0, all, stream));
-  const bool is_measured = NeedsCheck(options);
-  if (is_measured) {
-    const double norm = NormOf(options);
-    EK_RETURN_IF_ERROR(updater_.MeasureThere(0, norm, stream));
-    EK_RETURN_IF_ERROR(AddUpMeasure(updater_, norm, communicator(), *channel()));
-  }
+  EK_RETURN_IF_ERROR(updater_.SetGradients(kStepList, all, stream));
+  EK_RETURN_IF_ERROR(MeasureStepThere(options));
   is_torn_ = true;
-  EK_RETURN_IF_ERROR(
-      updater_.PrepareThere(0, options, is_measured, stream, device_flags_.all(), MayBeUnset()));
-  if (is_measured) checks_.SetThere(&updater_.device());
+  EK_RETURN_IF_ERROR(PrepareStepThere(options, device_flags_.all(), MayBeUnset()));
   gathers_.assign(plan_->buckets.size(), Work());
   for (size_t b = 0; b < reduced_.size(); ++b) {
     if (reduced_[b]) EK_RETURN_IF_ERROR(ApplyThere(static_cast<int>(b), std::nullopt, stream));
@@ -332,7 +322,7 @@ bool SlicesOptimizer::MayBeUnset() const {
 
 absl::Status SlicesOptimizer::ApplyThere(int index, const std::optional<StepOptions>& to_prepare,
                                          StreamRef stream) {
-  const int list = 1 + index;
+  const int list = kFirstBucketList + index;
   is_torn_ = true;
   EK_RETURN_IF_ERROR(updater_.SetGradients(list, GradientsOf(index), stream));
   if (to_prepare.has_value()) {

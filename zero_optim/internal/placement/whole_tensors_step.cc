@@ -30,10 +30,6 @@
 
 namespace evenkeel::internal {
 
-namespace {
-constexpr int kStepList = 0, kFirstBucketList = 1;  // In a device's tables.
-}  // namespace
-
 absl::Status WholeTensorsOptimizer::Step(const StepOptions& options) {
   const PhaseScope phase(communicator(), StepPhase::kOptimizer);
   EK_RETURN_IF_ERROR(CheckOptions(options));
@@ -254,17 +250,9 @@ absl::Status WholeTensorsOptimizer::DecideThere(const StepOptions& options) {
     EK_RETURN_IF_ERROR(device_flags_.Reduce(own, updater_, communicator(), *channel(), stream));
     flags = device_flags_.all();
   }
-  const bool is_measured = NeedsCheck(options);
-  if (is_measured) {
-    const double norm = NormOf(options);
-    EK_RETURN_IF_ERROR(updater_.MeasureThere(kStepList, norm, stream));
-    EK_RETURN_IF_ERROR(AddUpMeasure(updater_, norm, communicator(), *channel()));
-  }
+  EK_RETURN_IF_ERROR(MeasureStepThere(options));
   is_torn_ = true;
-  EK_RETURN_IF_ERROR(
-      updater_.PrepareThere(kStepList, options, is_measured, stream, flags, may_be_unset));
-  if (is_measured) checks_.SetThere(&updater_.device());
-  return absl::OkStatus();
+  return PrepareStepThere(options, flags, may_be_unset);
 }
 
 absl::Status WholeTensorsOptimizer::UpdateAndSend(double grad_scale) {

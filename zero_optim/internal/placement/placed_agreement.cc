@@ -80,16 +80,11 @@ absl::Status PlacedOptimizer::CheckSame(const absl::Status& own, std::vector<Fac
 
 absl::Status PlacedOptimizer::AddGroup(ParameterGroup group) {
   if (join_config().enable) return InsideJoinError(join_name(), "AddGroup");
-  return AddGroupNow(std::move(group));
-}
-
-absl::Status PlacedOptimizer::AddGroupNow(ParameterGroup group) {
-  ParameterGroups more = updater_.groups();
+  ParameterGroups more = settings();
   absl::Status own = more.Add(std::move(group));
   if (own.ok()) own = ParameterUpdater(params_, more, communicator().runtime()).Check();
   EK_RETURN_IF_ERROR(CheckSameGroups(own, more, {}, SameIn::kEverything));
-  updater_.groups() = std::move(more);
-  return absl::OkStatus();
+  return TakeGroups(std::move(more));
 }
 
 // The end of a loop -------------------------------------------------------------------------------

@@ -33,15 +33,16 @@ absl::Status PlacedOptimizer::Start(absl::Status own) {
   if (own.ok()) own = CheckRange(options_.check_replicas);
   if (own.ok()) own = updater_.Check();
   if (own.ok() && is_split()) own = updater_.CheckDense();
+  if (own.ok() && is_split()) own = TakeChannel();
   if (own.ok()) own = Init();
   EK_RETURN_IF_ERROR(CheckSame(own, OtherSettings(), SameIn::kEverything));
   if (is_split()) Register();
   return absl::OkStatus();
 }
 
-absl::Status PlacedOptimizer::OpenChannel() {
+absl::Status PlacedOptimizer::TakeChannel() {
   EK_ASSIGN_OR_RETURN(channel_, communicator().OpenChannel(join_name()));
-  return absl::OkStatus();
+  return OnChannel();
 }
 
 void PlacedOptimizer::Register() {
@@ -69,6 +70,15 @@ void PlacedOptimizer::LeaveGroup(Communicator* old, const GroupChange& /*change*
   last_step_.reset();
   has_begun_ = false;  // Some rank of the next group may not have begun.
   missing_ = 0;
+  device_flags_.Forget();
+  OnLeave(old);
+}
+
+absl::Status PlacedOptimizer::EnterGroup(const GroupChange& change) {
+  if (is_split()) EK_RETURN_IF_ERROR(TakeChannel());
+  EK_RETURN_IF_ERROR(OnEnter(change));
+  if (is_split()) Register();
+  return absl::OkStatus();
 }
 
 // The program's code before and after a step ------------------------------------------------------
@@ -275,26 +285,16 @@ absl::Status PlacedOptimizer::Lacks(absl::string_view what) const {
       absl::StrCat(join_name(), ": the placement ", placement_name(), " has no ", what));
 }
 
-absl::StatusOr<GradientCheck> PlacedOptimizer::CheckGradients(double /*norm*/) {
-  return Lacks("CheckGradients()");
-}
-
-absl::StatusOr<std::unique_ptr<BucketReduction>> PlacedOptimizer::TakeReduction(
-    ReductionOptions /*options*/) {
-  return Lacks("TakeReduction()");
-}
-
 absl::Status PlacedOptimizer::CheckParam(int param) const {
   if (param >= 0 && param < params_->size()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(join_name(), ": there is no parameter ", param));
 }
 
-absl::Status PlacedOptimizer::WaitFor(int param) { return CheckParam(param); }
-
 // Exhausted ranks ---------------------------------------------------------------------------------
 
 absl::StatusOr<std::unique_ptr<JoinHook>> PlacedOptimizer::MakeJoinHook(
     const JoinOptions& /*options*/) {
+  OnLoopBegin();
   return std::make_unique<ActionHook<OptimizerAction>>(
       [this](const StepAnswer& answer, const OptimizerAction& action) {
         return std::visit([&](const auto& kind) { return Repeat(answer, kind); }, action);

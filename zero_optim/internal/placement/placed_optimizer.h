@@ -2,9 +2,11 @@
 // repeat, and the state as a whole, in memory and in checkpoints.
 //
 // A placement determines how a step runs (Step(), RepeatStep()), which rank holds which range of
-// the state (HoldersOf(), CountSteps()), which ranges it reads from a checkpoint (RangesToLoad())
-// and how it takes over another state (TakeState()). Of this class's members it uses the
-// parameters, `updater_`, `checks_` and `device_flags_`; the others are private.
+// the state (HoldersOf(), AddUpSteps()), which ranges it reads from a checkpoint (RangesToLoad())
+// and how it takes over another state (TakeState()). The class has three sections: the calls of
+// users, those of a placement to this class (protected), and the parts of a placement, which this
+// class calls (private virtual functions). A placement uses four members: the parameters,
+// `updater_`, `checks_` and `device_flags_`.
 //
 // Calls that a placement lacks return Unimplemented (Lacks()):
 //
@@ -63,47 +65,57 @@ enum class SameIn {
            // while a step fails.
 };
 
-class PlacedOptimizer : public Optimizer, protected StepParticipant {
+class PlacedOptimizer : public Optimizer, private StepParticipant {
  public:
   // Returns OK if the ranks agree and this object can be used. All ranks call it together, before
   // any other function. `own`: an error of this rank.
   absl::Status Start(absl::Status own);
 
-  // Optimizer.
+  // Optimizer: the same with every placement.
   absl::Status BeforeUpdate(
-      std::function<absl::Status(absl::Span<const GradientPiece>)> function) override;
-  absl::Status AfterUpdate(std::function<absl::Status()> function) override;
-  absl::StatusOr<GradientCheck> CheckGradients(double norm) override;
-  const std::optional<GradientCheck>& last_check() const override { return checks_.last(); }
-  const std::optional<GradientCheck>& check_before() const override { return checks_.before(); }
-  const ParameterGroups& groups() const override { return updater_.groups(); }
-  absl::Status AddGroup(ParameterGroup group) override;
-  absl::StatusOr<std::unique_ptr<BucketReduction>> TakeReduction(ReductionOptions options) override;
-  absl::Status WaitFor(int param) override;
-  absl::Status WaitForAll() override { return absl::OkStatus(); }
-  const Placement& placement() const override { return options_.placement; }
-  int owner(int /*param*/) const override { return kNoOwner; }
-  double imbalance() const override { return 1; }
-  absl::Status Rebalance() override { return Lacks("Rebalance()"); }
-  OptimizerState state() override { return updater_.Export().value_or(OptimizerState()); }
-  int64_t state_bytes() const override { return updater_.state_bytes(); }
-  absl::StatusOr<OptimizerState> Consolidate(int to) override;
-  absl::Status VisitState(int to, StateSink sink, Bytes chunk) override;
-  absl::Status LoadState(const OptimizerState& state) override;
-  absl::Status Save(const std::string& folder) override;
-  absl::StatusOr<PendingSave> SaveAsync(const std::string& folder) override;
-  absl::Status Load(const std::string& folder) override;
-  void SetCheckpointHint(absl::string_view hint) override {
+      std::function<absl::Status(absl::Span<const GradientPiece>)> function) final;
+  absl::Status AfterUpdate(std::function<absl::Status()> function) final;
+  const std::optional<GradientCheck>& last_check() const final { return checks_.last(); }
+  const std::optional<GradientCheck>& check_before() const final { return checks_.before(); }
+  absl::Status AddGroup(ParameterGroup group) final;
+  const Placement& placement() const final { return options_.placement; }
+  absl::StatusOr<OptimizerState> Consolidate(int to) final;
+  absl::Status VisitState(int to, StateSink sink, Bytes chunk) final;
+  absl::Status LoadState(const OptimizerState& state) final;
+  absl::Status Save(const std::string& folder) final;
+  absl::StatusOr<PendingSave> SaveAsync(const std::string& folder) final;
+  absl::Status Load(const std::string& folder) final;
+  void SetCheckpointHint(absl::string_view hint) final {
     options_.checkpoint_hint = std::string(hint);
   }
 
+  // Optimizer: calls that only some placements have. The others use these.
+  absl::StatusOr<GradientCheck> CheckGradients(double /*norm*/) override {
+    return Lacks("CheckGradients()");
+  }
+  absl::StatusOr<std::unique_ptr<BucketReduction>> TakeReduction(ReductionOptions) override {
+    return Lacks("TakeReduction()");
+  }
+  absl::Status Rebalance() override { return Lacks("Rebalance()"); }
+  int owner(int /*param*/) const override { return kNoOwner; }
+  double imbalance() const override { return 1; }
+  absl::Status WaitFor(int param) override { return CheckParam(param); }
+  absl::Status WaitForAll() override { return absl::OkStatus(); }
+
+  // Optimizer: calls that some placements do in another way.
+  const ParameterGroups& groups() const override { return updater_.groups(); }
+  OptimizerState state() override { return updater_.Export().value_or(OptimizerState()); }
+  int64_t state_bytes() const override { return updater_.state_bytes(); }
+
   // Joinable.
-  absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions& options) override;
-  const void* trained_set() const override { return params_; }
+  absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions& options) final;
+  const void* trained_set() const final { return params_; }
 
  protected:
   PlacedOptimizer(Communicator& comm, ParameterSet& params, ParameterGroups groups,
                   OptimizerOptions options);
+
+  // Calls of a placement to this class ------------------------------------------------------------
 
   // Returns Unimplemented: this placement has no `what`.
   absl::Status Lacks(absl::string_view what) const;
@@ -114,19 +126,44 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   }
   absl::Status CheckParam(int param) const;
   const OptimizerOptions& options() const { return options_; }
-  // For placements whose state travels: at creation, and in each group that they enter.
-  absl::Status OpenChannel();
-  Channel* channel() const { return channel_; }  // Null before.
+  bool updates_in_backward() const {
+    const auto* const replicated = std::get_if<Replicated>(&options_.placement);
+    const auto* const slices = std::get_if<Slices>(&options_.placement);
+    return (replicated != nullptr && replicated->update_in_backward) ||
+           (slices != nullptr && slices->update_in_backward);
+  }
+  StateRange WholeOf(int param) const { return {0, (*params_)[param].value.count}; }
+  Channel* channel() const { return channel_; }  // For split state; null before OnChannel().
+  // Called first in the destructors of placements. Returns the group, or null if it is gone.
+  Communicator* Detach();
+  // Compares the optimizers of all ranks, when they are made or enter another group: their
+  // placement, `facts`, and the parameters with as much as `same` names. All ranks get the same
+  // result, as from VerifySame().
+  absl::Status CheckSame(const absl::Status& own, std::vector<Fact> facts = {},
+                         SameIn same = SameIn::kShape) const;
+  Standing StandingOf(bool is_torn) const {  // Without `holds_state`.
+    return {.steps_finished = steps_finished(),
+            .is_torn = is_torn,
+            .may_lose = options_.lost_shard == LostShard::kFresh,
+            .checkpoint_hint = options_.checkpoint_hint};
+  }
+  // Takes over the settings of the parameter groups of rank `source`. A collective.
+  absl::Status AdoptSettingsOf(int source);
+
+  // In the order of a step:
+  //
+  // ChooseSources(), where `local` is the role of unreduced gradients if there are other ranks.
+  absl::StatusOr<std::vector<GradientSource>> Choose(const TrainableMask& mask,
+                                                     LocalGradients local) const;
   // Called at the beginning of Step(), which runs in the step of this ticket.
   void NoteStep(std::shared_ptr<StepTicket> ticket) { last_step_ = std::move(ticket); }
+  absl::Status Announce(const OptimizerAction& action);
   // Announces a call that exhausted ranks must repeat inside RunJoined(). Refuses it unless Step()
   // was called in this step.
   absl::Status AnnounceAfterStep(absl::string_view call, const OptimizerAction& action);
-  absl::Status Announce(const OptimizerAction& action);
   // Compares the values before the first update, unless a reducer has made them equal. A collective
   // of all ranks, exhausted ones included.
   absl::Status CheckFirstValues();
-  bool ComparesFirstValues() const;
   // The loop of an active rank may have changed values, or gradients that are to be used, and
   // exhausted ranks do not run that code. So in steps with exhausted ranks active ranks send hashes
   // of their tensors (StepMessage::hashes), and exhausted ranks compare them with those of their
@@ -135,10 +172,10 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   absl::Status CheckUnchanged(const StepMessage& step) const;
   // The same for values alone, on all ranks: for updates before an optimizer's step.
   absl::Status CheckValuesUnchanged() const;
+  bool has_functions_before() const { return !before_update_.empty(); }
+  // Returns the pieces of whole parameters whose gradients are reduced already.
+  std::vector<GradientPiece> WholePieces(absl::Span<const GradientSource> sources) const;
   absl::Status RunBeforeUpdate(absl::Span<const GradientPiece> pieces);
-  // ChooseSources(), where `local` is the role of unreduced gradients if there are other ranks.
-  absl::StatusOr<std::vector<GradientSource>> Choose(const TrainableMask& mask,
-                                                     LocalGradients local) const;
   // Combines this rank's measurement of its part, on the CPU, with those of the group.
   absl::StatusOr<GradientCheck> Total(GradientMeasure measure, double norm, double grad_scale);
   // On a device, for the gradients of the updater's list kStepList: measures those of all ranks, if
@@ -147,84 +184,14 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   absl::Status MeasureStepThere(const StepOptions& options);
   absl::Status PrepareStepThere(const StepOptions& options, const TensorView& flags = {},
                                 bool may_be_unset = false);
-  bool has_functions_before() const { return !before_update_.empty(); }
-  // Returns the pieces of whole parameters whose gradients are reduced already.
-  std::vector<GradientPiece> WholePieces(absl::Span<const GradientSource> sources) const;
+  bool has_functions_after() const { return !after_update_.empty(); }
   // The end of a step, when all values are there. `step.sources` may be empty.
   absl::Status EndUpdate(const StepMessage& step);
-  bool has_functions_after() const { return !after_update_.empty(); }
-  bool updates_in_backward() const {
-    const auto* const replicated = std::get_if<Replicated>(&options_.placement);
-    const auto* const slices = std::get_if<Slices>(&options_.placement);
-    return (replicated != nullptr && replicated->update_in_backward) ||
-           (slices != nullptr && slices->update_in_backward);
-  }
-  bool is_split() const { return !std::holds_alternative<Replicated>(options_.placement); }
-  ParameterGroups& settings() override { return updater_.groups(); }
 
-  // The placement's part of Start().
-  virtual absl::Status Init() = 0;
-  virtual std::vector<Fact> OtherSettings() const = 0;
+  // Returns the number of updates of each parameter. A collective.
+  absl::StatusOr<std::vector<int64_t>> CountSteps();
 
-  // Called on an exhausted rank: when it becomes one, and for each call that the lowest active rank
-  // has announced.
-  virtual absl::Status OnExhausted() { return absl::OkStatus(); }
-  virtual absl::Status RepeatStep(const StepAnswer& answer, const StepMessage& step) = 0;
-  virtual absl::Status RepeatCheck(const StepAnswer& /*answer*/, const StepMessage& /*step*/) {
-    return UnknownAction();
-  }
-  virtual absl::Status RebalanceNow() { return UnknownAction(); }
-
-  virtual absl::Status AddGroupNow(ParameterGroup group);
-
-  // StepParticipant, from Start() or Register() on.
-  const std::string& participant_name() const override { return join_name(); }
-  absl::StatusOr<ParticipantState> PrepareStep() override { return CurrentState(); }
-  ParticipantState CurrentState() const override { return {}; }
-  std::string ExportState() const override { return ""; }
-  absl::Status ImportState(absl::string_view /*state*/) override { return absl::OkStatus(); }
-  // Called at the end of EnterGroup().
-  void Register();
-  Standing StandingOf(bool is_torn) const {  // Without `holds_state`.
-    return {.steps_finished = steps_finished(),
-            .is_torn = is_torn,
-            .may_lose = options_.lost_shard == LostShard::kFresh,
-            .checkpoint_hint = options_.checkpoint_hint};
-  }
-  // Called first in the destructors of placements. Returns the group, or null if it is gone.
-  Communicator* Detach();
-
-  // Joinable.
-  void LeaveGroup(Communicator* old, const GroupChange& change) override;
-  absl::Status TakeOver(StateTransfer& transfer) override;
-  // Takes over the state of rank `source`, whose parameters this rank has already. `channel`: this
-  // optimizer's.
-  virtual absl::Status TakeOverState(Channel& channel, int source) = 0;
-  // Takes over the settings of that rank's parameter groups. A collective.
-  absl::Status AdoptSettingsOf(int source);
-
-  // Waits until no step changes the state any more.
-  virtual absl::Status WaitForState() { return absl::OkStatus(); }
-  // Returns the holders of an updated parameter's state; rank kAllRanks: each has all of it.
-  virtual Holders HoldersOf(int param) const = 0;
-  // Returns the number of updates of each parameter.
-  virtual absl::StatusOr<std::vector<int64_t>> CountSteps();
-  // The ranges of a checkpoint to read.
   using Ranges = ParameterUpdater::Ranges;
-  virtual Ranges RangesToLoad() const { return WholeRanges(); }
-  Ranges WholeRanges() const;
-  // Takes over this rank's part of a state, which has these ranges. `steps`: of all parameters.
-  // `movable`: as of ParameterUpdater::Import().
-  virtual absl::Status TakeState(const OptimizerState& state, const std::map<int, int64_t>& steps,
-                                 const Ranges& ranges, OptimizerState* movable) = 0;
-
-  // Compares the optimizers of all ranks, when they are made or enter another group: their
-  // placement, `facts`, and the parameters with as much as `same` names. All ranks get the same
-  // result, as from VerifySame().
-  absl::Status CheckSame(const absl::Status& own, std::vector<Fact> facts = {},
-                         SameIn same = SameIn::kShape) const;
-  StateRange WholeOf(int param) const { return {0, (*params_)[param].value.count}; }
-
   // Lists of gradients in a device's tables: those of a step, then a list for each bucket.
   static constexpr int kStepList = 0, kFirstBucketList = 1;
 
@@ -235,6 +202,70 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   LastChecks checks_;  // After the updater, whose device it uses.
 
  private:
+  // The parts of a placement, which this class calls ----------------------------------------------
+  //
+  // They are in addition to Step(), Pieces() and CheckState(), which have no default.
+
+  // The placement's part of Start().
+  virtual absl::Status Init() { return absl::OkStatus(); }
+  virtual std::vector<Fact> OtherSettings() const = 0;
+  // Called before Init(), and before OnEnter(), if the state is split and channel() is new.
+  virtual absl::Status OnChannel() { return absl::OkStatus(); }
+  ParameterGroups& settings() override { return updater_.groups(); }
+  // Takes over settings() with one group more, which all ranks have added.
+  virtual absl::Status TakeGroups(ParameterGroups groups) {
+    updater_.groups() = std::move(groups);
+    return absl::OkStatus();
+  }
+
+  // Called when a loop begins.
+  virtual void OnLoopBegin() {}
+  // Called on an exhausted rank: when it becomes one, and for each call that the lowest active rank
+  // has announced.
+  virtual absl::Status OnExhausted() { return absl::OkStatus(); }
+  virtual absl::Status RepeatStep(const StepAnswer& answer, const StepMessage& step) = 0;
+  virtual absl::Status RepeatCheck(const StepAnswer& /*answer*/, const StepMessage& /*step*/) {
+    return UnknownAction();
+  }
+  virtual absl::Status RebalanceNow() { return UnknownAction(); }
+
+  // StepParticipant, if the state is split.
+  absl::StatusOr<ParticipantState> PrepareStep() override { return CurrentState(); }
+  ParticipantState CurrentState() const override { return {}; }
+  std::string ExportState() const override { return ""; }
+  absl::Status ImportState(absl::string_view /*state*/) override { return absl::OkStatus(); }
+
+  // Waits until no step changes the state any more.
+  virtual absl::Status WaitForState() { return absl::OkStatus(); }
+  // Returns the holders of an updated parameter's state; rank kAllRanks: each has all of it.
+  virtual Holders HoldersOf(int param) const = 0;
+  // Makes this rank's counts of updates, by parameter, those of all ranks.
+  virtual absl::Status AddUpSteps(std::vector<int64_t>& /*steps*/) { return absl::OkStatus(); }
+  // The ranges of a checkpoint to read.
+  virtual Ranges RangesToLoad() const { return WholeRanges(); }
+  // Takes over this rank's part of a state, which has these ranges. `steps`: of all parameters.
+  // `movable`: as of ParameterUpdater::Import().
+  virtual absl::Status TakeState(const OptimizerState& state, const std::map<int, int64_t>& steps,
+                                 const Ranges& ranges, OptimizerState* movable) = 0;
+
+  // The placement's parts of LeaveGroup() and EnterGroup().
+  virtual void OnLeave(Communicator* /*old*/) {}
+  virtual absl::Status OnEnter(const GroupChange& change) = 0;
+  // Takes over the state of rank `source`, whose parameters this rank has already. `channel`: this
+  // optimizer's.
+  virtual absl::Status TakeOverState(Channel& /*channel*/, int source) {
+    return AdoptSettingsOf(source);
+  }
+
+  // This class's own ------------------------------------------------------------------------------
+
+  const std::string& participant_name() const final { return join_name(); }
+  absl::Status TakeChannel();
+  void Register();
+  void Unregister(Communicator* comm);
+  void LeaveGroup(Communicator* old, const GroupChange& change) final;
+  absl::Status EnterGroup(const GroupChange& change) final;
+  absl::Status TakeOver(StateTransfer& transfer) final;
   absl::Status Repeat(const StepAnswer& answer, const StepMessage& step);
   absl::Status Repeat(const StepAnswer& answer, const CheckAction& check);
   absl::Status Repeat(const StepAnswer& answer, const RebalanceAction& rebalance);
@@ -249,8 +280,10 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   PendingSave StartSave(const std::string& folder);
   // Waits for the last SaveAsync().
   void FinishSave(absl::Duration timeout);
-  void Unregister(Communicator* comm);
 
+  bool is_split() const { return !std::holds_alternative<Replicated>(options_.placement); }
+  Ranges WholeRanges() const;
+  bool ComparesFirstValues() const;
   std::vector<int> ExhaustedRanks() const;
   absl::StatusOr<std::optional<Divergence>> CompareValues() const;
   absl::string_view placement_name() const;

@@ -63,6 +63,7 @@ absl::StatusOr<std::vector<int64_t>> PlacedOptimizer::CountSteps() {
   EK_RETURN_IF_ERROR(updater_.Refresh());
   std::vector<int64_t> steps;
   for (int i = 0; i < params_->size(); ++i) steps.push_back(updater_.step(i));
+  EK_RETURN_IF_ERROR(AddUpSteps(steps));
   return steps;
 }
 

@@ -141,7 +141,7 @@ absl::StatusOr<StatePieces> ReplicatedOptimizer::Pieces() {
   return updater_.Pieces();
 }
 
-absl::Status ReplicatedOptimizer::EnterGroup(const GroupChange& /*change*/) {
+absl::Status ReplicatedOptimizer::OnEnter(const GroupChange& /*change*/) {
   // A new process may have other settings, and would compare replicas at other steps.
   return CheckSame(absl::OkStatus(), OtherSettings());
 }

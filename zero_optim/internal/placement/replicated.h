@@ -45,7 +45,6 @@ class ReplicatedOptimizer : public PlacedOptimizer {
   std::vector<ParameterUpdater::Gradient> GradientsOf(const StepMessage& step) const;
 
   // PlacedOptimizer.
-  absl::Status Init() override { return absl::OkStatus(); }
   std::vector<Fact> OtherSettings() const override;
   absl::Status RepeatStep(const StepAnswer& answer, const StepMessage& step) override;
   Holders HoldersOf(int param) const override {
@@ -55,7 +54,7 @@ class ReplicatedOptimizer : public PlacedOptimizer {
                          const Ranges& ranges, OptimizerState* movable) override;
 
   // Joinable.
-  absl::Status EnterGroup(const GroupChange& change) override;
+  absl::Status OnEnter(const GroupChange& change) override;
   HeldState CheckState() const override;
   absl::Status TakeOverState(Channel& channel, int source) override;
 

@@ -41,15 +41,12 @@ SlicesOptimizer::SlicesOptimizer(Communicator& comm, ParameterSet& params, Param
   for (int i = 0; i < params.size(); ++i) (void)updater_.SetPart(i, 0, 0);
 }
 
-absl::Status SlicesOptimizer::Init() { return TakeChannels(); }
-
 std::vector<Fact> SlicesOptimizer::OtherSettings() const {
   return {{"update_in_backward", updates_in_backward() ? "true" : "false"},
           {"overlap_forward", how_.overlap_forward ? "true" : "false"}};
 }
 
-absl::Status SlicesOptimizer::TakeChannels() {
-  EK_RETURN_IF_ERROR(OpenChannel());
+absl::Status SlicesOptimizer::OnChannel() {
   EK_ASSIGN_OR_RETURN(flag_channel_,
                       communicator().OpenChannel(absl::StrCat(join_name(), ".used")));
   return absl::OkStatus();
@@ -67,7 +64,7 @@ SlicesOptimizer::~SlicesOptimizer() {
 
 void SlicesOptimizer::MoveTo(Phase next) {
   switch (next) {
-    case Phase::kReduced:  // LeaveGroup() comes from any phase.
+    case Phase::kReduced:  // OnLeave() comes from any phase.
       break;
     case Phase::kBegun:
       assert(!awaits_step());

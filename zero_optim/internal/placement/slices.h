@@ -54,7 +54,7 @@ namespace evenkeel::internal {
 //   kBegun, kReducing             kReduced   OnStepEnd(); the former if all buckets were skipped
 //   kUpdating                     kUpdated   OnStepEnd()
 //   kReduced, kUpdated, kStepped  kStepped   Run(), which ends Step() and RepeatStep()
-//   any                           kReduced   LeaveGroup()
+//   any                           kReduced   OnLeave()
 //
 // A step of a reducer in another group moves nothing; its first bucket returns the error. From
 // OnStepBegin(), on the thread that begins the step, to OnStepEnd() no step of the optimizer may
@@ -100,8 +100,6 @@ class SlicesOptimizer : public PlacedOptimizer {
   bool awaits_step() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return phase_ == Phase::kUpdating || phase_ == Phase::kUpdated;
   }
-
-  absl::Status TakeChannels();
 
   // StepParticipant. The ranks agree on the plan with the reducer's state; this one omits it.
   absl::StatusOr<ParticipantState> PrepareStep() override;
@@ -167,11 +165,11 @@ class SlicesOptimizer : public PlacedOptimizer {
 
   // PlacedOptimizer; the state is in slices_state.cc.
   ParameterGroups& settings() override { return groups_; }
-  absl::Status Init() override;
+  absl::Status OnChannel() override;
   std::vector<Fact> OtherSettings() const override;
   absl::Status OnExhausted() override { return WaitForAll(); }
   absl::Status RepeatStep(const StepAnswer& answer, const StepMessage& step) override;
-  absl::Status AddGroupNow(ParameterGroup group) override;
+  absl::Status TakeGroups(ParameterGroups groups) override;
   absl::Status WaitForState() override;
   Holders HoldersOf(int param) const override;
   Ranges RangesToLoad() const override;
@@ -186,8 +184,8 @@ class SlicesOptimizer : public PlacedOptimizer {
   absl::Status KeepOnly(int param, const Holders& holders) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Joinable (slices_group.cc).
-  void LeaveGroup(Communicator* old, const GroupChange& change) override;
-  absl::Status EnterGroup(const GroupChange& change) override;
+  void OnLeave(Communicator* old) override;
+  absl::Status OnEnter(const GroupChange& change) override;
   absl::Status TakeOverState(Channel& channel, int source) override;
   HeldState CheckState() const override;
   SliceFacts Facts() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

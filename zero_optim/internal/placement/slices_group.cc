@@ -12,8 +12,7 @@
 
 namespace evenkeel::internal {
 
-void SlicesOptimizer::LeaveGroup(Communicator* old, const GroupChange& change) {
-  PlacedOptimizer::LeaveGroup(old, change);
+void SlicesOptimizer::OnLeave(Communicator* old) {
   params_->ClearGradients();
   (void)WaitUntilSettled();  // Not, if the group failed before: the update stays torn.
   absl::MutexLock lock(&mutex_);
@@ -35,7 +34,6 @@ void SlicesOptimizer::LeaveGroup(Communicator* old, const GroupChange& change) {
   gathers_.clear();
   settling_.Clear();
   flag_works_.clear();
-  device_flags_.Forget();
   // As before a first step: all ranks of the next group begin a reduction.
   MoveTo(Phase::kReduced);
   ForgetSlices();
@@ -60,8 +58,7 @@ SliceFacts SlicesOptimizer::Facts() const {
   return facts;
 }
 
-absl::Status SlicesOptimizer::EnterGroup(const GroupChange& /*change*/) {
-  EK_RETURN_IF_ERROR(TakeChannels());
+absl::Status SlicesOptimizer::OnEnter(const GroupChange& /*change*/) {
   EK_RETURN_IF_ERROR(CheckSame(absl::OkStatus()));
   std::string mine;
   {
@@ -83,7 +80,6 @@ absl::Status SlicesOptimizer::EnterGroup(const GroupChange& /*change*/) {
   is_torn_ = false;
   held_rank_ = communicator().rank();
   held_world_size_ = communicator().world_size();
-  Register();
   return absl::OkStatus();
 }
 

@@ -19,7 +19,7 @@ int64_t SlicesOptimizer::state_bytes() const {
 OptimizerState SlicesOptimizer::state() {
   (void)WaitForState();
   absl::MutexLock lock(&mutex_);
-  return PlacedOptimizer::state();
+  return updater_.Export().value_or(OptimizerState());
 }
 
 absl::Status SlicesOptimizer::WaitForState() {
@@ -100,11 +100,10 @@ absl::Status SlicesOptimizer::TakeState(const OptimizerState& state,
   return updater_.Import(state, ranges, movable, [](int) { return true; });
 }
 
-absl::Status SlicesOptimizer::AddGroupNow(ParameterGroup group) {
+absl::Status SlicesOptimizer::TakeGroups(ParameterGroups groups) {
   absl::MutexLock lock(&mutex_);
-  updater_.groups() = groups_;
-  EK_RETURN_IF_ERROR(PlacedOptimizer::AddGroupNow(std::move(group)));
-  groups_ = updater_.groups();
+  updater_.groups() = groups;
+  groups_ = std::move(groups);
   return absl::OkStatus();
 }
 

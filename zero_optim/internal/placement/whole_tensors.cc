@@ -48,14 +48,12 @@ std::vector<Fact> WholeTensorsOptimizer::OtherSettings() const {
 }
 
 absl::Status WholeTensorsOptimizer::Init() {
-  EK_RETURN_IF_ERROR(TakeChannel());
   EK_RETURN_IF_ERROR(SetPlan(NobodyOwns(), TrainableMask(params_->size(), false), 0));
   seen_mask_version_ = params_->mask_version();
   return AdoptMask(params_->mask());
 }
 
-absl::Status WholeTensorsOptimizer::TakeChannel() {
-  EK_RETURN_IF_ERROR(OpenChannel());
+absl::Status WholeTensorsOptimizer::OnChannel() {
   reduction_ = std::make_unique<GradientReduction>(&communicator(), channel(), params_, specs_,
                                                    bucket_cap_, &updater_);
   return absl::OkStatus();
@@ -106,8 +104,8 @@ absl::Status WholeTensorsOptimizer::AdoptMask(const TrainableMask& mask,
   return SetPlan(std::move(owners), mask, old->generation + 1);
 }
 
-absl::Status WholeTensorsOptimizer::AddGroupNow(ParameterGroup group) {
-  EK_RETURN_IF_ERROR(PlacedOptimizer::AddGroupNow(std::move(group)));
+absl::Status WholeTensorsOptimizer::TakeGroups(ParameterGroups groups) {
+  updater_.groups() = std::move(groups);
   seen_mask_version_ = params_->mask_version();
   return AdoptMask(params_->mask());
 }
@@ -132,11 +130,9 @@ ParticipantState WholeTensorsOptimizer::CurrentState() const {
 }
 
 // Without a DataParallel no record says which backward passes a step reduces.
-absl::StatusOr<std::unique_ptr<JoinHook>> WholeTensorsOptimizer::MakeJoinHook(
-    const JoinOptions& options) {
+void WholeTensorsOptimizer::OnLoopBegin() {
   if (!params_->has_local_gradients()) left_samples_ = 0;
   seen_drops_ = params_->dropped_gradients();
-  return PlacedOptimizer::MakeJoinHook(options);
 }
 
 absl::Status WholeTensorsOptimizer::OnExhausted() {

@@ -96,28 +96,27 @@ class WholeTensorsOptimizer : public PlacedOptimizer {
   // PlacedOptimizer.
   absl::Status Init() override;
   std::vector<Fact> OtherSettings() const override;
-  absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions& options) override;
+  absl::Status OnChannel() override;
+  void OnLoopBegin() override;
   absl::Status OnExhausted() override;
   // Returns an error if samples cannot be told from those of gradients that were cleared.
   absl::Status CheckSamples() const;
   absl::Status RepeatStep(const StepAnswer& answer, const StepMessage& step) override;
   absl::Status RepeatCheck(const StepAnswer& answer, const StepMessage& step) override;
   absl::Status RebalanceNow() override;
-  absl::Status AddGroupNow(ParameterGroup group) override;
+  absl::Status TakeGroups(ParameterGroups groups) override;
   Holders HoldersOf(int param) const override {
     return {{.begin = 0, .end = WholeOf(param).count, .rank = owner(param)}};
   }
-  absl::StatusOr<std::vector<int64_t>> CountSteps() override;
+  absl::Status AddUpSteps(std::vector<int64_t>& steps) override;
   Ranges RangesToLoad() const override;
   absl::Status TakeState(const OptimizerState& state, const std::map<int, int64_t>& steps,
                          const Ranges& ranges, OptimizerState* movable) override;
 
   // Joinable.
-  void LeaveGroup(Communicator* old, const GroupChange& change) override;
-  absl::Status EnterGroup(const GroupChange& change) override;
-  absl::Status TakeOverState(Channel& channel, int source) override;
+  void OnLeave(Communicator* old) override;
+  absl::Status OnEnter(const GroupChange& change) override;
   HeldState CheckState() const override;
-  absl::Status TakeChannel();
   OwnerTable NobodyOwns() const;
   ShardFacts Facts() const;
   absl::Status MoveState(const ShardMove& move);

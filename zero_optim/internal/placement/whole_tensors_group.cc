@@ -97,13 +97,11 @@ absl::Status WholeTensorsOptimizer::MoveTo(const OwnerTable& owners) {
 
 // Another group -----------------------------------------------------------------------------------
 
-void WholeTensorsOptimizer::LeaveGroup(Communicator* old, const GroupChange& change) {
-  PlacedOptimizer::LeaveGroup(old, change);
+void WholeTensorsOptimizer::OnLeave(Communicator* /*old*/) {
   gradients_.reset();
   params_->ClearGradients();
   if (!open_.Wait().ok()) is_torn_ = true;  // The group failed before.
   open_.Clear();
-  device_flags_.Forget();
 }
 
 ShardFacts WholeTensorsOptimizer::Facts() const {
@@ -121,8 +119,7 @@ ShardFacts WholeTensorsOptimizer::Facts() const {
   return facts;
 }
 
-absl::Status WholeTensorsOptimizer::EnterGroup(const GroupChange& change) {
-  EK_RETURN_IF_ERROR(TakeChannel());
+absl::Status WholeTensorsOptimizer::OnEnter(const GroupChange& change) {
   EK_RETURN_IF_ERROR(updater_.Refresh());
   EK_RETURN_IF_ERROR(CheckSame(absl::OkStatus()));
   EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts, Exchange("shards", Facts().Serialize()));
@@ -131,9 +128,7 @@ absl::Status WholeTensorsOptimizer::EnterGroup(const GroupChange& change) {
     EK_ASSIGN_OR_RETURN(by_rank.emplace_back(), ShardFacts::Parse(part, params_->size()));
   }
   EK_ASSIGN_OR_RETURN(const ShardMove move, PlanShardMove(by_rank, change.source));
-  EK_RETURN_IF_ERROR(MoveState(move));
-  Register();
-  return absl::OkStatus();
+  return MoveState(move);
 }
 
 absl::Status WholeTensorsOptimizer::MoveState(const ShardMove& move) {
@@ -155,10 +150,6 @@ HeldState WholeTensorsOptimizer::CheckState() const {
   return {StateKind::kPatched, absl::StrCat(join_name(), " was in the middle of an update")};
 }
 
-absl::Status WholeTensorsOptimizer::TakeOverState(Channel& /*channel*/, int source) {
-  return AdoptSettingsOf(source);
-}
-
 // The state of all ranks --------------------------------------------------------------------------
 
 absl::StatusOr<StatePieces> WholeTensorsOptimizer::Pieces() {
@@ -167,11 +158,8 @@ absl::StatusOr<StatePieces> WholeTensorsOptimizer::Pieces() {
   return updater_.Pieces();
 }
 
-// Returns the number of updates of each parameter, which only its owner has.
-absl::StatusOr<std::vector<int64_t>> WholeTensorsOptimizer::CountSteps() {
-  EK_RETURN_IF_ERROR(updater_.Refresh());
-  std::vector<int64_t> steps;
-  for (int i = 0; i < params_->size(); ++i) steps.push_back(updater_.step(i));
+// Only the owner of a parameter has its count.
+absl::Status WholeTensorsOptimizer::AddUpSteps(std::vector<int64_t>& steps) {
   const TensorView here(absl::MakeSpan(steps));
   TensorView data = here;
   Memory there;
@@ -181,8 +169,7 @@ absl::StatusOr<std::vector<int64_t>> WholeTensorsOptimizer::CountSteps() {
     EK_RETURN_IF_ERROR(updater_.CopyNow(data, here));
   }
   EK_RETURN_IF_ERROR(channel()->AllReduce(data, ReduceOp::kSum, {.role = Role::kState}).Wait());
-  if (updater_.is_on_device()) EK_RETURN_IF_ERROR(updater_.CopyNow(here, data));
-  return steps;
+  return updater_.is_on_device() ? updater_.CopyNow(here, data) : absl::OkStatus();
 }
 
 // All ranks read the state of parameters without owner, and the new owner keeps it.

@@ -82,11 +82,13 @@ std::optional<std::vector<size_t>> BalancedSampler::next(size_t batch_size) {
   const int64_t first = state.batches * batch;
   const int64_t left = static_cast<int64_t>(state.order.size()) - first;
   if (left <= 0) return std::nullopt;
-  const Share mine = Value(state.balance->Next(first, std::min(batch, left)));
+  // Places differ between epochs, so that ranks in different ones are found.
+  const int64_t epochs_before = state.epoch * static_cast<int64_t>(state.order.size());
+  const Share mine = Value(state.balance->Next(epochs_before + first, std::min(batch, left)));
   ++state.batches;
   if (mine.count == 0) return std::nullopt;
   StepControl::Of(*state.group->comm).AddSamples(mine.count);
-  const auto begin = state.order.begin() + mine.first;
+  const auto begin = state.order.begin() + (mine.first - epochs_before);
   return std::vector<size_t>(begin, begin + mine.count);
 }
 
@@ -109,7 +111,7 @@ void BalancedSampler::load(torch::serialize::InputArchive& archive) {
   }
   state_->epoch = loaded["epoch"];
   state_->batches = loaded["batches"];
-  state_->is_resumed = true;
+  state_->is_resumed = state_->epoch >= 0;
 }
 
 int64_t BalancedSampler::epoch() const {

@@ -139,6 +139,23 @@ TEST(BalancedSampler, EachSampleOfAnEpochIsThereOnceAlsoAfterLoad) {
       group.all_reduce(used);
       return used;
     };
+    const auto as_loaded = [](torch::serialize::OutputArchive& saved) {
+      std::stringstream bytes;
+      saved.save_to(bytes);
+      torch::serialize::InputArchive archive;
+      archive.load_from(bytes);
+      return archive;
+    };
+    {
+      BalancedSampler sampler(group, kSamples, {.batch = kBatch});
+      torch::serialize::OutputArchive before_training;
+      sampler.save(before_training);
+      torch::serialize::InputArchive archive = as_loaded(before_training);
+      sampler.load(archive);
+      sampler.reset();
+      Require(used_in(sampler, 100).eq(1).all().item<bool>(), "the first epoch is whole");
+      Require(sampler.epoch() == 1, "one epoch was used");
+    }
     torch::serialize::OutputArchive saved;
     Tensor used;
     {
@@ -150,10 +167,7 @@ TEST(BalancedSampler, EachSampleOfAnEpochIsThereOnceAlsoAfterLoad) {
       Require(used.sum().item<int64_t>() == 2 * kBatch, "two batches were used");
       sampler.save(saved);
     }
-    std::stringstream bytes;
-    saved.save_to(bytes);
-    torch::serialize::InputArchive archive;
-    archive.load_from(bytes);
+    torch::serialize::InputArchive archive = as_loaded(saved);
     {
       BalancedSampler other(group, kSamples, {.batch = kBatch, .seed = 1});
       RequireError([&] { other.load(archive); }, "with seed 0, and this one has 1");

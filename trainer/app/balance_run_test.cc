@@ -1,8 +1,10 @@
 // Runs with --balance: their weights are those of one process on the same global batches, however
 // the shares move, and each sample of an epoch is used once.
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 
 #include <algorithm>
 #include <cmath>
@@ -30,6 +32,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/base/unique_fd.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/status.h"
@@ -564,6 +567,19 @@ TEST(BalanceRunTest, ALogThatTheNextRankZeroCannotWriteDoesNotEndTheRun) {
   ASSERT_TRUE(run.status.ok()) << run.status;
   EXPECT_THAT(run.text, HasSubstr("--balance_log: "));
   EXPECT_THAT(run.text, HasSubstr("; the run continues (reported once)"));
+}
+
+TEST(BalanceRunTest, OneRunAtATimeWritesALog) {
+  TrainFlags flags = LoggedFlags(PathOf("held.jsonl"));
+  flags.max_steps = 2;
+  internal::UniqueFd held(open(flags.balance_log.c_str(), O_RDWR | O_CREAT, 0600));
+  ASSERT_EQ(flock(held.get(), LOCK_EX), 0);
+  const absl::Status status = RunTrainer(flags).status;
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr(absl::StrCat(flags.balance_log, ": another run is writing to it")));
+  held = internal::UniqueFd();
+  EXPECT_TRUE(RunTrainer(flags).status.ok());
 }
 
 TEST(BalanceRunTest, AChangeIsReportedInItsStep) {

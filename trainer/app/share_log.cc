@@ -1,5 +1,9 @@
 #include "evenkeel/trainer/app/share_log.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/file.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <filesystem>
@@ -103,6 +107,15 @@ absl::StatusOr<Shares> ParseShares(absl::string_view text, const MetricsFields& 
   return shares;
 }
 
+absl::StatusOr<internal::UniqueFd> Lock(const std::string& path) {
+  internal::UniqueFd file(open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
+  if (!file) return ErrnoStatus("cannot open", path);
+  if (flock(file.get(), LOCK_EX | LOCK_NB) == 0) return file;
+  if (errno != EWOULDBLOCK) return ErrnoStatus("cannot lock", path);
+  return absl::FailedPreconditionError(
+      "another run is writing to it; wait until that ends, or pass another file");
+}
+
 // Writes the first line, or compares with that of an earlier attempt.
 absl::Status Begin(const std::string& path, const MetricsFields& own) {
   const absl::StatusOr<std::string> text = ReadFile(path);
@@ -145,31 +158,34 @@ std::string Serialize(const std::vector<ShareChange>& changes) {
 
 }  // namespace
 
-absl::StatusOr<std::vector<ShareChange>> OpenShareLog(Communicator& comm,
-                                                      const TrainOptions& options,
-                                                      int64_t first_step) {
+absl::StatusOr<ShareLog> OpenShareLog(Communicator& comm, const TrainOptions& options,
+                                      int64_t first_step) {
   const std::string& log = options.flags.balance_log;
   const std::string& repeat = options.flags.balance_repeat;
-  std::vector<ShareChange> changes;
+  ShareLog opened;
   // Without paths, too: those of rank 0 may be set.
-  if (!options.flags.balance) return changes;
+  if (!options.flags.balance) return opened;
   EK_ASSIGN_OR_RETURN(const MetricsFields own, HeaderOf(comm, options));
   absl::Status status;
   if (comm.rank() == 0 && !repeat.empty()) {
     absl::StatusOr<std::vector<ShareChange>> read = Read(repeat, own, first_step);
     status = Annotate(read.status(), absl::StrCat("--balance_repeat=", repeat));
-    if (read.ok()) changes = *std::move(read);
+    if (read.ok()) opened.repeat = *std::move(read);
   }
-  if (comm.rank() == 0 && !log.empty() && status.ok())
-    status = Annotate(Begin(log, own), absl::StrCat("--balance_log=", log));
+  if (comm.rank() == 0 && !log.empty() && status.ok()) {
+    absl::StatusOr<internal::UniqueFd> lock = Lock(log);
+    status = lock.ok() ? Begin(log, own) : lock.status();
+    status = Annotate(status, absl::StrCat("--balance_log=", log));
+    if (lock.ok()) opened.lock = *std::move(lock);
+  }
   EK_ASSIGN_OR_RETURN(const std::vector<std::string> all,
-                      AgreeOn(comm, "shares", status, Serialize(changes)));
-  changes.clear();
+                      AgreeOn(comm, "shares", status, Serialize(opened.repeat)));
+  opened.repeat.clear();
   for (const MetricsFields& change : MetricsFields::parse(all[0])) {
-    changes.push_back(
+    opened.repeat.push_back(
         {.reduction = change[0].get<int64_t>(), .shares = change[1].get<std::vector<int64_t>>()});
   }
-  return changes;
+  return opened;
 }
 
 absl::Status WriteShares(const std::string& path, int64_t step,

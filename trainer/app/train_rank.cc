@@ -394,9 +394,9 @@ TrainResult RunPrepared(Communicator& comm, const TrainOptions& options, RankSet
     if (comm.rank() == 0) TellBeginning(*checkpoints, streams);
   }
   const bool is_resumed = checkpoints != nullptr && checkpoints->resumed() != nullptr;
-  auto repeat = OpenShareLog(comm, options, is_resumed ? checkpoints->resumed()->steps : 0);
-  if (!repeat.ok()) return Failed(repeat.status(), comm.status().ok(), comm);
-  setup.repeat = *std::move(repeat);
+  auto shares = OpenShareLog(comm, options, is_resumed ? checkpoints->resumed()->steps : 0);
+  if (!shares.ok()) return Failed(shares.status(), comm.status().ok(), comm);
+  setup.repeat = std::move(shares->repeat);
   auto run = TrainingRun::Create(&comm, options, std::move(setup), checkpoints.get());
   // All ranks get the errors of the checkpoint.
   if (!run.ok()) return Failed(run.status(), is_resumed && comm.status().ok(), comm);

@@ -7,6 +7,7 @@
 #include <functional>
 #include <iterator>
 #include <limits>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -15,7 +16,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
@@ -26,6 +26,7 @@
 #include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/control/waits.h"
 #include "evenkeel/comm/group_extension.h"
+#include "evenkeel/comm/status.h"
 #include "evenkeel/join/steps/lagged_shares.h"
 #include "evenkeel/join/steps/phase_clock.h"
 #include "evenkeel/join/steps/share_planner.h"
@@ -37,10 +38,10 @@ namespace {
 
 static_assert(static_cast<int>(Phase::kSaving) == static_cast<int>(StepPhase::kSaving));
 static_assert(static_cast<int>(Phase::kSaving) + 1 == kStepPhases);
+static_assert(StepMonitor::kTimesPerRank == kStepPhases + 1);
 
 constexpr absl::string_view kTimes = "step times", kText = "text";
 constexpr std::chrono::milliseconds kBetweenMessages{250};
-constexpr absl::Duration kBetweenLooks = absl::Milliseconds(100);  // At the group's failure.
 constexpr size_t kMaxAhead = 10'000;  // Steps of one rank that others do not have.
 
 using NoticeHandler = std::function<void(int from, absl::string_view topic, absl::string_view)>;
@@ -112,13 +113,13 @@ class MonitorOverCommunicator final : public StepMonitor {
     {
       absl::MutexLock lock(&mutex_);
       ++steps_;
+      last_times_ = times;
       if (!times.has_value()) return;
       if (unsent_.times.empty()) unsent_.first = steps_;
       unsent_.times.push_back(*times);
       Add(rank_, {.number = steps_, .times = *times});
       const auto now = std::chrono::steady_clock::now();
-      const bool is_full = std::ssize(unsent_.times) >= steps_per_message_;
-      if (now < next_message_ && !is_full) return;
+      if (now < next_message_) return;
       next_message_ = now + kBetweenMessages;
       message = internal::ToBytes(std::exchange(unsent_, {}));
     }
@@ -158,38 +159,56 @@ class MonitorOverCommunicator final : public StepMonitor {
     shares_ = std::make_unique<LaggedShares>(LaggedShares::Options{
         .limits = std::move(limits), .lag = sharing.lag, .steps_before = steps_});
     share_news_ = ShareNews(shares_->shares());
-    steps_per_message_ = sharing.steps_per_message;
     return {};
   }
 
-  Failure Divide(int64_t step, int64_t samples, std::chrono::milliseconds timeout,
-                 std::vector<int64_t>* boundaries) override {
-    const absl::Time deadline = SteadyNow() + absl::FromChrono(timeout);
-    while (true) {
-      if (Failure group = failure(); group.code != Code::kOk) return group;
-      absl::MutexLock lock(&mutex_);
-      if (const absl::Status status = CheckDivide(step, samples); !status.ok())
-        return FailureOf(status);
-      const auto can_divide = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-        return shares_->CanDivide(step);
-      };
-      if (AwaitFor(mutex_, absl::Condition(&can_divide),
-                   std::min(kBetweenLooks, deadline - SteadyNow()))) {
-        *boundaries = shares_->Divide(step, samples);
-        return {};
-      }
-      if (SteadyNow() >= deadline) return FailureOf(LateTimes(step, timeout));
+  Failure Divide(int64_t step, int64_t samples, std::vector<int64_t>* boundaries) override {
+    absl::MutexLock lock(&mutex_);
+    if (const absl::Status status = CheckDivide(step, samples); !status.ok())
+      return FailureOf(status);
+    *boundaries = shares_->Divide(step, samples);
+    std::vector<int64_t>& counts = samples_[step];
+    counts.resize(world_size_);
+    for (int rank = 0; rank < world_size_; ++rank)
+      counts[rank] += (*boundaries)[rank + 1] - (*boundaries)[rank];
+    return {};
+  }
+
+  std::vector<int64_t> LastTimes() const override {
+    absl::MutexLock lock(&mutex_);
+    if (!last_times_.has_value()) return {};
+    std::vector<int64_t> times(last_times_->busy_us.begin(), last_times_->busy_us.end());
+    times.push_back(last_times_->waited_us);
+    return times;
+  }
+
+  Failure AddTimes(int64_t step, const std::vector<int64_t>& times) override {
+    const auto is_possible = [](int64_t us) {
+      return us >= 0 && static_cast<uint64_t>(us) <= kMostMicroseconds;
+    };
+    absl::MutexLock lock(&mutex_);
+    if (absl::Status status = CheckShares(); !status.ok()) return FailureOf(status);
+    if (std::ssize(times) != kTimesPerRank * world_size_ ||
+        !std::ranges::all_of(times, is_possible)) {
+      return FailureOf(absl::InvalidArgumentError(
+          absl::StrCat("times of step ", step, ": ", times.size(), " numbers, and must be ",
+                       kTimesPerRank, " for each of ", world_size_, " ranks, from 0 to 2^50")));
     }
+    std::vector<PhaseTimes> of_ranks(world_size_);
+    auto from = times.begin();
+    for (PhaseTimes& of_rank : of_ranks) {
+      std::copy_n(from, kStepPhases, of_rank.busy_us.begin());
+      of_rank.waited_us = from[kStepPhases];
+      from += kTimesPerRank;
+    }
+    shares_->Add(step, std::move(of_ranks));
+    return {};
   }
 
   void RestartSharing() override {
-    std::string message;
-    {
-      absl::MutexLock lock(&mutex_);
-      if (shares_ != nullptr) shares_->RestartAt(steps_ + 1);
-      if (!unsent_.times.empty()) message = internal::ToBytes(std::exchange(unsent_, {}));
-    }
-    if (!message.empty()) Notify(kTimes, std::move(message));
+    absl::MutexLock lock(&mutex_);
+    if (shares_ != nullptr) shares_->RestartAt(steps_ + 1);
+    samples_.erase(samples_.upper_bound(steps_), samples_.end());
   }
   std::vector<int64_t> Shares() const override {
     absl::MutexLock lock(&mutex_);
@@ -275,11 +294,9 @@ class MonitorOverCommunicator final : public StepMonitor {
           absl::StrCat("shares need a least and a most one for each of ", ranks, " ranks, got ",
                        sharing.least.size(), " and ", sharing.most.size()));
     }
-    if (sharing.steps_per_message < 1 || sharing.lag <= sharing.steps_per_message) {
+    if (sharing.lag < 2)
       return absl::InvalidArgumentError(
-          absl::StrCat("a message has ", sharing.steps_per_message, " steps, and shares a lag of ",
-                       sharing.lag, ": the first has to be 1 or more, the second larger"));
-    }
+          absl::StrCat("shares have a lag of ", sharing.lag, " steps, and must have 2 or more"));
     limits.least.resize(ranks);
     limits.most.resize(ranks);
     if (sharing.batch < world_size_ || limits.quantum < 1) return Check(limits);
@@ -292,34 +309,26 @@ class MonitorOverCommunicator final : public StepMonitor {
     return Check(limits);
   }
 
+  absl::Status CheckShares() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return shares_ != nullptr ? absl::OkStatus()
+                              : absl::FailedPreconditionError(
+                                    "BeginSharing() comes before the first batch is divided");
+  }
+
   absl::Status CheckDivide(int64_t step, int64_t samples) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (shares_ == nullptr)
-      return absl::FailedPreconditionError(
-          "BeginSharing() comes before the first batch is divided");
+    EK_RETURN_IF_ERROR(CheckShares());
     const int64_t batch = shares_->batch();
     if (samples < 1 || samples > batch) {
       return absl::InvalidArgumentError(
           absl::StrCat("a batch has 1 to ", batch, " samples, got ", samples));
     }
-    const int64_t needed = shares_->LastNeeded(step);
-    if (needed <= steps_) return absl::OkStatus();
+    if (shares_->CanDivide(step)) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat(
-        "shares of step ", step, " use the times of step ", needed, ", and this rank has ended ",
-        steps_, " steps: load fewer batches ahead, or raise the lag"));
-  }
-
-  absl::Status LateTimes(int64_t step, std::chrono::milliseconds timeout) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    const int64_t needed = shares_->LastNeeded(step);
-    std::vector<int> late;
-    for (int rank = 0; rank < world_size_; ++rank) {
-      const std::deque<Step>& steps = steps_of_[rank];
-      if (steps.empty() || steps.back().number < needed) late.push_back(rank);
-    }
-    return absl::DeadlineExceededError(absl::StrCat(
-        "ranks ", absl::StrJoin(late, ","), " have not sent the times of step ", needed, " within ",
-        timeout.count(), " ms: these ranks wait elsewhere, or have left the loop"));
+        "shares of step ", step, " use the times of step ", shares_->LastNeeded(step),
+        ", and this rank has ended ", steps_,
+        " steps, whose times are exchanged in the step behind them: load fewer batches "
+        "ahead, or raise the lag"));
   }
 
   // Passes on each step that all ranks have.
@@ -333,8 +342,9 @@ class MonitorOverCommunicator final : public StepMonitor {
         newest = std::max(newest, steps.front().number);
       }
       absl::InlinedVector<StragglerDetector::RankTimes, 8> times;
+      const auto counted = samples_.find(newest);
       const std::vector<int64_t> samples =
-          shares_ == nullptr ? std::vector<int64_t>() : shares_->SamplesOf(newest);
+          counted == samples_.end() ? std::vector<int64_t>() : counted->second;
       for (std::deque<Step>& steps : steps_of_) {
         if (steps.front().number == newest) {
           times.push_back({.times = steps.front().times,
@@ -344,11 +354,7 @@ class MonitorOverCommunicator final : public StepMonitor {
       }
       if (static_cast<int>(times.size()) < world_size_) continue;
       detector_.Add(times);
-      if (shares_ != nullptr) {
-        std::vector<PhaseTimes> of_ranks;
-        for (const StragglerDetector::RankTimes& rank : times) of_ranks.push_back(*rank.times);
-        shares_->Add(newest, std::move(of_ranks));
-      }
+      samples_.erase(samples_.begin(), samples_.upper_bound(newest));
       for (std::deque<Step>& steps : steps_of_) steps.pop_front();
     }
   }
@@ -363,8 +369,10 @@ class MonitorOverCommunicator final : public StepMonitor {
   StragglerDetector detector_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::deque<Step>> steps_of_ ABSL_GUARDED_BY(mutex_);  // By rank, ascending.
   Steps unsent_ ABSL_GUARDED_BY(mutex_);
+  std::optional<PhaseTimes> last_times_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<LaggedShares> shares_ ABSL_GUARDED_BY(mutex_);  // Null without BeginSharing().
-  int64_t steps_per_message_ ABSL_GUARDED_BY(mutex_) = kMaxAhead;
+  // The samples of steps that the detector has not seen, by step and rank.
+  std::map<int64_t, std::vector<int64_t>> samples_ ABSL_GUARDED_BY(mutex_);
   ShareNews share_news_ ABSL_GUARDED_BY(mutex_){{}};
   std::chrono::steady_clock::time_point next_message_ ABSL_GUARDED_BY(mutex_);
   std::vector<Message> messages_ ABSL_GUARDED_BY(mutex_);

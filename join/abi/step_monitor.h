@@ -14,13 +14,15 @@
 // is concluded from them. Ranks may be a few steps apart in what they know.
 //
 // Shares:  for loops whose global batches all ranks divide by their measured speed:
-//   failure = monitor->BeginSharing({.batch = 64, .least = {0, 0}, .most = {0, 0}, .lag = 6});
-//   failure = monitor->Divide(step, 64, timeout, &boundaries);    // for each batch, in order
+//   failure = monitor->BeginSharing({.batch = 64, .least = {0, 0}, .most = {0, 0}, .lag = 2});
+//   failure = monitor->Divide(step, 64, &boundaries);    // for each batch, in order
+//   own = monitor->LastTimes();            // in each step: the loop exchanges them, ...
+//   failure = monitor->AddTimes(step - 1, times_of_all_ranks);   // ... and adds all ranks'
 //          join/steps/lagged_shares.h defines them.
 //
 // Size:    7 to 21 bytes per step, in a message at the first reduction 250 ms or more after the
-//          last one; with shares also when Sharing::steps_per_message steps are complete. Up to
-//          10,000 steps of a rank are kept until the other ranks' times of them arrive.
+//          last one. Up to 10,000 steps of a rank are kept until the other ranks' times of them
+//          arrive.
 // Threads: thread-safe. BeginWait() and EndWait() are called by the thread that waits; waits of
 //          the thread that calls EndReduction() are not counted as busy.
 // Errors:  never those of the training loop. failure() says whether a rank was lost.
@@ -28,7 +30,6 @@
 #ifndef EVENKEEL_JOIN_ABI_STEP_MONITOR_H_
 #define EVENKEEL_JOIN_ABI_STEP_MONITOR_H_
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -80,11 +81,9 @@ class StepMonitor {
     int64_t batch = 0;  // Samples of all ranks together.
     int64_t quantum = 0;
     std::vector<int64_t> least, most;  // By rank.
-    // Shares of a step use the times of the steps up to this number before it. It must exceed
-    // steps_per_message, and be at least that plus the number of steps for which batches are loaded
-    // in advance. Otherwise Divide() can wait until its timeout for times that no rank has sent.
+    // Shares of a step use the times of the steps up to this number before it: 2, and as many more
+    // as there are steps for which batches are loaded in advance.
     int64_t lag = 2;
-    int64_t steps_per_message = 1;
   };
   // All ranks call it after the same step, with equal values. Ends an earlier sharing.
   // Errors: kInvalidArgument: values out of range.
@@ -92,12 +91,18 @@ class StepMonitor {
   // Sets `boundaries`: in the next batch of the step, which has `samples`, rank r has those from
   // boundaries[r] up to boundaries[r + 1], which is excluded. `step` is the number of the reduction
   // that trains the batch, as steps() counts it. It never decreases, except after RestartSharing().
-  // Waits until the times that it needs have arrived from all ranks.
   // Errors: kInvalidArgument: the step is further ahead than the lag allows; or samples below 1 or
   //         above a whole batch. kFailedPrecondition: BeginSharing() was not called.
-  //         kDeadlineExceeded: they did not arrive within `timeout`. Or the failure of the group.
-  virtual Failure Divide(int64_t step, int64_t samples, std::chrono::milliseconds timeout,
-                         std::vector<int64_t>* boundaries) = 0;
+  virtual Failure Divide(int64_t step, int64_t samples, std::vector<int64_t>* boundaries) = 0;
+  // Returns this rank's times of the step that ended last, kTimesPerRank numbers for AddTimes();
+  // empty for its first step, which has none.
+  virtual std::vector<int64_t> LastTimes() const = 0;
+  // Adds a step's times, in ascending order of the steps: LastTimes() of rank 0, then of rank 1,
+  // ... The loop exchanges them, so that all ranks add them before the same call of Divide().
+  // Errors: kInvalidArgument: not kTimesPerRank numbers for each rank, or impossible ones.
+  //         kFailedPrecondition: as Divide().
+  static constexpr int kTimesPerRank = 7;
+  virtual Failure AddTimes(int64_t step, const std::vector<int64_t>& times) = 0;
   // The batches of later steps are not trained, and are divided again. All ranks call it after the
   // same step.
   virtual void RestartSharing() = 0;

@@ -14,7 +14,7 @@ LaggedShares::LaggedShares(Options options)
 
 // The first step of all has no time, since no reduction came before it.
 int64_t LaggedShares::LastNeeded(int64_t step) const {
-  const int64_t last = std::max(step - lag_, restarted_at_ - 1);
+  const int64_t last = std::max(step - lag_, restarted_at_ - 2);
   return last > std::max<int64_t>(steps_before_, 1) ? last : 0;
 }
 
@@ -43,6 +43,7 @@ std::vector<int64_t> LaggedShares::Divide(int64_t step, int64_t samples) {
     step_ = step;
   }
   std::vector<int64_t> boundaries = BoundariesOf(shares_, samples);
+  if (step == restarted_at_) return boundaries;
   std::vector<int64_t>& counts = samples_[step];
   counts.resize(shares_.size());
   for (size_t rank = 0; rank < counts.size(); ++rank)

@@ -1,14 +1,15 @@
-// Divides batches that are loaded some steps before they are trained, from times that the ranks
-// send each other beside the training.
+// Divides batches that are loaded some steps before they are trained, from the ranks' times, which
+// they exchange in each step: those of the step before.
 //
 //   LaggedShares shares({.limits = limits, .lag = 6, .steps_before = 0});
 //   shares.Add(step, times);                       // of all ranks, after each step
 //   if (shares.CanDivide(step)) boundaries = shares.Divide(step, samples);
 //
 // Shares of a step are those that SharePlanner finds in the times of all steps up to `lag` before
-// it, and of no later ones: so they are equal on all ranks, whenever the times arrive, and however
-// far ahead each rank loads its batches. After RestartAt(step) they use the times of all steps
-// before `step`. A step has one batch or more: with accumulation each has the shares of the first.
+// it, and of no later ones: so they are equal on all ranks, however far ahead each loads its
+// batches. After RestartAt(step) they use all times that were exchanged before. The interval that
+// ends with that step is not measured: what came between is in it, such as an evaluation. A step
+// has one batch or more: with accumulation each has the shares of the first.
 //
 // Threads: thread-compatible. Equal input gives equal shares.
 
@@ -49,13 +50,15 @@ class LaggedShares {
   // without these times the ranks' shares may differ. `step` never decreases, except after
   // RestartAt().
   std::vector<int64_t> Divide(int64_t step, int64_t samples);
-  // Forgets the batches from this step on: they are not trained. Steps before it have ended.
+  // Forgets the batches from this step on: they are not trained. Steps before it have ended, and
+  // the times of the last one of these are exchanged in the step `step`.
   void RestartAt(int64_t step);
 
   int64_t batch() const { return planner_.limits().batch; }
   // The shares of whole batches that the last Divide() used, by rank.
   const std::vector<int64_t>& shares() const { return shares_; }
-  // The samples of a step that was divided, by rank; empty for other steps, and old ones.
+  // The samples of a step that was divided, by rank; empty for other steps, for old ones, and for
+  // that of RestartAt().
   std::vector<int64_t> SamplesOf(int64_t step) const;
 
  private:

@@ -47,6 +47,11 @@ TEST(LaggedSharesTest, NeedsTheTimesOfTheStepsUpToTheLag) {
   // The first step of all has no times.
   EXPECT_EQ(LaggedShares(TwoRanks()).LastNeeded(kLag + 1), 0);
   EXPECT_EQ(LaggedShares(TwoRanks()).LastNeeded(kLag + 2), 2);
+  // The times of step 19 are exchanged in step 20.
+  shares.RestartAt(20);
+  EXPECT_EQ(shares.LastNeeded(20), 18);
+  EXPECT_EQ(shares.LastNeeded(18 + kLag), 18);
+  EXPECT_EQ(shares.LastNeeded(19 + kLag), 19);
 }
 
 TEST(LaggedSharesTest, AStepsBatchesHaveTheSameShares) {
@@ -59,8 +64,11 @@ TEST(LaggedSharesTest, AStepsBatchesHaveTheSameShares) {
   shares.RestartAt(2);
   EXPECT_THAT(shares.SamplesOf(1), ElementsAre(89, 89));
   EXPECT_THAT(shares.SamplesOf(2), IsEmpty());
+  // An evaluation, for example, comes before it.
   shares.Divide(2, 128);
-  EXPECT_THAT(shares.SamplesOf(2), ElementsAre(64, 64));
+  EXPECT_THAT(shares.SamplesOf(2), IsEmpty());
+  shares.Divide(3, 128);
+  EXPECT_THAT(shares.SamplesOf(3), ElementsAre(64, 64));
 }
 
 // Two ranks that see each step's times at other moments, as late as the lag allows.

@@ -88,24 +88,6 @@ void Require(const abi::Failure& failure) {
   if (failure.code != abi::Code::kOk) std::rethrow_exception(ExceptionOf(failure));
 }
 
-// Waits in pieces: a signal, such as that of Ctrl-C, raises its exception between them.
-std::vector<int64_t> Divide(abi::StepMonitor& monitor, int64_t step, int64_t samples,
-                            std::chrono::milliseconds timeout) {
-  constexpr std::chrono::milliseconds kPiece{500};
-  std::vector<int64_t> boundaries;
-  while (true) {
-    const abi::Failure failure =
-        monitor.Divide(step, samples, std::min(kPiece, timeout), &boundaries);
-    timeout -= kPiece;
-    if (failure.code != abi::Code::kDeadlineExceeded || timeout.count() <= 0) {
-      Require(failure);
-      return boundaries;
-    }
-    const py::gil_scoped_acquire gil;
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-  }
-}
-
 Backend& Own(const c10::intrusive_ptr<c10d::Backend>& backend) {
   auto* own = dynamic_cast<Backend*>(backend.get());
   if (own == nullptr) throw py::type_error("the group does not use the backend evenkeel");
@@ -195,23 +177,32 @@ void DefineSharing(py::class_<Monitor>& monitor) {
       .def(
           "begin_sharing",
           [](Monitor& monitor, int64_t batch, int64_t quantum, const std::vector<int64_t>& least,
-             const std::vector<int64_t>& most, int64_t lag, int64_t steps_per_message) {
+             const std::vector<int64_t>& most, int64_t lag) {
             Require(monitor->BeginSharing({.batch = batch,
                                            .quantum = quantum,
                                            .least = least,
                                            .most = most,
-                                           .lag = lag,
-                                           .steps_per_message = steps_per_message}));
+                                           .lag = lag}));
           },
           py::arg("batch"), py::arg("quantum"), py::arg("least"), py::arg("most"), py::arg("lag"),
-          py::arg("steps_per_message"), py::call_guard<py::gil_scoped_release>())
+          py::call_guard<py::gil_scoped_release>())
       .def(
           "divide",
-          [](Monitor& monitor, int64_t step, int64_t samples, std::chrono::milliseconds timeout) {
-            return Divide(*monitor.operator->(), step, samples, timeout);
+          [](Monitor& monitor, int64_t step, int64_t samples) {
+            std::vector<int64_t> boundaries;
+            Require(monitor->Divide(step, samples, &boundaries));
+            return boundaries;
           },
-          py::arg("step"), py::arg("samples"), py::arg("timeout"),
+          py::arg("step"), py::arg("samples"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "last_times", [](Monitor& monitor) { return monitor->LastTimes(); },
           py::call_guard<py::gil_scoped_release>())
+      .def(
+          "add_times",
+          [](Monitor& monitor, int64_t step, const std::vector<int64_t>& times) {
+            Require(monitor->AddTimes(step, times));
+          },
+          py::arg("step"), py::arg("times"), py::call_guard<py::gil_scoped_release>())
       .def(
           "restart_sharing", [](Monitor& monitor) { monitor->RestartSharing(); },
           py::call_guard<py::gil_scoped_release>())

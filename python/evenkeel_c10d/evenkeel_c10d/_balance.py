@@ -14,14 +14,14 @@
 A global batch is fixed for the run, whatever the number of ranks. `job.weight()` makes the gradient
 that DistributedDataParallel averages that of the mean over the global batch: the result is that of
 one process on the same batches, whichever rank computes a sample. Batch norm is an exception: its
-statistics are over a rank's own samples (SyncBatchNorm's are over all of them).
+statistics are over a rank's own samples, a repeated one included (`drop_last`).
 
 Shares of a batch are decided equally on all ranks, from the ranks' times up to an earlier step, so
-that a loader can ask for batches in advance (join/steps/lagged_shares.h). If these times have not
-arrived yet, the loader waits. They travel like those of `watch`, in a message at least every 250 ms
-or four steps.
+that a loader can ask for batches in advance (join/steps/lagged_shares.h). The all-reduce in which
+`weight()` compares the ranks carries these times, 88 bytes for each rank.
 """
 
+import collections
 import numbers
 import zlib
 
@@ -29,32 +29,26 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import Sampler
 
-_STEPS_PER_MESSAGE = 4
+_TIMES = 7  # Numbers of StepMonitor.last_times().
 
 
 class _Batch:
     """A batch that the loader has asked for."""
 
-    def __init__(self, epoch, index, step, first, boundaries, rank):
+    def __init__(self, epoch, index, step, is_first, first, boundaries, rank):
         self.epoch = epoch
         self.index = index
         self.step = step  # The number of the reduction that trains it.
+        self.is_first = is_first  # In its step.
         self.first = first
         self.boundaries = boundaries
         self.count = boundaries[rank + 1] - boundaries[rank]
         self.samples = boundaries[-1]
 
-    def hash(self, has_units):
-        """Returns a number whose square, summed over 2^14 ranks, is below 2^63."""
-        place = (self.epoch, self.index, self.step, self.first, self.boundaries, has_units)
-        return zlib.crc32(repr(place).encode()) & 0xFFFFFF
-
-    def __str__(self):
-        counts = [b - a for a, b in zip(self.boundaries, self.boundaries[1:])]
-        return (
-            f"{counts} from sample {self.first} on, in batch {self.index} of epoch {self.epoch} and "
-            f"step {self.step}"
-        )
+    def place(self, has_units):
+        """Returns numbers that are equal on all ranks."""
+        rest = zlib.crc32(repr((self.first, self.boundaries, has_units)).encode())
+        return [self.epoch, self.index, self.step, rest]
 
 
 class BalancedSampler(Sampler):
@@ -70,8 +64,9 @@ class BalancedSampler(Sampler):
             seed; otherwise its order is 0, 1, 2, ...
         drop_last: whether the short batch at the end of an epoch is left out. Otherwise it is
             divided in proportion, and a rank that gets no sample repeats one with the weight 0.
-        ahead: how many batches the loader asks for in advance: num_workers x prefetch_factor. It
-            must yield them in order (in_order=True, the default).
+        ahead: how many batches the loader asks for in advance: num_workers x prefetch_factor, and
+            those that the loop itself fetches before it trains them. The loader must yield them in
+            order (in_order=True, the default): weights are given in the order of asking.
         accumulate: the batches of each optimizer's step; all but the last one are in no_sync().
         quantum, least, most: this rank's share is the even one plus or minus multiples of the
             quantum, from `least` to `most`, at most 16 sizes. Where they are 0: an eighth of the
@@ -114,6 +109,7 @@ class BalancedSampler(Sampler):
         self._pending = []  # Batches that were asked for, and have no weight yet.
         self._given = []  # Batches of the current step that have one.
         self._check = None  # The comparison for the last of these, in flight.
+        self._timed = 0  # The last step whose times of all ranks were added.
         self._length, error = _length_of(data)
         self._agree(
             error,
@@ -145,15 +141,20 @@ class BalancedSampler(Sampler):
         if errors:
             raise ValueError("evenkeel: BalancedSampler: " + "; ".join(errors))
         limits = [limits for _error, _shared, limits in everything]
-        job._share(
-            self,
-            batch=self._batch_size,
-            quantum=shared["quantum"],
-            least=[one["least"] for one in limits],
-            most=[one["most"] for one in limits],
-            lag=-(-self._ahead // self._accumulate) + 2 + _STEPS_PER_MESSAGE,
-            steps_per_message=_STEPS_PER_MESSAGE,
-        )
+        # A batch is asked for when the batch `ahead + 1` before it has a weight; the first weight of
+        # a step brings the times of the step before.
+        self._lag = -(-(self._ahead + 1) // self._accumulate) + 1
+        try:
+            job._share(
+                self,
+                batch=self._batch_size,
+                quantum=shared["quantum"],
+                least=[one["least"] for one in limits],
+                most=[one["most"] for one in limits],
+                lag=self._lag,
+            )
+        except RuntimeError as error:  # On all ranks: the values are equal.
+            raise ValueError(str(error)) from None
 
     @property
     def shares(self):
@@ -184,9 +185,8 @@ class BalancedSampler(Sampler):
                 f"evenkeel: batches {indices} were accumulated and not reduced: reduce gradients "
                 "after the last batch of each pass, too."
             )
-        if not self._is_resumed:
+        if not self._is_resumed:  # By passes that train nothing, too.
             self._begin = 0
-        self._is_resumed = False
         self._trained = self._begin
         self._passes += 1
         this_pass = self._passes
@@ -196,29 +196,36 @@ class BalancedSampler(Sampler):
         if self._shuffle:
             generator = torch.Generator()
             generator.manual_seed(self._seed + self._epoch)
-            order = torch.randperm(self._length, generator=generator).tolist()
+            order = torch.randperm(self._length, generator=generator)
         epoch, begin, first_step = self._epoch, self._begin, job._monitor.steps + 1
         for index in range(begin, self._batches()):
             if this_pass != self._passes:
                 raise RuntimeError("evenkeel: another pass over the BalancedSampler has begun.")
             step = first_step + (index - begin) // self._accumulate
+            is_first = (index - begin) % self._accumulate == 0
             first = index * self._batch_size
             samples = min(self._batch_size, self._length - first)
+            if max(step - self._lag, first_step - 2) > self._timed:
+                self._end_check()
             boundaries = job._divide(step, samples)
-            self._pending.append(_Batch(epoch, index, step, first, boundaries, job.rank))
+            self._pending.append(_Batch(epoch, index, step, is_first, first, boundaries, job.rank))
             if len(self._pending) > self._ahead + 1:
                 raise RuntimeError(
                     f"evenkeel: batch {self._pending[0].index} has no weight: call job.weight() once "
                     f"for each batch; or the loader asks for more than {self._ahead} batches in "
-                    "advance: pass ahead=num_workers * prefetch_factor."
+                    "advance: pass ahead=num_workers * prefetch_factor, plus the batches that the "
+                    "loop fetches before it trains them."
                 )
             begins, ends = boundaries[job.rank : job.rank + 2]
-            yield [order[first + i] for i in range(begins, ends)] or [order[first]]
+            own = order[first + begins : first + ends] if begins < ends else order[first : first + 1]
+            yield own.tolist() if self._shuffle else list(own)
+        self._is_resumed = False
 
     def set_epoch(self, epoch):
         """Sets the epoch of the next pass over the data."""
         if epoch != self._epoch:
             self._begin = self._trained = 0
+            self._is_resumed = False
         self._epoch = epoch
 
     def state_dict(self):
@@ -231,13 +238,18 @@ class BalancedSampler(Sampler):
     def load_state_dict(self, state):
         """Makes the next pass begin after the batches that were reduced. On all ranks, before it.
 
-        Raises ValueError if the state is of other data, or of another batch size, order or seed.
+        Passes that train nothing, such as a look at the first batch, leave it where it is. Raises
+        ValueError if the state is of other data, or of another batch size, order or seed.
         """
+        missing = {"epoch", "batch", *self._identity()} - set(state)
+        if missing:
+            raise ValueError(f"evenkeel: the state of a BalancedSampler has no {sorted(missing)}.")
         for name, value in self._identity().items():
             if state[name] != value:
                 raise ValueError(f"evenkeel: the state has {name} {state[name]}, this one {value}.")
         self._epoch = state["epoch"]
-        self._begin = self._trained = state["batch"]
+        # A short last batch that was trained is left out by drop_last.
+        self._begin = self._trained = min(state["batch"], self._batches())
         self._is_resumed = True
 
     def _identity(self):
@@ -259,11 +271,21 @@ class BalancedSampler(Sampler):
                 "evenkeel: weight() is called once for each batch of the BalancedSampler, and no "
                 "batch is left."
             )
+        if len(self._given) >= self._accumulate:
+            indices = [batch.index for batch in self._given]
+            raise RuntimeError(
+                f"evenkeel: batches {indices} have a weight, and no reduction of the watched model was "
+                f"seen: reduce gradients after {self._accumulate} batches (accumulate)."
+            )
         self._end_check()
         batch = self._pending.pop(0)
         units = batch.count if n is None else int(n) if batch.count > 0 else 0
-        number = batch.hash(n is not None)
-        message = torch.tensor([units, number, number**2])
+        is_timed = batch.is_first and job._monitor.steps == batch.step - 1
+        times = (job._monitor.last_times() if is_timed else None) or [-1] * _TIMES
+        own = torch.tensor(batch.place(n is not None) + times)
+        message = torch.zeros(1 + job.world_size * len(own), dtype=torch.int64)
+        message[0] = units
+        message[1:].view(job.world_size, -1)[job.rank] = own
         work = dist.all_reduce(message, group=job._group, async_op=True)
         self._check = (work, message, batch)
         self._given.append(batch)
@@ -271,22 +293,20 @@ class BalancedSampler(Sampler):
         return units * job.world_size / total if total > 0 else 0.0
 
     def _end_check(self):
-        """Waits for the last comparison, and returns the sum of all ranks' units.
-
-        The ranks' numbers are equal if and only if the sum of their squares times the number of
-        ranks is the square of their sum, so all ranks see a difference.
-        """
+        """Waits for the last comparison, adds its times, and returns the sum of all ranks' units."""
         if self._check is None:
             return None
         (work, message, batch), self._check = self._check, None
         work.wait()
-        total, sum_of_hashes, sum_of_squares = message.tolist()
-        if sum_of_squares * self._job.world_size == sum_of_hashes**2:
-            return total
-        raise RuntimeError(
-            "evenkeel: ranks differ in their shares, in the batch or its epoch, or only some of them "
-            f"pass a number to weight(); rank {self._job.rank} has {batch}."
-        )
+        ranks = message[1:].view(self._job.world_size, -1).tolist()
+        places = [tuple(rank[:-_TIMES]) for rank in ranks]
+        if places.count(places[0]) != len(places):
+            raise RuntimeError(_difference(places, batch, self._job.rank))
+        times = [time for rank in ranks for time in rank[-_TIMES:]]
+        if min(times) >= 0 and batch.step - 1 > self._timed:
+            self._job._monitor.add_times(batch.step - 1, times)
+            self._timed = batch.step - 1
+        return int(message[0])
 
     def _before_reduction(self, step):
         """A backward pass that reduces has ended. Raises if its batches are not those of `step`."""
@@ -301,6 +321,7 @@ class BalancedSampler(Sampler):
             )
         self._end_check()
         self._trained = given[-1].index + 1
+        self._is_resumed = False
 
 
 def _length_of(data):
@@ -309,6 +330,24 @@ def _length_of(data):
         return (data if isinstance(data, numbers.Integral) else len(data)), ""
     except Exception as error:  # Other ranks wait for this one.
         return 0, f"the data have no length: {error}"
+
+
+def _difference(places, batch, rank):
+    """Returns the error of ranks whose places differ: those of each, and this rank's shares."""
+    ranks = collections.defaultdict(list)
+    for one, place in enumerate(places):
+        ranks[place].append(one)
+    have = [
+        f"{'rank' if len(those) == 1 else 'ranks'} {','.join(map(str, those))}: batch {index} of "
+        f"epoch {epoch} in step {step}"
+        for (epoch, index, step, _rest), those in ranks.items()
+    ]
+    counts = [b - a for a, b in zip(batch.boundaries, batch.boundaries[1:])]
+    return (
+        "evenkeel: ranks differ in the batch or its epoch, in their shares, or only some of them pass "
+        f"a number to weight(): {'; '.join(have)}. Rank {rank} has shares {counts} from sample "
+        f"{batch.first} on."
+    )
 
 
 def _error_in(shared, limits, world_size):

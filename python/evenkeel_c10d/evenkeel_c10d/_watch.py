@@ -121,14 +121,6 @@ def _leaves(output):
             yield from _pytree.tree_leaves(vars(one))
 
 
-def _timeout_of(group):
-    """Returns how long a collective of the group may take."""
-    try:
-        return group._get_backend(torch.device("cpu")).options._timeout
-    except (AttributeError, RuntimeError):  # A backend without options.
-        return datetime.timedelta(minutes=30)
-
-
 class _Hook:
     """A method of a Watch, for those that outlive it; in copies of a module it does nothing."""
 
@@ -234,8 +226,8 @@ class Watch:
         The gradient is then that of the mean over the units of all ranks. Without `n`, a unit is a
         sample. Pass `n` for other units, such as the tokens with labels != ignore_index: the call
         then waits for the numbers of all ranks, so call it before the forward pass. A mean over no
-        unit is NaN, also times 0:
-        where that can happen, multiply the sum over the units by `job.weight(n) / max(n, 1)`.
+        unit is NaN, also times 0: where that can happen, multiply the sum over the units by
+        `job.weight(n) / max(n, 1)`.
         Call it once for each batch of the job's BalancedSampler, in their order.
         """
         if self._sampler is None:
@@ -264,8 +256,7 @@ class Watch:
         self._sampler = sampler
 
     def _divide(self, step, samples):
-        with _counted([self] if threading.get_ident() == self._thread else []):
-            return self._monitor.divide(step, samples, _timeout_of(self._group))
+        return self._monitor.divide(step, samples)
 
     # ---- The hooks ----
 

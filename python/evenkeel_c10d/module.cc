@@ -178,11 +178,8 @@ void DefineSharing(py::class_<Monitor>& monitor) {
           "begin_sharing",
           [](Monitor& monitor, int64_t batch, int64_t quantum, const std::vector<int64_t>& least,
              const std::vector<int64_t>& most, int64_t lag) {
-            Require(monitor->BeginSharing({.batch = batch,
-                                           .quantum = quantum,
-                                           .least = least,
-                                           .most = most,
-                                           .lag = lag}));
+            Require(monitor->BeginSharing(
+                {.batch = batch, .quantum = quantum, .least = least, .most = most, .lag = lag}));
           },
           py::arg("batch"), py::arg("quantum"), py::arg("least"), py::arg("most"), py::arg("lag"),
           py::call_guard<py::gil_scoped_release>())

@@ -430,7 +430,10 @@
       return lane(one.rank, text, stacked(one.us, longest, styles, names, (us) => `${ms(us)} ms`));
     };
     const colours = ['k4', 'k2', 'k3', 'k5', 'k0', 'm4'];
-    const curve = (one, i) => ({ style: colours[i], x: one.step, y: one.cost ?? one.samples,
+    const ranks = [...new Set([...run.costs, ...run.shares].map((one) => one.rank))];
+    ranks.sort((a, b) => a - b);  // A rank has one colour in both charts.
+    const curve = (one) => ({ style: colours[ranks.indexOf(one.rank) % colours.length],
+      x: one.step, y: one.cost ?? one.samples,
       name: `rank ${one.rank}${one.until === null ? '' : `, until step ${count(one.until)}`}` });
     const isShown = longest > 0 && run.waits.shown.length > 1;
     return section('Waits by rank', 'The mean step of each rank. All ranks leave a reduction '

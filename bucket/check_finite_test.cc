@@ -2,6 +2,7 @@
 // on all ranks.
 
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <vector>
 
@@ -71,6 +72,24 @@ TEST(CheckFiniteTest, NamesTheRankTheParameterAndTheStepOnAllRanks) {
       ExpectNamed(status);
     }
   }
+}
+
+TEST(CheckFiniteTest, TheVariableDoesTheSame) {
+  setenv("EVENKEEL_CHECK_FINITE", "1", /*replace=*/1);
+  ExpectNamed(RunTestRanks(2, [](Communicator& comm) -> absl::Status {
+    ToyModel model(kSizes);
+    EK_ASSIGN_OR_RETURN(const auto ddp, DataParallel::Create(&comm, &model.params(), {},
+                                                             {.reducer = {.caps = {Bytes{24}}}}));
+    return Train(*ddp, model, comm.rank(), 6);
+  }));
+  setenv("EVENKEEL_CHECK_FINITE", "yes", /*replace=*/1);
+  const absl::Status status = RunTestRanks(2, [](Communicator& comm) {
+    ToyModel model(kSizes);
+    return DataParallel::Create(&comm, &model.params(), {}).status();
+  });
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(status.message(), HasSubstr("EVENKEEL_CHECK_FINITE=yes is not a number from 0 to 1"));
+  unsetenv("EVENKEEL_CHECK_FINITE");
 }
 
 TEST(CheckFiniteTest, WithoutItTheNumbersSpread) {

@@ -107,14 +107,14 @@ DataParallel::DataParallel(Communicator* comm, ParameterSet* params,
 absl::StatusOr<std::unique_ptr<DataParallel>> DataParallel::Create(
     Communicator* comm, ParameterSet* params, std::vector<TensorView> buffers,
     DataParallelOptions options, std::unique_ptr<BucketReduction> reduction) {
+  absl::Status own = Complete(options.check_replicas);
   std::unique_ptr<DataParallel> ddp(new DataParallel(comm, params, std::move(buffers), options));
   const std::string& name = ddp->join_name();
   ddp->runtime_ = comm->runtime();
-  absl::Status own = Reducer::Check(*comm, *params, options.reducer);
+  own.Update(Reducer::Check(*comm, *params, options.reducer));
   own.Update(CheckBuffers(*comm, ddp->buffers_, options.buffers));
   own.Update(params->Validate(ddp->buffers_));
   own.Update(TrainabilityWatch::Check(options.trainability));
-  own.Update(CheckRange(options.check_replicas));
   EK_RETURN_IF_ERROR(
       Annotate(VerifySame(*comm, absl::StrCat("options/", name), own, ddp->Facts()), name));
   EK_ASSIGN_OR_RETURN(ddp->state_channel_, comm->OpenChannel(absl::StrCat(name, ".state")));
@@ -158,7 +158,7 @@ std::vector<Fact> DataParallel::Facts() const {
   facts.push_back({"the trainability policy",
                    absl::StrCat(ToString(trainability.policy), ", every ", trainability.every,
                                 " steps, verified every ", trainability.verify_every, " steps")});
-  facts.push_back({"check_replicas", ToString(options_.check_replicas, communicator())});
+  facts.push_back({"check_replicas", ToString(options_.check_replicas)});
   facts.push_back({"find_unused", reducer.find_unused ? "true" : "false"});
   facts.push_back({"static_graph", reducer.static_graph ? "true" : "false"});
   facts.push_back({"the steps of tuning", absl::StrCat(reducer.tune ? reducer.tuning_steps : 0)});

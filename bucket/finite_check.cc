@@ -6,11 +6,18 @@
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/arith/finite.h"
+#include "evenkeel/comm/environment.h"
 #include "evenkeel/comm/failure_info.h"
+#include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/join/steps/step_control.h"
 
 namespace evenkeel::internal {
+
+absl::StatusOr<bool> ChecksFinite(bool option) {
+  EK_ASSIGN_OR_RETURN(const int variable, ReadNumber("EVENKEEL_CHECK_FINITE", 0, 1, 0));
+  return option || variable == 1;
+}
 
 absl::Status CheckFinite(Communicator& comm, const ParameterSet& params, int param,
                          std::optional<int> bucket) {

@@ -1,7 +1,8 @@
 // The check of a rank's own gradient, before it is reduced, for elements that are infinite or not a
 // number.
 //
-//   if (comm.check_finite()) EK_RETURN_IF_ERROR(CheckFinite(comm, params, param));
+//   EK_ASSIGN_OR_RETURN(const bool checks_finite, ChecksFinite(options.check_finite));
+//   if (checks_finite) EK_RETURN_IF_ERROR(CheckFinite(comm, params, param));
 //
 // Threads: thread-safe for different parameters.
 
@@ -11,10 +12,15 @@
 #include <optional>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/communicator.h"
 
 namespace evenkeel::internal {
+
+// Returns whether `option` or EVENKEEL_CHECK_FINITE=1 requests the check. InvalidArgument for a
+// value of the variable other than 0 and 1.
+absl::StatusOr<bool> ChecksFinite(bool option);
 
 // Returns FailedPrecondition, with the rank, the parameter, the element, the step and the bucket,
 // if there is one, when an element is not finite. Before that it calls Communicator::Abort() with

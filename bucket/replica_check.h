@@ -57,18 +57,18 @@ namespace evenkeel {
 
 // Equal on all ranks.
 struct ReplicaCheckOptions {
-  // Compares after every so many steps; 0: as the group does
-  // (CommunicatorOptions::check_replicas_every).
+  // Compares after every so many steps; 0: the number in EVENKEEL_CHECK_REPLICAS, or never.
   int64_t every = 0;
   // Each check reads one of so many parts of the list of tensors, in turn: a tensor is compared
   // every `every * parts` steps.
   int64_t parts = 1;
 };
 
-// For the objects that compare. Returns InvalidArgument for settings out of range.
-absl::Status CheckRange(const ReplicaCheckOptions& options);
-// Returns the settings in force, for the comparison between ranks: "every 100 steps in 1 part".
-std::string ToString(const ReplicaCheckOptions& options, const Communicator& comm);
+// For the objects that compare. Replaces an `every` of 0 by the variable's number, before the other
+// functions are called. Returns InvalidArgument for settings out of range.
+absl::Status Complete(ReplicaCheckOptions& options);
+// Returns the settings for the comparison between ranks: "every 100 steps in 1 part".
+std::string ToString(const ReplicaCheckOptions& options);
 // Returns whether a check is due after `step` steps, of which there are some, on several ranks.
 bool IsCheckDue(const ReplicaCheckOptions& options, const Communicator& comm, int64_t step);
 // Compares those of `tensors` whose turn it is. A collective, as FindDivergence(). `name`: of the

@@ -4,6 +4,7 @@
 #include "evenkeel/bucket/replica_check.h"
 
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -30,9 +31,8 @@ using testing::HasSubstr;
 
 const std::vector<int> kSizes = {3, 5, 8, 2};
 
-void RunGroup(int world_size, absl::FunctionRef<absl::Status(Communicator&)> body,
-              const CommunicatorOptions& options = {}) {
-  const absl::Status status = RunTestRanks(world_size, body, options);
+void RunGroup(int world_size, absl::FunctionRef<absl::Status(Communicator&)> body) {
+  const absl::Status status = RunTestRanks(world_size, body);
   EXPECT_TRUE(status.ok()) << status;
 }
 
@@ -100,17 +100,29 @@ TEST(ReplicaCheckTest, NamesTheTensorTheStepAndTheRankOnAllRanks) {
   }
 }
 
-TEST(ReplicaCheckTest, TheGroupsSettingIsTheDefault) {
-  RunGroup(3,
-           [](Communicator& comm) -> absl::Status {
-             Rank rank(comm);
-             EK_RETURN_IF_ERROR(rank.Create({}));
-             for (int step = 0; step < 3; ++step) EK_RETURN_IF_ERROR(rank.Step(step));
-             if (comm.rank() == 0) FlipBit(rank.model, 2);
-             EXPECT_THAT(rank.Step(3).message(), HasSubstr("\"p2\" (tensor 2) differs on rank 0"));
-             return absl::OkStatus();
-           },
-           {.check_replicas_every = 3});
+TEST(ReplicaCheckTest, TheVariableIsTheDefault) {
+  setenv("EVENKEEL_CHECK_REPLICAS", "3", /*replace=*/1);
+  for (const int64_t every : {0, 2}) {
+    RunGroup(3, [&](Communicator& comm) -> absl::Status {
+      Rank rank(comm);
+      EK_RETURN_IF_ERROR(rank.Create({.check_replicas = {.every = every}}));
+      const int first = every == 0 ? 3 : 4;  // Compares, after three steps.
+      for (int step = 0; step < 3; ++step) EK_RETURN_IF_ERROR(rank.Step(step));
+      if (comm.rank() == 0) FlipBit(rank.model, 2);
+      for (int step = 3; step < first; ++step) EK_RETURN_IF_ERROR(rank.Step(step));
+      EXPECT_THAT(rank.Step(first).message(), HasSubstr("\"p2\" (tensor 2) differs on rank 0"));
+      return absl::OkStatus();
+    });
+  }
+  setenv("EVENKEEL_CHECK_REPLICAS", "-1", /*replace=*/1);
+  RunGroup(2, [](Communicator& comm) -> absl::Status {
+    const absl::Status status = Rank(comm).Create({});
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(status.message(),
+                HasSubstr("EVENKEEL_CHECK_REPLICAS=-1 is not a number from 0 to 10000000"));
+    return absl::OkStatus();
+  });
+  unsetenv("EVENKEEL_CHECK_REPLICAS");
 }
 
 TEST(ReplicaCheckTest, WithoutASettingNothingIsCompared) {

@@ -535,8 +535,6 @@ Device Communicator::device() const { return core_->backend->device(); }
 DeviceRuntime* Communicator::runtime() const { return core_->backend->runtime(); }
 absl::string_view Communicator::backend_name() const { return core_->backend->name(); }
 absl::Duration Communicator::timeout() const { return core_->options.timeout; }
-bool Communicator::check_finite() const { return core_->options.check_finite; }
-int64_t Communicator::check_replicas_every() const { return core_->options.check_replicas_every; }
 VerifyLevel Communicator::verify_level() const { return core_->agreements.level(); }
 Channel& Communicator::user() { return *core_->user; }
 FlightRecorder& Communicator::flight() { return core_->flight; }

@@ -196,8 +196,6 @@ class Communicator {
   DeviceRuntime* runtime() const;
   absl::string_view backend_name() const;
   absl::Duration timeout() const;
-  bool check_finite() const;
-  int64_t check_replicas_every() const;
 
   // Returns the channel with that name; the first call opens it. It lives as long as the
   // communicator. Parts of the library use names of the form "part#n" (see UniqueName), and "user"

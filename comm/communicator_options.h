@@ -6,7 +6,6 @@
 #define EVENKEEL_COMM_COMMUNICATOR_OPTIONS_H_
 
 #include <cstddef>
-#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -44,14 +43,6 @@ struct CommunicatorOptions {
   // Equal on all ranks, or the group ends at once. Unset: EVENKEEL_VERIFY if a factory has read the
   // environment, else kPositions.
   std::optional<VerifyLevel> verify;
-  // Each gradient on the CPU is tested before a DataParallel reduces it
-  // (ReducerOptions::check_finite). A factory that reads the environment sets it for
-  // EVENKEEL_CHECK_FINITE=1.
-  bool check_finite = false;
-  // DataParallel and Optimizer compare their replicas once per this number of steps; 0: only if
-  // their own options request it (bucket/replica_check.h). Equal on all ranks. A factory that reads
-  // the environment sets it for EVENKEEL_CHECK_REPLICAS.
-  int64_t check_replicas_every = 0;
   WatchOptions watch;
   FlightOptions flight;
 };

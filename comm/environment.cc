@@ -287,10 +287,6 @@ absl::Status FindPlace(const Reader& read, const Names& names, Environment& envi
 
 absl::Status FindDiagnosis(const Reader& read, Environment& environment) {
   environment.flight_folder = read.Text("EVENKEEL_FLIGHT");
-  EK_ASSIGN_OR_RETURN(const int64_t checks, read.NumberOr("EVENKEEL_CHECK_FINITE", 0, 1, 0));
-  environment.check_finite = checks != 0;
-  EK_ASSIGN_OR_RETURN(environment.check_replicas_every,
-                      read.NumberOr("EVENKEEL_CHECK_REPLICAS", 0, kMost, 0));
   if (!read.Has("EVENKEEL_VERIFY")) return absl::OkStatus();
   const std::string word = read.Text("EVENKEEL_VERIFY");
   absl::StatusOr<VerifyLevel> level = VerifyLevelFromString(word);
@@ -355,6 +351,11 @@ absl::StatusOr<Environment> EnvironmentOfRank(int rank, int world_size) {
         absl::StrCat(FolderOfJobs(), "/", kObserverFolder, getpid(), "-", count++);
   }
   return environment;
+}
+
+absl::StatusOr<int> ReadNumber(const std::string& name, int least, int most, int otherwise) {
+  const Variables variables = ReadVariables();
+  return Reader(variables).NumberOr(name, least, most, otherwise);
 }
 
 std::string FolderOfJobs() {

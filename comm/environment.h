@@ -4,11 +4,11 @@
 //   // comm/factory.h
 //   EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> comm, CreateCommunicator(environment));
 //
-// No other library of evenkeel reads environment variables, except that the backend nccl reads
-// EVENKEEL_NCCL and three of NCCL's own: NCCL_HOSTID, NCCL_MULTI_RANK_GPU_ENABLE and
-// NCCL_COMM_BLOCKING. Supported launchers: torchrun and all that set RANK and WORLD_SIZE, Slurm,
-// Open MPI, and MPICH with its derivatives. The first one found in this order counts, except that
-// an MPI comes before Slurm. Without any, the job is one process.
+// Other libraries of evenkeel read variables of their own with ReadNumber(), except that the
+// backend nccl reads EVENKEEL_NCCL and three of NCCL's own by itself: NCCL_HOSTID,
+// NCCL_MULTI_RANK_GPU_ENABLE and NCCL_COMM_BLOCKING. Supported launchers: torchrun and all that set
+// RANK and WORLD_SIZE, Slurm, Open MPI, and MPICH with its derivatives. The first one found in this
+// order counts, except that an MPI comes before Slurm. Without any, the job is one process.
 //
 // These variables take precedence over those of the launchers:
 //
@@ -29,11 +29,6 @@
 //                          variable of its own.
 //   EVENKEEL_VERIFY        off, positions or every: the checks of comm/verify.h, unless the program
 //                          sets them.
-//   EVENKEEL_CHECK_FINITE  1: a gradient on the CPU that is infinite or not a number ends the group
-//                          before a DataParallel reduces it, with the rank and the parameter.
-//   EVENKEEL_CHECK_REPLICAS
-//                          N: every N steps the ranks compare parameters, buffers and optimizer
-//                          state that must be equal (bucket/replica_check.h). 0: no comparison.
 //   EVENKEEL_FLIGHT        a folder for the flight records of a group that fails
 //                          (comm/flight_dump.h).
 //   EVENKEEL_NCCL          the path of the libnccl.so.2 that the backend nccl loads, unless the
@@ -86,8 +81,6 @@ struct Environment {
   std::string secret_folder;  // The ranks of one host agree on a secret in this folder.
 
   std::optional<VerifyLevel> verify;
-  bool check_finite = false;
-  int64_t check_replicas_every = 0;
   std::string flight_folder;
 };
 
@@ -107,10 +100,12 @@ absl::StatusOr<Environment> ParseEnvironment(const Variables& variables,
 absl::StatusOr<Environment> ReadEnvironment();
 
 // Returns the environment of a rank whose job is described by other means: of the variables of this
-// process only EVENKEEL_ADDRESS, EVENKEEL_HOST_PARTS, EVENKEEL_VERIFY, EVENKEEL_CHECK_FINITE,
-// EVENKEEL_CHECK_REPLICAS and EVENKEEL_FLIGHT count, and the ranks find each other through a store
-// (Rendezvous::JoinThrough()).
+// process only EVENKEEL_ADDRESS, EVENKEEL_HOST_PARTS, EVENKEEL_VERIFY and EVENKEEL_FLIGHT count,
+// and the ranks find each other through a store (Rendezvous::JoinThrough()).
 absl::StatusOr<Environment> EnvironmentOfRank(int rank, int world_size);
+
+// Returns the number in a variable of this process; `otherwise` if it is not set.
+absl::StatusOr<int> ReadNumber(const std::string& name, int least, int most, int otherwise);
 
 // Returns the folder of this user that contains the folders of jobs, and those for observers, whose
 // names begin with kObserverFolder and the number of rank 0's process.

@@ -1,10 +1,12 @@
 #include "evenkeel/comm/environment.h"
 
+#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "evenkeel/comm/verify.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -270,16 +272,24 @@ TEST(ParseEnvironmentTest, SaysHowMuchIsCheckedAndWhereRecordsGo) {
   EXPECT_EQ(Parse({{"EVENKEEL_VERIFY", "every"}}).verify, VerifyLevel::kEvery);
   EXPECT_EQ(Parse(With(kTwoRanks, {{"EVENKEEL_VERIFY", "off"}})).verify, VerifyLevel::kOff);
   EXPECT_EQ(Parse({{"EVENKEEL_FLIGHT", "/tmp/job"}}).flight_folder, "/tmp/job");
-  EXPECT_FALSE(Parse({}).check_finite);
-  EXPECT_TRUE(Parse({{"EVENKEEL_CHECK_FINITE", "1"}}).check_finite);
-  EXPECT_THAT(Complaint({{"EVENKEEL_CHECK_FINITE", "yes"}}),
-              HasSubstr("EVENKEEL_CHECK_FINITE=yes"));
-  EXPECT_EQ(Parse({}).check_replicas_every, 0);
-  EXPECT_EQ(Parse({{"EVENKEEL_CHECK_REPLICAS", "100"}}).check_replicas_every, 100);
-  EXPECT_THAT(Complaint({{"EVENKEEL_CHECK_REPLICAS", "-1"}}),
-              HasSubstr("EVENKEEL_CHECK_REPLICAS=-1"));
   EXPECT_THAT(Complaint({{"EVENKEEL_VERIFY", "all"}}),
               AllOf(HasSubstr("EVENKEEL_VERIFY=all"), HasSubstr("off, positions, every")));
+}
+
+TEST(ReadNumberTest, NamesTheVariableTheValueAndTheRange) {
+  constexpr char kName[] = "EVENKEEL_ENVIRONMENT_TEST";
+  EXPECT_EQ(ReadNumber(kName, 0, 9, 5).value(), 5);
+  setenv(kName, "", /*replace=*/1);
+  EXPECT_EQ(ReadNumber(kName, 0, 9, 5).value(), 5);
+  setenv(kName, "9", /*replace=*/1);
+  EXPECT_EQ(ReadNumber(kName, 0, 9, 5).value(), 9);
+  for (const std::string bad : {"10", "-1", "yes"}) {
+    setenv(kName, bad.c_str(), /*replace=*/1);
+    const absl::Status status = ReadNumber(kName, 0, 9, 5).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_EQ(status.message(), absl::StrCat(kName, "=", bad, " is not a number from 0 to 9"));
+  }
+  unsetenv(kName);
 }
 
 }  // namespace

@@ -141,9 +141,6 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateCommunicator(const Environme
   // The program's options take precedence over the environment.
   FactoryOptions options = given;
   if (!options.communicator.verify.has_value()) options.communicator.verify = environment.verify;
-  options.communicator.check_finite |= environment.check_finite;
-  if (options.communicator.check_replicas_every == 0)
-    options.communicator.check_replicas_every = environment.check_replicas_every;
   if (options.communicator.flight.folder.empty())
     options.communicator.flight.folder = environment.flight_folder;
   if (options.backend == "auto") {

@@ -132,7 +132,6 @@ absl::Status DumpFlightIfAsked(const TrainOptions& options) {
 CommunicatorOptions GroupOptions(const TrainOptions& options) {
   CommunicatorOptions group;
   group.verify = options.verify;
-  group.check_replicas_every = options.flags.check_replicas;
   group.flight.folder = options.flags.flight;
   return group;
 }
@@ -274,8 +273,6 @@ int Main(const TrainFlags& flags, std::vector<std::string> arguments) {
   options->checkpoints.passes_over_damaged = environment->restarts > 0;
   // Flags override the environment.
   if (!options->verify.has_value()) options->verify = environment->verify;
-  if (options->flags.check_replicas == 0)
-    options->flags.check_replicas = environment->check_replicas_every;
   if (options->flags.flight.empty()) options->flags.flight = environment->flight_folder;
   if (is_rank && flags.nproc.value_or(environment->world_size) != environment->world_size) {
     return Fail(absl::StrCat("rank ", environment->rank, ": --nproc=", *flags.nproc,

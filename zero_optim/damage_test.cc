@@ -340,28 +340,25 @@ TEST(PlacementDamageTest, ANaNIsNamedInEachTypeWithEveryPlacement) {
 
 TEST(PlacementDamageTest, AnInfinityInAGradientThatWholeTensorsReducesIsNamed) {
   const auto train = [](int world_size, bool is_uneven, bool check_finite) {
-    return RunTestRanks(
-        world_size,
-        [&](Communicator& comm) -> absl::Status {
-          Model model(DType::kFloat32);
-          EK_ASSIGN_OR_RETURN(
-              const auto optimizer,
-              Optimizer::Create(comm, model.params, kAdamW, {.placement = WholeTensors{}}));
-          const int last = comm.world_size() - 1;
-          const int steps = is_uneven && comm.rank() < last ? 2 : 6;
-          return RunJoined({optimizer.get()}, {.enable = is_uneven}, [&](JoinScope&) {
-            absl::Status status;
-            for (int step = 0; status.ok() && step < steps; ++step) {
-              model.params.ClearGradients();
-              model.Backward(comm.rank(), step);
-              if (comm.rank() == last && step == 3)
-                Set(model.params[4].grad, 5, std::numeric_limits<float>::infinity());
-              status = optimizer->Step();
-            }
-            return status;
-          });
-        },
-        {.check_finite = check_finite});
+    return RunTestRanks(world_size, [&](Communicator& comm) -> absl::Status {
+      Model model(DType::kFloat32);
+      EK_ASSIGN_OR_RETURN(const auto optimizer, Optimizer::Create(comm, model.params, kAdamW,
+                                                                  {.placement = WholeTensors{},
+                                                                   .check_finite = check_finite}));
+      const int last = comm.world_size() - 1;
+      const int steps = is_uneven && comm.rank() < last ? 2 : 6;
+      return RunJoined({optimizer.get()}, {.enable = is_uneven}, [&](JoinScope&) {
+        absl::Status status;
+        for (int step = 0; status.ok() && step < steps; ++step) {
+          model.params.ClearGradients();
+          model.Backward(comm.rank(), step);
+          if (comm.rank() == last && step == 3)
+            Set(model.params[4].grad, 5, std::numeric_limits<float>::infinity());
+          status = optimizer->Step();
+        }
+        return status;
+      });
+    });
   };
   for (const int world_size : {1, 3}) {
     for (const bool is_uneven : {false, true}) {

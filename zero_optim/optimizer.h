@@ -157,6 +157,8 @@ struct OptimizerOptions {
   std::string checkpoint_hint;
   // For Replicated; without effect on other placements.
   ReplicaCheckOptions check_replicas;
+  // For WholeTensors: tests local gradients as ReducerOptions::check_finite does.
+  bool check_finite = false;
 };
 
 // For TakeReduction() of a Replicated optimizer.
@@ -184,9 +186,8 @@ class Optimizer : public Joinable, public StateAccess {
                                                            const UpdateRule& rule,
                                                            OptimizerOptions options = {});
   // Creates an optimizer without a reducer: for gradients that another object has reduced by
-  // all-reduce or by TakeReduction(), and with WholeTensors also for local gradients, which
-  // CommunicatorOptions::check_finite tests as ReducerOptions::check_finite does. It makes no
-  // values equal: broadcast those of one rank before the first step. If the parameters have no
+  // all-reduce or by TakeReduction(), and with WholeTensors also for local gradients. It makes
+  // no values equal: broadcast those of one rank before the first step. If the parameters have no
   // DataParallel then, that step compares them (bucket/divergence.h; it waits for a device) and
   // returns FailedPrecondition on all ranks if they differ.
   static absl::StatusOr<std::unique_ptr<Optimizer>> Create(

@@ -177,8 +177,8 @@ absl::Status Announcer::Claim(int param) {
 absl::Status Announcer::Arrive(int param) {
   const PlanInForce& plan = *core_.plan;
   const int bucket = plan.bucket_of[param];
-  const bool checks = core_.options.check_finite || core_.comm->check_finite();
-  if (checks && core_.device == nullptr && core_.params->grad_state(param) != GradState::kNone) {
+  if (core_.checks_finite && core_.device == nullptr &&
+      core_.params->grad_state(param) != GradState::kNone) {
     const absl::Status finite = internal::CheckFinite(*core_.comm, *core_.params, param, bucket);
     if (!finite.ok()) {
       absl::MutexLock lock(&mutex_);

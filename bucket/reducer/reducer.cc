@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "evenkeel/bucket/finite_check.h"
 #include "evenkeel/bucket/reducer/announcer.h"
 #include "evenkeel/bucket/reducer/completer.h"
 #include "evenkeel/bucket/reducer/launcher.h"
@@ -127,6 +128,7 @@ absl::StatusOr<std::unique_ptr<Reducer>> Reducer::Create(
 
 absl::Status Reducer::Impl::Init() {
   EK_RETURN_IF_ERROR(Reducer::Check(*core.comm, *core.params, core.options));
+  EK_ASSIGN_OR_RETURN(core.checks_finite, internal::ChecksFinite(core.options.check_finite));
   if (!core.comm->device().is_cpu() && core.options.tune) {
     return absl::UnimplementedError(absl::StrCat(
         "`tune` measures the host's time, which is not that of ", ToString(core.comm->device())));

@@ -102,9 +102,9 @@ struct ReducerOptions {
   // end; a later one that differs is an error.
   bool static_graph = false;
   // Tests each gradient before it is reduced. One that is infinite or not a number ends the group:
-  // every rank returns an error with the rank, the parameter and the step. The option of the
-  // communicator does the same. On the CPU only; not with a loss scaler or skip_nonfinite, which
-  // expect such gradients.
+  // every rank returns an error with the rank, the parameter and the step. EVENKEEL_CHECK_FINITE=1
+  // does the same. On the CPU only; not with a loss scaler or skip_nonfinite, which expect such
+  // gradients.
   bool check_finite = false;
   // Chooses other caps once the gradient order is known: some steps are measured, and all ranks
   // agree on the caps that leave the least communication after backward. The plan keeps them: an

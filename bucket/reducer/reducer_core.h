@@ -28,6 +28,7 @@ struct ReducerCore {
   std::shared_ptr<const std::string> attached;  // The reducer's mark on the parameters.
   const std::string name;
   const ReducerOptions options;
+  bool checks_finite = false;  // By `options` or the variable.
   bool has_own_reduction;
   std::unique_ptr<BucketReduction> reduction;
   std::unique_ptr<DeviceSide> device;  // Null on the CPU.

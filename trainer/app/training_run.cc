@@ -117,6 +117,7 @@ absl::Status TrainingRun::Init() {
   options.trainability = {.policy = options_.trainability,
                           .every = options_.check_trainable_every,
                           .warn_on_change = false};  // The report has the events of the schedule.
+  options.check_replicas.every = options_.flags.check_replicas;
   if (options_.wants_record()) {
     recorder_ = StepRecorder(plan().total_steps);
     options.reducer.stats_every = recorder_.sampled_every();
@@ -125,7 +126,8 @@ absl::Status TrainingRun::Init() {
       options_.lost_shard_is_fresh ? LostShard::kFresh : LostShard::kRefuse;
   const std::vector<ParameterGroup> groups = GroupsOf(*setup_.model, options_);
   const OptimizerOptions placed{.placement = PlacementOf(options_.sharding),
-                                .lost_shard = lost_shard};
+                                .lost_shard = lost_shard,
+                                .check_replicas = options.check_replicas};
   const bool composes =
       options_.comm_hook != CommHook::kNone && options_.sharding == Sharding::kSlices;
   std::unique_ptr<BucketReduction> inner;

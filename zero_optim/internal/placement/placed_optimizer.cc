@@ -30,7 +30,7 @@ PlacedOptimizer::PlacedOptimizer(Communicator& comm, ParameterSet& params, Param
       options_(std::move(options)) {}
 
 absl::Status PlacedOptimizer::Start(absl::Status own) {
-  if (own.ok()) own = CheckRange(options_.check_replicas);
+  if (own.ok()) own = Complete(options_.check_replicas);
   if (own.ok()) own = updater_.Check();
   if (own.ok() && is_split()) own = updater_.CheckDense();
   if (own.ok() && is_split()) own = TakeChannel();

@@ -18,7 +18,7 @@ namespace evenkeel::internal {
 
 std::vector<Fact> ReplicatedOptimizer::OtherSettings() const {
   return {{"update_in_backward", updates_in_backward() ? "true" : "false"},
-          {"check_replicas", ToString(options().check_replicas, communicator())}};
+          {"check_replicas", ToString(options().check_replicas)}};
 }
 
 absl::Status ReplicatedOptimizer::Step(const StepOptions& options) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "evenkeel/bucket/finite_check.h"
 #include "evenkeel/bucket/parameter_facts.h"
 #include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/status.h"
@@ -48,6 +49,7 @@ std::vector<Fact> WholeTensorsOptimizer::OtherSettings() const {
 }
 
 absl::Status WholeTensorsOptimizer::Init() {
+  EK_ASSIGN_OR_RETURN(checks_finite_, ChecksFinite(options().check_finite));
   EK_RETURN_IF_ERROR(SetPlan(NobodyOwns(), TrainableMask(params_->size(), false), 0));
   seen_mask_version_ = params_->mask_version();
   return AdoptMask(params_->mask());

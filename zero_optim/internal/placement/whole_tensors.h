@@ -140,6 +140,7 @@ class WholeTensorsOptimizer : public PlacedOptimizer {
   const std::vector<ParamSpec> specs_;
   const std::vector<int> all_params_;
   std::unique_ptr<GradientReduction> reduction_;
+  bool checks_finite_ = false;
   uint64_t seen_mask_version_ = 0;  // The mask's when the plan was made.
   std::optional<Gradients> gradients_;
   // Where no DataParallel counts samples: those in local gradients that a loop has left, and

@@ -352,9 +352,6 @@ absl::StatusOr<std::unique_ptr<Communicator>> Connect(Store& store, const Option
 }
 
 std::unique_ptr<Group> CreateGroup(Store& store, const Options& options, Failure* failure) {
-  // Debian 12's Abseil searches for cycles of locks at each lock, which takes time; here the Abseil
-  // is this library's own. (Debian 13's: comm/base/clock.cc, for programs without groups as well.)
-  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   absl::StatusOr<std::unique_ptr<Communicator>> comm = Connect(store, options);
   *failure = FailureOf(comm.status());
   if (!comm.ok()) return nullptr;

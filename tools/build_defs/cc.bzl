@@ -121,7 +121,7 @@ def ek_cc_test(name, srcs = None, size = "small", tags = [], deps = [], prelude 
         copts = _copts(kwargs, prelude),
         linkstatic = kwargs.pop("linkstatic", True),
         tags = tags + tier_tags(name),
-        deps = deps + [prelude, "@com_google_googletest//:gtest_main"] + _PROGRAM_DEPS,
+        deps = deps + [prelude, "//tools/build_defs:lock_cycles", "@com_google_googletest//:gtest_main"] + _PROGRAM_DEPS,
         **kwargs
     )
 

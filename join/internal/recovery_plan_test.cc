@@ -42,6 +42,10 @@ TEST(PlanRecoveryTest, PassesOverRanksThatAreInTheMiddleOfSomething) {
   EXPECT_EQ(plan.source, 1);
   EXPECT_EQ(plan.steps, 8);
   EXPECT_THAT(plan.ahead, ElementsAre(-1, 0, 0));
+  // A patched state is better, too.
+  RecoveryFacts patched = At({8});
+  patched.state = {StateKind::kPatched, "in the middle of an update, and does not mind"};
+  EXPECT_EQ(Plan({torn, patched}).source, 1);
 }
 
 TEST(PlanRecoveryTest, TakesAPatchedStateOnlyWhereNobodyHasAWholeOne) {

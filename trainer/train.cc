@@ -32,6 +32,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
+#include "evenkeel/bucket/replica_check.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/environment.h"
 #include "evenkeel/comm/factory.h"
@@ -274,6 +275,9 @@ int Main(const TrainFlags& flags, std::vector<std::string> arguments) {
   // Flags override the environment.
   if (!options->verify.has_value()) options->verify = environment->verify;
   if (options->flags.flight.empty()) options->flags.flight = environment->flight_folder;
+  ReplicaCheckOptions checks{.every = options->flags.check_replicas};
+  if (const absl::Status status = Complete(checks); !status.ok()) return ExitCode(status);
+  options->flags.check_replicas = checks.every;
   if (is_rank && flags.nproc.value_or(environment->world_size) != environment->world_size) {
     return Fail(absl::StrCat("rank ", environment->rank, ": --nproc=", *flags.nproc,
                              " conflicts with the ", environment->world_size,

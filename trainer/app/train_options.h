@@ -67,8 +67,9 @@ enum class CommHook { kNone, kFloat16, kBFloat16, kInt8, kPowerSgd };
 enum class Sharding { kNone, kTensors, kSlices };
 
 struct TrainOptions {
-  // The flags as they were given; main() fills in `flight` from the environment. The members below
-  // have the values that are checked against a list, parsed, or filled in.
+  // The flags as they were given; main() fills in `flight` and `check_replicas` from the
+  // environment. The members below have the values that are checked against a list, parsed, or
+  // filled in.
   TrainFlags flags;
 
   ModelKind model = ModelKind::kCnn;

@@ -58,6 +58,7 @@ namespace {
 
 using testing::EndsWith;
 using testing::HasSubstr;
+using testing::Not;
 
 constexpr int64_t kSamples = 61;  // A last batch of one sample: most ranks have none.
 constexpr int64_t kContext = 6, kVocabulary = 11;
@@ -525,14 +526,20 @@ TEST(BalanceRunTest, ALogOfAnotherRunIsRefused) {
       {log + "{\"step\":9223372036854775808,\"shares\":[4,4]}\n", "has a damaged line"},
       {log + "{\"step\":7,\"shares\":[4,2147483648]}\n", "has a damaged line"},
       {log + "{step}\n", "has a damaged line: {step}"},
+      {log + "{\"step\":7,\"sha\n", "has a damaged line: {\"step\":7,\"sha"},
       {log + "{\"step\":7,\"shares\":[4,5]}\n", "4,5 after 7 reductions"},
   };
   for (const auto& [text, says] : others) {
     ASSERT_TRUE(WriteFileAtomically(again.balance_repeat, text).ok());
     EXPECT_THAT(std::string(RunTrainer(again).status.message()), HasSubstr(says)) << text;
   }
-  // The end of a line that a killed run did not write is ignored.
+  // A line that a killed run did not finish is ignored, and the next run replaces it.
   ASSERT_TRUE(WriteFileAtomically(again.balance_repeat, log + "{\"step\":7,\"sha").ok());
+  EXPECT_TRUE(RunTrainer(again).status.ok());
+  flags.seed = 0;
+  flags.balance_log = again.balance_repeat;
+  EXPECT_TRUE(RunTrainer(flags).status.ok());
+  EXPECT_THAT(*ReadFile(flags.balance_log), Not(HasSubstr("sha{")));
   EXPECT_TRUE(RunTrainer(again).status.ok());
 }
 

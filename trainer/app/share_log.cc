@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/file.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -82,8 +83,9 @@ bool IsCount(const MetricsFields& value, int64_t most) {
 absl::StatusOr<Shares> ParseShares(absl::string_view text, const MetricsFields& own) {
   Shares shares;
   bool is_first = true;
-  for (const absl::string_view line : absl::StrSplit(text, '\n')) {
-    if (!absl::EndsWith(line, "}")) continue;  // Empty, or a killed run did not finish it.
+  // A killed run may not have finished the last line.
+  text = text.substr(0, text.rfind('\n') + 1);
+  for (const absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
     const MetricsFields fields = MetricsFields::parse(line, nullptr, /*allow_exceptions=*/false);
     if (!fields.is_object())
       return absl::InvalidArgumentError(absl::StrCat("has a damaged line: ", line));
@@ -121,9 +123,13 @@ absl::Status Begin(const std::string& path, const MetricsFields& own) {
   const absl::StatusOr<std::string> text = ReadFile(path);
   if (!text.ok() && !absl::IsNotFound(text.status())) return text.status();
   if (text.ok() && !text->empty()) {
-    const absl::Status status = ParseShares(*text, own).status();
-    return WithMessage(
-        status, absl::StrCat(status.message(), "; pass another --balance_log, or delete the file"));
+    if (const absl::Status status = ParseShares(*text, own).status(); !status.ok()) {
+      return WithMessage(status, absl::StrCat(status.message(),
+                                              "; pass another --balance_log, or delete the file"));
+    }
+    if (truncate(path.c_str(), static_cast<off_t>(text->rfind('\n') + 1)) == 0)
+      return absl::OkStatus();
+    return ErrnoStatus("cannot shorten", path);
   }
   EK_ASSIGN_OR_RETURN(const auto writer, MetricsWriter::Create(path));
   return writer->Write(own);

@@ -17,7 +17,7 @@
 // Errors:  those of the file system, with the path. OpenShareLog() reports on all ranks, also
 //          InvalidArgument if the file is of another kind of run (with both values), has damaged
 //          lines, or, to be repeated, has lost ranks or no shares; FailedPrecondition if another
-//          run is writing to it. The end of a line that a killed run did not finish is ignored.
+//          run is writing to it. A last line that a killed run did not finish is ignored.
 
 #ifndef EVENKEEL_TRAINER_APP_SHARE_LOG_H_
 #define EVENKEEL_TRAINER_APP_SHARE_LOG_H_

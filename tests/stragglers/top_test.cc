@@ -83,6 +83,14 @@ class Job {
   }
   const std::string& name() const { return name_; }
   void Signal(int rank, int signal) { ranks_.Signal(rank, signal); }
+  // Returns what the ranks have written on standard error.
+  std::string Complaints() {
+    ranks_.Listen(absl::Now() + absl::Seconds(1), [](int, absl::string_view) {});
+    std::string all;
+    for (int rank = 0; rank < kWorld; ++rank)
+      absl::StrAppend(&all, "rank ", rank, ": ", ranks_.complaints(rank), "\n");
+    return all;
+  }
 
  private:
   std::string name_;
@@ -94,6 +102,9 @@ class TopTest : public testing::Test {
   // A rank is a straggler after 10 s, which pass during the first tests.
   static void SetUpTestSuite() { SlowJob(); }
   static void TearDownTestSuite() { EndSlowJob(); }
+  void TearDown() override {
+    if (HasFailure() && job_ != nullptr) std::cout << job_->Complaints();
+  }
 
   static Job& SlowJob() {
     if (slow_job_ == nullptr) slow_job_ = std::make_unique<Job>("--slow=2");

@@ -426,7 +426,8 @@ class BalancedSampler : public torch::data::samplers::Sampler<> {
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
-  // The number of epochs whose batches were all used; breaks in a loop do not count as such.
+  // The number of epochs whose batches were all used. One that a break has ended counts, too, once
+  // the next one has begun.
   int64_t epoch() const;
   // The shares of whole batches that the last next() used, by rank.
   std::vector<int64_t> shares() const;

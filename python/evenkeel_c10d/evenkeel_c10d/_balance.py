@@ -94,6 +94,8 @@ class BalancedSampler(Sampler):
         least=0,
         most=0,
     ):
+        if not hasattr(job, "_monitor"):
+            raise TypeError("evenkeel: BalancedSampler: job must be a result of evenkeel_c10d.watch().")
         self._job = job
         self._batch_size = batch_size
         self._shuffle = shuffle
@@ -163,6 +165,7 @@ class BalancedSampler(Sampler):
 
     @property
     def epoch(self):
+        """The epoch of the next pass, or of the one that runs: that of set_epoch() or of the state."""
         return self._epoch
 
     def _batches(self):
@@ -207,14 +210,21 @@ class BalancedSampler(Sampler):
             samples = min(self._batch_size, self._length - first)
             if max(step - self._lag, first_step - 2) > self._timed:
                 self._end_check()
-            boundaries = job._divide(step, samples)
+            try:
+                boundaries = job._divide(step, samples)
+            except RuntimeError as error:
+                raise RuntimeError(
+                    f"evenkeel: a batch before batch {index} was loaded and not trained: each one needs "
+                    "job.weight() and a reduction. To skip one multiply its loss by 0; evaluation "
+                    f"needs a loader of its own ({error})"
+                ) from None
             self._pending.append(_Batch(epoch, index, step, is_first, first, boundaries, job.rank))
             if len(self._pending) > self._ahead + 1:
                 raise RuntimeError(
                     f"evenkeel: batch {self._pending[0].index} has no weight: call job.weight() once "
                     f"for each batch; or the loader asks for more than {self._ahead} batches in "
                     "advance: pass ahead=num_workers * prefetch_factor, plus the batches that the "
-                    "loop fetches before it trains them."
+                    "loop fetches before it trains them; or the sampler is not its batch_sampler."
                 )
             begins, ends = boundaries[job.rank : job.rank + 2]
             own = order[first + begins : first + ends] if begins < ends else order[first : first + 1]
@@ -229,11 +239,15 @@ class BalancedSampler(Sampler):
         self._epoch = epoch
 
     def state_dict(self):
-        """Returns the epoch, and how many of its batches were reduced.
+        """Returns the epoch, and how many of its batches were reduced; after all, the next epoch.
 
         Equal on all ranks, and valid in a group of another size: batches are global.
         """
-        return {"epoch": self._epoch, "batch": self._trained, **self._identity()}
+        epoch, batch = self._place(self._epoch, self._trained)
+        return {"epoch": epoch, "batch": batch, **self._identity()}
+
+    def _place(self, epoch, batch):
+        return (epoch, batch) if batch < self._batches() else (epoch + 1, 0)
 
     def load_state_dict(self, state):
         """Makes the next pass begin after the batches that were reduced. On all ranks, before it.
@@ -247,9 +261,8 @@ class BalancedSampler(Sampler):
         for name, value in self._identity().items():
             if state[name] != value:
                 raise ValueError(f"evenkeel: the state has {name} {state[name]}, this one {value}.")
-        self._epoch = state["epoch"]
-        # A short last batch that was trained is left out by drop_last.
-        self._begin = self._trained = min(state["batch"], self._batches())
+        self._epoch, self._begin = self._place(state["epoch"], state["batch"])
+        self._trained = self._begin
         self._is_resumed = True
 
     def _identity(self):
@@ -275,7 +288,8 @@ class BalancedSampler(Sampler):
             indices = [batch.index for batch in self._given]
             raise RuntimeError(
                 f"evenkeel: batches {indices} have a weight, and no reduction of the watched model was "
-                f"seen: reduce gradients after {self._accumulate} batches (accumulate)."
+                f"seen: reduce gradients after accumulate={self._accumulate} batches, and call weight() "
+                "once for each."
             )
         self._end_check()
         batch = self._pending.pop(0)
@@ -313,11 +327,17 @@ class BalancedSampler(Sampler):
         given, self._given = self._given, []
         is_last = len(given) > 0 and given[-1].index + 1 == self._batches()
         is_whole = len(given) == self._accumulate or (is_last and len(given) < self._accumulate)
+        if not given:
+            raise RuntimeError(
+                f"evenkeel: no batch of step {step} has a weight: multiply the loss of each batch by "
+                "job.weight() before its backward pass; all such passes but the last one of a step are "
+                "in no_sync()."
+            )
         if not is_whole or any(batch.step != step for batch in given):
             raise RuntimeError(
                 f"evenkeel: step {step} has the batches {[one.index for one in given]}: multiply the "
                 "loss of each batch by job.weight(), and reduce gradients after "
-                f"{self._accumulate} batches (accumulate), or after the last one of an epoch."
+                f"accumulate={self._accumulate} batches, or after the last one of an epoch."
             )
         self._end_check()
         self._trained = given[-1].index + 1

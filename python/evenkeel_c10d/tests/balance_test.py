@@ -234,17 +234,18 @@ def ledger(drop_last, state=None):
     return run
 
 
-def after_the_short_batch(rank, world):
-    """A rank function: the batches that are left where drop_last follows a pass without it."""
+def after_an_epoch(rank, world):
+    """A rank function: the state after a pass, and the epoch and batches after two of its three."""
     ddp = DistributedDataParallel(nn.Linear(1, 1))
     job = evenkeel_c10d.watch(model=ddp, optimizer=torch.optim.SGD(ddp.parameters(), lr=0.1))
     sampler = evenkeel_c10d.BalancedSampler(40, job, 16)
     for indices in sampler:
         (ddp(torch.zeros(len(indices), 1)).mean() * job.weight()).backward()
     state = sampler.state_dict()
+    # The third batch is short, and left out now.
     sampler = evenkeel_c10d.BalancedSampler(40, job, 16, drop_last=True)
-    sampler.load_state_dict(state)
-    result = len(sampler), list(sampler)
+    sampler.load_state_dict({**state, "epoch": 0, "batch": 2})
+    result = state, (sampler.epoch, len(sampler))
     job.close()
     return result
 
@@ -276,6 +277,8 @@ def wrong(how):
                 evenkeel_c10d.BalancedSampler(256, job, 16, seed=rank)
             if how == "bad arguments":
                 evenkeel_c10d.BalancedSampler(256, job, 16 if rank == 0 else 1)
+            if how == "no job":
+                evenkeel_c10d.BalancedSampler(256, None, 16)
             if how == "bad limits":
                 try:
                     evenkeel_c10d.BalancedSampler(256, job, 16, least=9 if rank == 1 else 0)
@@ -301,6 +304,10 @@ def wrong(how):
             if how == "no state":
                 sampler.load_state_dict({"epoch": 1})
             for index, indices in enumerate(sampler):
+                if how == "a skipped batch" and index > 0:
+                    job.weight()
+                    sampler._given.clear()  # As if it were reduced.
+                    continue
                 weight = 1 if how == "no weight" else None
                 if how == "numbers on some ranks":
                     weight = job.weight(len(indices) if rank == 0 else None)
@@ -313,7 +320,7 @@ def wrong(how):
                 if how == "an unreduced pass" and index == 1:
                     next(iter(sampler))
             return "nothing was raised"
-        except (ValueError, RuntimeError) as error:
+        except (TypeError, ValueError, RuntimeError) as error:
             return str(error)
         finally:
             # Ranks that still reduce and those that do not would have no barrier in common.
@@ -388,15 +395,19 @@ class BalanceTest(unittest.TestCase):
         for gradient in run_ranks(2, without_units, backend="gloo"):
             self.assertAlmostEqual(gradient, 2, places=12)
 
-    def test_a_state_with_a_short_batch_that_is_left_out_has_nothing_left(self):
-        self.assertEqual(run_ranks(2, after_the_short_batch, backend="gloo"), [(0, [])] * 2)
+    def test_the_state_after_an_epoch_is_that_of_the_next_one(self):
+        for state, rest in run_ranks(2, after_an_epoch, backend="gloo"):
+            self.assertEqual((state["epoch"], state["batch"]), (1, 0))
+            self.assertEqual(rest, (1, 2))
 
     def test_misuse_raises_on_all_ranks(self):
         for how, text in (
             ("differing arguments", "ranks differ in seed: [0, 1] by rank"),
             ("bad arguments", "rank 1: batch_size is 1, and must be an integer from 2 on"),
             ("bad limits", "rank 1 has shares from 9 to"),
-            ("no weight", "step 1 has the batches []"),
+            ("no job", "job must be a result of evenkeel_c10d.watch()"),
+            ("no weight", "no batch of step 1 has a weight"),
+            ("a skipped batch", "was loaded and not trained"),
             ("too few batches", "step 1 has the batches [0]"),
             ("no reduction", "batches [0] have a weight, and no reduction"),
             ("an unreduced pass", "batches [0, 1] were accumulated and not reduced"),

@@ -25,10 +25,11 @@ namespace {
 
 #ifdef NDEBUG
 // Debian's Abseil is compiled without NDEBUG, so at each lock it searches for mutexes that were
-// taken in a cycle, which is almost half of the time of a small collective, and ends the process if
-// there are any. Debian 13's does not learn of the end of mutexes in code with NDEBUG, and takes
-// those that have one address after the other for one. Abseil with NDEBUG does not search. Tests
-// do with Debian 12's (tools/build_defs/lock_cycles.cc), which finds only true cycles.
+// taken in a cycle, which is almost half of the instructions of a small collective, and ends the
+// process if there are any. Debian 13's does not learn of the end of mutexes in code with NDEBUG,
+// and takes those that have one address after the other for one. Abseil with NDEBUG does not
+// search. Tests do with Debian 12's (tools/build_defs/lock_cycles.cc), which finds only true
+// cycles.
 [[maybe_unused]] const bool looks_for_no_cycles = [] {
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   return true;

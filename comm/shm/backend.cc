@@ -45,6 +45,8 @@ constexpr size_t kLanesPerRank = 4;
 // The part of an operation that the issuing call does itself, if it depends on no other rank: it
 // costs about as much as handing the operation over.
 constexpr int64_t kIssuersBytes = 512 << 10;
+// The bytes that it moves before the others see that no thread polls its lane.
+constexpr int64_t kFirstBytes = 64 << 10;
 // The bytes moved between two checks of the clock, the other lanes, and the end of the group.
 constexpr int64_t kStepBytes = 4 << 20;
 // The time for which a thread polls before it sleeps. Waking it takes some 20 to 30 microseconds,
@@ -486,12 +488,16 @@ void ShmBackend::Core::LetGo(Lane& lane, std::vector<Ending>& endings) {
   while (true) {
     Found found = Found::kNothing;
     const std::atomic<uint32_t>& watch = lane.shared.seats[lane.shared.me].watch;
-    if (lane.waiting.load() > 0) {
+    while (lane.waiting.load() > 0) {
       SetWatch(lane, ShmWatch::kRingThread);
-      do {  // Catches events from before the watch was visible.
-        found = Step(lane, kIssuersBytes, endings);
-      } while (found == Found::kMoved);
-      if (found == Found::kNothing) SetWatch(lane, ShmWatch::kAwake);
+      // Finds events from before the watch was visible. Data is moved while it is kAwake: the other
+      // ranks need not ring.
+      found = Step(lane, 0, endings);
+      if (found == Found::kBlocked) break;
+      SetWatch(lane, ShmWatch::kAwake);
+      if (found == Found::kNothing) break;
+      found = Step(lane, kIssuersBytes, endings);
+      if (found == Found::kMore) break;
     }
     lane.drive.Unlock();
     if (found == Found::kMore) RingThread();
@@ -500,7 +506,8 @@ void ShmBackend::Core::LetGo(Lane& lane, std::vector<Ending>& endings) {
     const bool was_rung =
         found == Found::kBlocked && watch.load() == static_cast<uint32_t>(ShmWatch::kAwake);
     // An operation was issued after the last look, by a thread that could not drive it.
-    const bool has_more = found == Found::kNothing && lane.waiting.load() > 0;
+    const bool has_more =
+        found != Found::kBlocked && found != Found::kMore && lane.waiting.load() > 0;
     if ((!was_rung && !has_more) || stop_ || !lane.drive.Try()) return;
   }
 }
@@ -512,6 +519,12 @@ void ShmBackend::Core::Start(Operation operation, std::shared_ptr<WorkState> wor
   Lane& lane = **queued;
   if (!lane.drive.Try()) return;
   std::vector<Ending> endings;
+  // A thread that waits for a small operation takes over a moment later. So the others see that
+  // no thread polls as late as possible: they would ring for the communication thread, which would
+  // take the processor of this one.
+  SetWatch(lane, ShmWatch::kAwake);
+  while (Step(lane, kFirstBytes, endings) == Found::kMoved) {
+  }
   LetGo(lane, endings);
   Finish(endings);
 }

@@ -20,8 +20,8 @@ namespace {
 
 // The loop of all of them. `Way` has Publish(), Reduce() and Take() of the next chunk, which return
 // the bytes that they have moved; and CanReduce() and CanTake(). It may replace CanPublish(),
-// IsOver(), and EarlyElements(): what the first Publish() copies at most. None of these calls is
-// virtual.
+// IsOver(), AreResultsFetched(): whether ranks wait for pieces that others reduce, and
+// EarlyElements(): what the first Publish() copies at most. None of these calls is virtual.
 template <typename Way>
 class Chunks : public ShmWay {
  public:
@@ -40,7 +40,8 @@ class Chunks : public ShmWay {
     Way& way = static_cast<Way&>(*this);
     for (auto blocked = ShmProgress::kBlocked;; blocked = ShmProgress::kMoved) {
       if (stop.load(std::memory_order_relaxed)) return blocked;
-      if (budget <= 0) return ShmProgress::kMore;
+      if (budget <= 0 && (way.CanPublish() || way.CanReduce() || way.CanTake()))
+        return ShmProgress::kMore;
       bool has_stepped = false;
       if (way.CanPublish()) {
         EK_ASSIGN_OR_RETURN(const int64_t bytes, way.Publish(published_));
@@ -52,14 +53,14 @@ class Chunks : public ShmWay {
       if (way.CanReduce()) {
         EK_ASSIGN_OR_RETURN(const int64_t bytes, way.Reduce(reduced_));
         lane_.mine().reduced.store(lane_.chunks + ++reduced_, std::memory_order_release);
-        if (task_.IsReducedByPieces()) lane_.Notify();
+        if (way.AreResultsFetched()) lane_.Notify();
         budget -= bytes;
         has_stepped = true;
       }
       if (way.CanTake()) {
         EK_ASSIGN_OR_RETURN(const int64_t bytes, way.Take(taken_));
         lane_.mine().taken.store(lane_.chunks + ++taken_, std::memory_order_release);
-        lane_.Notify();
+        if (!way.IsOver()) lane_.Notify();  // Else the end of the operation notifies.
         budget -= bytes;
         has_stepped = true;
       }
@@ -79,6 +80,7 @@ class Chunks : public ShmWay {
     return chunk < kShmSlots || lane_.OthersHave(&ShmSeat::taken, chunk + 1 - kShmSlots);
   }
   bool IsOver() const { return taken_ == chunks_; }
+  bool AreResultsFetched() const { return false; }
   int64_t EarlyElements() const { return CountOf(task_.in); }
 
   const ShmTask& task_;
@@ -119,6 +121,7 @@ class Staged : public Chunks<Staged> {
   bool CanTake() const;
   absl::StatusOr<int64_t> Take(int64_t chunk);
   bool IsOver() const;
+  bool AreResultsFetched() const { return is_cut_; }
 
  private:
   // The elements of a chunk that are for one seat: where they begin in the input of the rank that
@@ -132,7 +135,7 @@ class Staged : public Chunks<Staged> {
   int64_t Begins(int64_t chunk) const { return chunk * chunk_elements_; }
   bool HaveOthersPublished(int64_t chunk) const;
   // Returns whether this rank needs the pieces that others reduce.
-  bool FetchesResults() const { return is_cut_ && task_.WantsResult(); }
+  bool FetchesResults() const { return AreResultsFetched() && task_.WantsResult(); }
 
   const CollectiveKind kind_;
   const bool is_cut_;

@@ -71,7 +71,8 @@ absl::StatusOr<ShmProgress> Direct::Advance(int64_t budget, const std::atomic<bo
     const uint64_t end = EndOf(share);
     while (true) {
       if (stop.load(std::memory_order_relaxed)) return blocked;
-      if (budget <= 0) return ShmProgress::kMore;
+      if (budget <= 0 && lane_.seats[share].claimed.load(std::memory_order_relaxed) < end)
+        return ShmProgress::kMore;
       const std::optional<int64_t> block = ClaimBlock(share);
       if (!block.has_value()) break;
       budget -= ReduceBlock(share, *block);

@@ -40,7 +40,7 @@ namespace evenkeel::internal {
 enum class ShmProgress {
   kBlocked,  // Until another rank's seat changes.
   kMoved,    // Blocked, too, but data was moved, or a state changed for which others may wait.
-  kMore,     // The budget is spent.
+  kMore,     // There is something to move, but the budget is spent.
   kEnded,
 };
 
@@ -52,7 +52,8 @@ class ShmWay {
   virtual absl::Status PublishEarly() { return absl::OkStatus(); }
   // Finds the other ranks' memory once all ranks have arrived; called again if it fails.
   virtual absl::Status Begin() { return absl::OkStatus(); }
-  // Moves about `budget` bytes at most. Errors: two ranks' sizes differ; there is no memory.
+  // Moves about `budget` bytes at most; with 0, only looks whether there is something to move
+  // (kMore). Errors: two ranks' sizes differ; there is no memory.
   virtual absl::StatusOr<ShmProgress> Advance(int64_t budget, const std::atomic<bool>& stop) = 0;
   // Adds the chunks or blocks of the operation, which has ended, to the lane's totals.
   virtual void CountIn() = 0;
@@ -72,8 +73,8 @@ class ShmTransfer {
   ShmTransfer(const ShmTransfer&) = delete;
   ShmTransfer& operator=(const ShmTransfer&) = delete;
 
-  // Moves about `budget` bytes at most. Errors: the ranks disagree, or there is no memory; no
-  // further call may follow.
+  // Moves about `budget` bytes at most; with 0, the first 64 KiB at most. Errors: the ranks
+  // disagree, or there is no memory; no further call may follow.
   absl::StatusOr<ShmProgress> Advance(int64_t budget, const std::atomic<bool>& stop);
   // Returns whether all ranks have joined the operation, so that each wait ends by itself.
   bool all_are_here() const { return state_ == State::kMoving; }

@@ -433,7 +433,7 @@ absl::Status LowestError(const ControlChannel::Parts& parts) {
 internal::GroupCore::GroupCore(std::unique_ptr<Backend> own_backend,
                                std::unique_ptr<ControlChannel> own_control,
                                CommunicatorOptions group_options, absl::string_view name,
-                               GroupMaker maker)
+                               GroupMaker maker, NewcomerLink newcomer)
     : control(std::move(own_control)),
       options(std::move(group_options)),
       rank(control->rank()),
@@ -454,6 +454,7 @@ internal::GroupCore::GroupCore(std::unique_ptr<Backend> own_backend,
       agreements(*control, end, *own_backend, flight, options),
       watch(*control, end, kept_flight, flight, channels, extension, agreements, options.watch),
       make_group(std::move(maker)),
+      newcomer_link(std::move(newcomer)),
       backend(std::move(own_backend)) {
   std::iota(members.begin(), members.end(), 0);
 }
@@ -493,9 +494,9 @@ absl::Status internal::GroupExtension::CheckAgainstLeft(int64_t position) {
 
 Communicator::Communicator(std::unique_ptr<Backend> backend,
                            std::unique_ptr<ControlChannel> control, CommunicatorOptions options,
-                           absl::string_view group, GroupMaker make_group)
+                           absl::string_view group, GroupMaker make_group, NewcomerLink newcomer)
     : core_(std::make_unique<GroupCore>(std::move(backend), std::move(control), std::move(options),
-                                        group, std::move(make_group))) {
+                                        group, std::move(make_group), std::move(newcomer))) {
   GroupCore& core = *core_;
   core.control->SetEndless(core.options.timeout);
   core.user = *OpenChannel("user");
@@ -535,6 +536,7 @@ Device Communicator::device() const { return core_->backend->device(); }
 DeviceRuntime* Communicator::runtime() const { return core_->backend->runtime(); }
 absl::string_view Communicator::backend_name() const { return core_->backend->name(); }
 absl::Duration Communicator::timeout() const { return core_->options.timeout; }
+bool Communicator::waiting() const { return core_->newcomer_link != nullptr; }
 VerifyLevel Communicator::verify_level() const { return core_->agreements.level(); }
 Channel& Communicator::user() { return *core_->user; }
 FlightRecorder& Communicator::flight() { return core_->flight; }
@@ -666,7 +668,12 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Split(int color, int
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Shrink(absl::Duration timeout) {
-  return core_->Shrink(timeout);
+  EK_ASSIGN_OR_RETURN(Regrouped regrouped, core_->Regroup({.timeout = timeout}));
+  return std::move(regrouped.comm);
+}
+
+absl::StatusOr<Regrouped> Communicator::Regroup(const RegroupOptions& options) {
+  return core_->Regroup(options);
 }
 
 }  // namespace evenkeel

@@ -175,13 +175,30 @@ using GroupMaker = std::function<absl::StatusOr<std::unique_ptr<Communicator>>(
     absl::string_view group, int rank, int world_size, std::unique_ptr<ControlLink> link,
     absl::Duration timeout)>;
 
+// Opens a newcomer's link to the job.
+using NewcomerLink = std::function<absl::StatusOr<std::unique_ptr<ControlLink>>(absl::Duration)>;
+
+struct RegroupOptions {
+  absl::Duration timeout = absl::Minutes(2);  // Of the whole call, the wait not included.
+  // Wait for a newcomer in the place of each lost rank, from the arrival of the last survivor on,
+  // and again if another rank is lost meanwhile. The longest wait of all ranks counts. 0: no
+  // newcomer enters.
+  absl::Duration wait_for_replacement = absl::ZeroDuration();
+};
+
+struct Regrouped {
+  std::unique_ptr<Communicator> comm;
+  std::vector<int> lost;     // The numbers in the job of the processes that are gone.
+  std::vector<int> entered;  // Ranks of the new group that are newcomers, in places of those.
+};
+
 class Communicator {
  public:
-  // For factories. `control` must be connected, and has the rank and the world size. Split() and
-  // Shrink() need `make_group`.
+  // For factories. `control` must be connected, and has the rank and the world size. Split(),
+  // Shrink() and Regroup() need `make_group`. With `newcomer`, it is waiting().
   Communicator(std::unique_ptr<Backend> backend, std::unique_ptr<ControlChannel> control,
                CommunicatorOptions options = {}, absl::string_view group = "world",
-               GroupMaker make_group = nullptr);
+               GroupMaker make_group = nullptr, NewcomerLink newcomer = nullptr);
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -196,6 +213,13 @@ class Communicator {
   DeviceRuntime* runtime() const;
   absl::string_view backend_name() const;
   absl::Duration timeout() const;
+  // Returns whether this process takes the place of a lost rank (EVENKEEL_NEWCOMER), and is not in
+  // the group yet: Enter() (join/recovery.h) or Regroup() make the communicator with which it is.
+  // Until then this one has the rank and the size of the job's first group, and is for making
+  // Joinables: agreements and broadcasts end at once, as if all ranks had passed what this one
+  // passes; results of reductions are unspecified; a step is an error. Such a process must not open
+  // the job's files, or print for it.
+  bool waiting() const;
 
   // Returns the channel with that name; the first call opens it. It lives as long as the
   // communicator. Parts of the library use names of the form "part#n" (see UniqueName), and "user"
@@ -307,6 +331,10 @@ class Communicator {
   //         neither called it nor left. Unavailable: the hub, which held the group together, is
   //         gone. Aborted: the other ranks have declared this one lost, and continue without it.
   absl::StatusOr<std::unique_ptr<Communicator>> Shrink(absl::Duration timeout = absl::Minutes(2));
+  // The same, with newcomers in the places of lost ranks where the store is hosted by another
+  // process (EVENKEEL_STORE_HOSTED). On a communicator that is waiting(), waits for the loss of its
+  // rank. Errors in addition: FailedPrecondition: this newcomer never gets its place.
+  absl::StatusOr<Regrouped> Regroup(const RegroupOptions& options);
 
  private:
   friend class internal::GroupExtension;

@@ -282,6 +282,7 @@ absl::Status FindPlace(const Reader& read, const Names& names, Environment& envi
   const char* const restarts =
       read.Has("EVENKEEL_RESTART") ? "EVENKEEL_RESTART" : "TORCHELASTIC_RESTART_COUNT";
   EK_ASSIGN_OR_RETURN(environment.restarts, read.NumberOr(restarts, 0, kMost, 0));
+  EK_ASSIGN_OR_RETURN(environment.newcomer, read.NumberOr("EVENKEEL_NEWCOMER", 0, kMost, 0));
   return absl::OkStatus();
 }
 
@@ -310,6 +311,11 @@ absl::StatusOr<Environment> ParseEnvironment(const Variables& variables,
   environment.job = JobName(read, environment.launcher, environment.is_one_host, process);
   if (environment.world_size == 1) return environment;  // No rendezvous.
   EK_RETURN_IF_ERROR(FindStore(read, process, environment));
+  if (environment.newcomer > 0 && environment.hosts_store) {
+    return absl::InvalidArgumentError(
+        "EVENKEEL_NEWCOMER: rank 0 hosted the job's store, which is lost with it: only a job whose "
+        "store is hosted by another process, such as our launcher, can replace rank 0");
+  }
   EK_RETURN_IF_ERROR(FindSecret(read, process, environment));
   return environment;
 }

@@ -27,6 +27,9 @@
 //   EVENKEEL_JOB           a name, equal on all ranks, that no other job has at the same time.
 //   EVENKEEL_RESTART       the number of restarts of this job, set by our launcher. torchrun has a
 //                          variable of its own.
+//   EVENKEEL_NEWCOMER      N, from 1: this process takes the place of its rank, which the job has
+//                          lost; the N-th one that does (docs/replacement.md). Our launcher sets
+//                          it.
 //   EVENKEEL_VERIFY        off, positions or every: the checks of comm/verify.h, unless the program
 //                          sets them.
 //   EVENKEEL_FLIGHT        a folder for the flight records of a group that fails
@@ -61,6 +64,7 @@ struct Environment {
   bool is_one_host = true;  // All ranks are on this host.
   int host_parts = 1;       // See EVENKEEL_HOST_PARTS.
   int restarts = 0;         // Not 0: a program that saves its state resumes from it.
+  int newcomer = 0;         // Not 0: see EVENKEEL_NEWCOMER.
 
   // The addresses at which the job's store may be, or the folder in which its address will be
   // published.

@@ -109,6 +109,12 @@ TEST(ParseEnvironmentTest, SaysHowOftenTheJobWasStartedAnew) {
             0);
   EXPECT_THAT(Complaint(With(kTwoRanks, {{"EVENKEEL_RESTART", "-1"}})),
               HasSubstr("EVENKEEL_RESTART=-1"));
+  const Variables hosted =
+      With(kTwoRanks, {{"EVENKEEL_STORE", "127.0.0.1:29400"}, {"EVENKEEL_STORE_HOSTED", "1"}});
+  EXPECT_EQ(Parse(hosted).newcomer, 0);
+  EXPECT_EQ(Parse(With(hosted, {{"EVENKEEL_NEWCOMER", "3"}})).newcomer, 3);
+  EXPECT_THAT(Complaint(With(kTwoRanks, {{"RANK", "0"}, {"EVENKEEL_NEWCOMER", "1"}})),
+              HasSubstr("rank 0 hosted the job's store"));
 }
 
 TEST(ParseEnvironmentTest, AHostMayCountAsSeveral) {

@@ -12,9 +12,11 @@
 #include "evenkeel/comm/make_group.h"
 #include "evenkeel/comm/nccl/nccl_or_not.h"
 #include "evenkeel/comm/rendezvous/tcp_store.h"
+#include "evenkeel/comm/shm/registered_memory.h"
 #include "evenkeel/comm/shm/shm.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/tcp/tcp.h"
+#include "evenkeel/comm/waiting.h"
 
 namespace evenkeel {
 namespace {
@@ -25,7 +27,8 @@ struct Route {
   std::string local_host = "127.0.0.1";
 };
 
-absl::StatusOr<Route> Connect(const Environment& environment, const FactoryOptions& options) {
+absl::StatusOr<Route> Connect(const Environment& environment, const FactoryOptions& options,
+                              absl::Duration timeout) {
   Route route;
   if (environment.world_size == 1) {
     route.link = std::move(internal::CreateLocalLinks(1)[0]);
@@ -33,18 +36,23 @@ absl::StatusOr<Route> Connect(const Environment& environment, const FactoryOptio
   }
   std::shared_ptr<Rendezvous> rendezvous = options.rendezvous;
   if (rendezvous == nullptr) {
-    EK_ASSIGN_OR_RETURN(rendezvous, Rendezvous::Join(environment, options.connect_timeout));
+    EK_ASSIGN_OR_RETURN(rendezvous, Rendezvous::Join(environment, timeout));
   }
   EK_ASSIGN_OR_RETURN(std::unique_ptr<TcpControlLink> link,
-                      rendezvous->OpenGroup({.name = options.group, .members = options.members}));
+                      rendezvous->OpenGroup({.name = options.group,
+                                             .members = options.members,
+                                             .incarnation = environment.newcomer}));
   route.local_host = environment.address.empty() ? link->local_host() : environment.address;
   route.link = std::move(link);
   return route;
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> CreateTcp(const Environment& environment,
-                                                        const FactoryOptions& options) {
-  EK_ASSIGN_OR_RETURN(Route route, Connect(environment, options));
+using Made = absl::StatusOr<std::unique_ptr<Communicator>>;
+// Makes a group of one backend. `environment` has the rank and the size in it.
+using MakeFunction = Made (*)(const Environment& environment, Route route,
+                              const FactoryOptions& options);
+
+Made MakeTcp(const Environment& environment, Route route, const FactoryOptions& options) {
   return CreateTcpGroup(environment.rank, environment.world_size, std::move(route.link),
                         {.group = options.group,
                          .bind_address = route.local_host,
@@ -52,9 +60,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateTcp(const Environment& envir
                          .communicator = options.communicator});
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> CreateShm(const Environment& environment,
-                                                        const FactoryOptions& options) {
-  EK_ASSIGN_OR_RETURN(Route route, Connect(environment, options));
+Made MakeShm(const Environment& environment, Route route, const FactoryOptions& options) {
   return CreateShmGroup(environment.rank, environment.world_size, std::move(route.link),
                         {.group = options.group,
                          .connect_timeout = options.connect_timeout,
@@ -62,9 +68,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateShm(const Environment& envir
 }
 
 // Chooses by the hosts of the ranks: shm, tcp, or one inside and the other between hosts.
-absl::StatusOr<std::unique_ptr<Communicator>> CreateHierarchical(const Environment& environment,
-                                                                 const FactoryOptions& options) {
-  EK_ASSIGN_OR_RETURN(Route route, Connect(environment, options));
+Made MakeHierarchical(const Environment& environment, Route route, const FactoryOptions& options) {
   const int parts = environment.host_parts;
   return CreateHierarchicalGroup(
       environment.rank, environment.world_size, std::move(route.link),
@@ -77,17 +81,17 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateHierarchical(const Environme
 
 absl::StatusOr<std::unique_ptr<Communicator>> CreateNccl(const Environment& environment,
                                                          const FactoryOptions& options) {
-  return internal::CreateNcclIfBuilt({.rank = environment.rank,
-                                      .world_size = environment.world_size,
-                                      .local_rank = environment.local_rank,
-                                      .group = options.group,
-                                      .connect_timeout = options.connect_timeout,
-                                      .communicator = options.communicator},
-                                     [&]() -> absl::StatusOr<std::unique_ptr<ControlLink>> {
-                                       EK_ASSIGN_OR_RETURN(Route route,
-                                                           Connect(environment, options));
-                                       return std::move(route.link);
-                                     });
+  return internal::CreateNcclIfBuilt(
+      {.rank = environment.rank,
+       .world_size = environment.world_size,
+       .local_rank = environment.local_rank,
+       .group = options.group,
+       .connect_timeout = options.connect_timeout,
+       .communicator = options.communicator},
+      [&]() -> absl::StatusOr<std::unique_ptr<ControlLink>> {
+        EK_ASSIGN_OR_RETURN(Route route, Connect(environment, options, options.connect_timeout));
+        return std::move(route.link);
+      });
 }
 
 // The backend of a group that moves no data.
@@ -117,12 +121,6 @@ absl::StatusOr<std::unique_ptr<Communicator>> MakeNone(int rank, int world_size,
       });
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> CreateNone(const Environment& environment,
-                                                         const FactoryOptions& options) {
-  EK_ASSIGN_OR_RETURN(Route route, Connect(environment, options));
-  return MakeNone(environment.rank, environment.world_size, std::move(route.link), options);
-}
-
 absl::StatusOr<std::unique_ptr<Communicator>> CreateLocal(const Environment& environment,
                                                           const FactoryOptions& options) {
   if (environment.world_size > 1) {
@@ -134,6 +132,45 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateLocal(const Environment& env
   return std::move(group[0]);
 }
 
+// Returns the function for a backend; null for one that is made in another way.
+MakeFunction MakeFunctionOf(absl::string_view backend) {
+  if (backend == "auto" || backend == "hierarchical") return MakeHierarchical;
+  if (backend == "tcp" || backend == "gloo") return MakeTcp;
+  if (backend == "shm") return MakeShm;
+  return nullptr;
+}
+
+// Makes the communicator of a newcomer. Its group is made when it enters.
+Made CreateWaiting(const Environment& environment, const FactoryOptions& options,
+                   MakeFunction make) {
+  if (make == nullptr) {
+    return absl::UnimplementedError(absl::StrCat(
+        "EVENKEEL_NEWCOMER: a lost rank of the backend ", options.backend,
+        " is not replaced; that is for auto, shm, tcp and hierarchical: restart the job"));
+  }
+  const auto local_host = std::make_shared<std::string>();
+  internal::WaitingOptions waiting{.group = options.group, .communicator = options.communicator};
+  waiting.open_link = [environment, options, local_host](
+                          absl::Duration timeout) -> absl::StatusOr<std::unique_ptr<ControlLink>> {
+    EK_ASSIGN_OR_RETURN(Route route, Connect(environment, options, timeout));
+    *local_host = route.local_host;
+    return std::move(route.link);
+  };
+  waiting.make_group = [environment, options, make, local_host](
+                           absl::string_view group, int rank, int world_size,
+                           std::unique_ptr<ControlLink> link, absl::Duration timeout) {
+    Environment next = environment;
+    next.rank = rank;
+    next.world_size = world_size;
+    FactoryOptions its = options;
+    its.group = std::string(group);
+    its.connect_timeout = timeout;
+    return make(next, {std::move(link), *local_host}, its);
+  };
+  if (make != MakeTcp) waiting.allocate = internal::AllocateRegistered;
+  return internal::MakeWaiting(environment.rank, environment.world_size, std::move(waiting));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Communicator>> CreateCommunicator(const Environment& environment,
@@ -143,16 +180,17 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateCommunicator(const Environme
   if (!options.communicator.verify.has_value()) options.communicator.verify = environment.verify;
   if (options.communicator.flight.folder.empty())
     options.communicator.flight.folder = environment.flight_folder;
-  if (options.backend == "auto") {
-    return environment.world_size == 1 ? CreateLocal(environment, options)
-                                       : CreateHierarchical(environment, options);
-  }
-  if (options.backend == "hierarchical") return CreateHierarchical(environment, options);
-  if (options.backend == "tcp" || options.backend == "gloo") return CreateTcp(environment, options);
-  if (options.backend == "shm") return CreateShm(environment, options);
+  if (environment.newcomer > 0 && environment.world_size > 1)
+    return CreateWaiting(environment, options, MakeFunctionOf(options.backend));
+  if (options.backend == "local" || (options.backend == "auto" && environment.world_size == 1))
+    return CreateLocal(environment, options);
   if (options.backend == "nccl") return CreateNccl(environment, options);
-  if (options.backend == "local") return CreateLocal(environment, options);
-  if (options.backend == "none") return CreateNone(environment, options);
+  const MakeFunction make = MakeFunctionOf(options.backend);
+  if (make != nullptr || options.backend == "none") {
+    EK_ASSIGN_OR_RETURN(Route route, Connect(environment, options, options.connect_timeout));
+    if (make != nullptr) return make(environment, std::move(route), options);
+    return MakeNone(environment.rank, environment.world_size, std::move(route.link), options);
+  }
   return absl::InvalidArgumentError(
       absl::StrCat("unknown backend \"", options.backend,
                    "\": it is one of auto, shm, tcp (or gloo), hierarchical, nccl, local, none"));

@@ -236,6 +236,42 @@ TEST(CreateCommunicatorTest, NoneMovesNoDataAndHasAControlPlane) {
   for (std::thread& thread : threads) thread.join();
 }
 
+// Joinables are made over it: agreements end as if all ranks had passed the same.
+TEST(CreateCommunicatorTest, ANewcomersCommunicatorWaits) {
+  Variables variables = JobVariables();
+  variables.insert({{"RANK", "2"},
+                    {"EVENKEEL_STORE", "127.0.0.1:1"},
+                    {"EVENKEEL_STORE_HOSTED", "1"},
+                    {"EVENKEEL_SECRET", "00112233445566778899aabbccddeeff"},
+                    {"EVENKEEL_NEWCOMER", "1"}});
+  const Environment environment = ParseEnvironment(variables, {}).value();
+  for (const char* backend : {"auto", "shm", "tcp", "hierarchical"}) {
+    auto comm = CreateCommunicator(environment, {.backend = backend});
+    ASSERT_TRUE(comm.ok()) << comm.status();
+    EXPECT_TRUE((*comm)->waiting());
+    EXPECT_EQ((*comm)->rank(), 2);
+    EXPECT_EQ((*comm)->world_size(), kWorld);
+    const auto parts = (*comm)->control().Exchange("names", "mine", absl::Seconds(30));
+    ASSERT_TRUE(parts.ok()) << parts.status();
+    EXPECT_THAT(*parts, testing::ElementsAre("mine", "mine", "mine"));
+    (*comm)->control().Send(2, "letter", "to myself");
+    EXPECT_EQ((*comm)->control().Receive("letter", absl::Seconds(30)).value_or(""), "to myself");
+    std::vector<float> data = {1, 2}, all(6);
+    EXPECT_TRUE((*comm)->Broadcast(absl::MakeSpan(data), 0).ok());
+    EXPECT_TRUE((*comm)->AllGather(absl::MakeSpan(data), absl::MakeSpan(all)).ok());
+    EXPECT_THAT(all, testing::ElementsAre(1, 2, 1, 2, 1, 2));
+    EXPECT_THAT(std::string((*comm)->Split(0, 0).status().message()),
+                HasSubstr("waits for the place of rank 2"));
+    const absl::Status away = (*comm)->Regroup({.timeout = absl::Milliseconds(50)}).status();
+    EXPECT_TRUE(absl::IsDeadlineExceeded(away)) << away;
+    EXPECT_THAT(std::string(away.message()),
+                AllOf(HasSubstr("in the place of rank 2"), HasSubstr("127.0.0.1:1")));
+  }
+  const auto refused = CreateCommunicator(environment, {.backend = "nccl"});
+  EXPECT_THAT(std::string(refused.status().message()),
+              HasSubstr("a lost rank of the backend nccl is not replaced"));
+}
+
 TEST(RendezvousTest, SeveralGroupsShareOneJob) {
   Variables variables = JobVariables();
   std::vector<std::thread> threads;

@@ -167,8 +167,14 @@ absl::StatusOr<typename Message::Reply> ControlChannel::Request(Message message,
   return result;
 }
 
-absl::StatusOr<ControlChannel::Survivors> ControlChannel::Regroup(absl::Duration timeout) {
-  auto answer = Request(to_hub::Regroup(), timeout, Until::kLost);
+absl::StatusOr<to_rank::Regrouped> ControlChannel::Regroup(absl::Duration timeout,
+                                                           absl::Duration wait,
+                                                           std::vector<int> members) {
+  auto answer = Request(
+      to_hub::Regroup{
+          .wait_us = wait == absl::InfiniteDuration() ? -1 : absl::ToInt64Microseconds(wait),
+          .members = std::move(members)},
+      timeout, Until::kLost);
   if (absl::IsDeadlineExceeded(answer.status())) {
     const Missing missing = WhoIsMissing(kRegroupTopic, 0);
     return internal::MissedDeadline(
@@ -183,7 +189,8 @@ absl::StatusOr<ControlChannel::Survivors> ControlChannel::Regroup(absl::Duration
     return WithFailureInfo(absl::AbortedError(cut_off_.message()),
                            FailureInfoOf(cut_off_).value_or(FailureInfo()));
   }
-  return Survivors{.ranks = std::move(answer->survivors), .round = answer->round};
+  EK_RETURN_IF_ERROR(answer->refusal);
+  return answer;
 }
 
 absl::Status ControlChannel::SurvivorsStatus() const {

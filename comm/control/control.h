@@ -129,14 +129,19 @@ class ControlChannel {
   // Returns the number of messages of the hub that have been handled, without heartbeats.
   int64_t received() const;
 
-  // After a failure, waits until every rank of the group has called it, has left, or is lost.
+  // After a failure, waits until every rank of the group has called it, has left, or is lost; then
+  // for at most the longest `wait` of the ranks, or twice if another rank is lost meanwhile, until
+  // each lost rank has a newcomer, where the hub is in a process of its own. `members`: the ranks'
+  // numbers in the job. A newcomer, over a link that it has opened as one
+  // (GroupSeat::incarnation), waits for the place of a lost rank; it passes neither of both.
+  // Returns the next group's ranks, in the numbers of this group; for a newcomer, in those of the
+  // ended group whose name and members the result has.
   // Errors: DeadlineExceeded names the ranks that have not called it, not left, and are not lost.
   //         Unavailable: the hub is gone. Aborted: the hub has declared this rank lost.
-  struct Survivors {
-    std::vector<int> ranks;  // In order; without this one if the others have declared it lost.
-    int64_t round = 0;       // Equal on all survivors; a new number each time.
-  };
-  absl::StatusOr<Survivors> Regroup(absl::Duration timeout);
+  //         FailedPrecondition: it never gets a newcomer's place.
+  absl::StatusOr<to_rank::Regrouped> Regroup(absl::Duration timeout,
+                                             absl::Duration wait = absl::ZeroDuration(),
+                                             std::vector<int> members = {});
   // Returns the loss of the hub, or of a survivor since the last Regroup(), else OK.
   absl::Status SurvivorsStatus() const;
 

@@ -17,9 +17,42 @@ constexpr absl::Duration kOthersReport = absl::Seconds(2);
 
 std::string KeyOf(const Hello& hello) { return absl::StrCat(hello.group, "\n", hello.id); }
 
+// Returns the key of the first of the groups that continue each other: of "world+2", "world".
+std::string FamilyOf(const Hello& hello) {
+  absl::string_view name = hello.group;
+  const size_t plus = name.find_last_not_of("0123456789");
+  if (plus != absl::string_view::npos && plus + 1 < name.size() && name[plus] == '+')
+    name = name.substr(0, plus);
+  return absl::StrCat(name, "\n", hello.id);
+}
+
+absl::Status TooLate(int place) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("the process in the place of rank ", place,
+                   " comes too late: the group has gone on without that rank"));
+}
+
 }  // namespace
 
+absl::Status ControlGroups::CheckNewcomer(const Hello& hello) const {
+  const auto family = families_.find(FamilyOf(hello));
+  if (family == families_.end()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the process in the place of rank ", hello.rank, " finds no group ", hello.group,
+        ": it is for a job that runs, and that has lost this rank (EVENKEEL_NEWCOMER)"));
+  }
+  if (family->second.places_left_out.contains(hello.rank)) return TooLate(hello.rank);
+  const auto newest = family->second.incarnations.find(hello.rank);
+  if (newest != family->second.incarnations.end() && newest->second >= hello.incarnation) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the process number ", hello.incarnation, " in the place of rank ", hello.rank,
+        " is refused: number ", newest->second, " has come already (EVENKEEL_NEWCOMER)"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ControlGroups::Check(const Hello& hello) const {
+  if (hello.incarnation > 0) return CheckNewcomer(hello);
   const auto found = groups_.find(KeyOf(hello));
   if (found == groups_.end()) return absl::OkStatus();
   const Group& group = found->second;
@@ -49,6 +82,19 @@ absl::Status ControlGroups::Check(const Hello& hello) const {
 }
 
 void ControlGroups::Join(PeerId peer, const Hello& hello) {
+  const std::string family = FamilyOf(hello);
+  if (hello.incarnation > 0) {
+    families_[family].incarnations[hello.rank] = hello.incarnation;
+    for (auto& [other, newcomer] : newcomers_) {
+      if (newcomer.family != family || newcomer.place != hello.rank || newcomer.rank >= 0) continue;
+      Refuse(other, newcomer,
+             absl::FailedPreconditionError(absl::StrCat(
+                 "another process, number ", hello.incarnation, ", has come to the place of rank ",
+                 hello.rank, " (EVENKEEL_NEWCOMER)")));
+    }
+    newcomers_[peer] = {.family = family, .place = hello.rank};
+    return;
+  }
   const std::string key = KeyOf(hello);
   Group& group = groups_[key];
   if (group.hub == nullptr) {
@@ -57,10 +103,13 @@ void ControlGroups::Join(PeerId peer, const Hello& hello) {
     group.has_id = !hello.id.empty();
     group.members_text = hello.members;
     group.members.resize(hello.world_size);
+    group.family = family;
+    ++families_[family].groups;
     group.hub = std::make_unique<ControlHub>(
-        hello.world_size, [this, key](absl::Span<const int> to, const ToRank& message) {
-          Deliver(key, to, message);
-        });
+        hello.world_size,
+        [this, key](absl::Span<const int> to, const ToRank& message) { Deliver(key, to, message); },
+        HubOptions{.admits_newcomers = true});
+    offers_due_.insert(family);
   }
   Member& member = group.members[hello.rank];
   member.has_connected = member.is_connected = true;
@@ -70,12 +119,20 @@ void ControlGroups::Join(PeerId peer, const Hello& hello) {
   for (const std::string& payload : std::exchange(member.waiting, {})) send_(peer, payload);
   if (on_group_ != nullptr && group.connected == hello.world_size && !group.has_failed)
     on_group_(hello.group, hello.world_size, absl::OkStatus());
+  OfferNewcomers();
 }
 
 absl::Status ControlGroups::OnFrame(PeerId peer, absl::string_view frame) {
   const auto found = seats_.find(peer);
-  if (found == seats_.end()) return absl::InternalError("a control message from an unknown peer");
+  const auto newcomer = newcomers_.find(peer);
+  if (found == seats_.end() && newcomer == newcomers_.end())
+    return absl::InternalError("a control message from an unknown peer");
   EK_ASSIGN_OR_RETURN(ToHub message, ParseControlMessage<ToHub>(frame));
+  if (newcomer != newcomers_.end()) {
+    OnNewcomersFrame(peer, newcomer->second, message);
+    OfferNewcomers();
+    return absl::OkStatus();
+  }
   Seat& seat = found->second;
   if (const auto* beat = std::get_if<to_hub::Beat>(&message)) {
     SetMaxSilence(seat, beat->silence_us > 0 ? absl::Microseconds(beat->silence_us)
@@ -95,7 +152,90 @@ absl::Status ControlGroups::OnFrame(PeerId peer, absl::string_view frame) {
     }
   }
   groups_.at(seat.group).hub->OnMessage(seat.rank, std::move(message));
+  OfferNewcomers();
   return absl::OkStatus();
+}
+
+void ControlGroups::OnNewcomersFrame(PeerId peer, Newcomer& newcomer, const ToHub& message) {
+  if (const auto* question = std::get_if<to_hub::WhoIsMissing>(&message))
+    return send_(peer, Serialize(ToRank(to_rank::Missing{.request = question->request})));
+  const auto* regroup = std::get_if<to_hub::Regroup>(&message);
+  if (regroup == nullptr) return;
+  TakeBack(newcomer);
+  newcomer.is_ready = true;
+  newcomer.request = regroup->request;
+  if (!newcomer.refusal.ok()) return Refuse(peer, newcomer, newcomer.refusal);
+  offers_due_.insert(newcomer.family);
+}
+
+void ControlGroups::Refuse(PeerId peer, Newcomer& newcomer, absl::Status why) {
+  newcomer.refusal = std::move(why);
+  if (!std::exchange(newcomer.is_ready, false)) return;
+  send_(peer, Serialize(ToRank(
+                  to_rank::Regrouped{.request = newcomer.request, .refusal = newcomer.refusal})));
+}
+
+void ControlGroups::TakeBack(Newcomer& newcomer) {
+  const int rank = std::exchange(newcomer.rank, -1);
+  const auto group = groups_.find(newcomer.group);
+  if (rank < 0 || group == groups_.end()) return;
+  group->second.entered.erase(rank);
+  group->second.hub->OnNewcomerLost(rank);
+}
+
+void ControlGroups::OfferNewcomers() {
+  while (!offers_due_.empty()) {
+    const std::string name = *offers_due_.begin();
+    offers_due_.erase(offers_due_.begin());
+    const auto family = families_.find(name);
+    std::set<int> ready;
+    for (auto& [peer, newcomer] : newcomers_) {
+      if (newcomer.family != name || !newcomer.is_ready) continue;
+      if (family == families_.end()) {
+        Refuse(
+            peer, newcomer,
+            absl::FailedPreconditionError(absl::StrCat(
+                "the job has ended, and with it the wait for the place of rank ", newcomer.place)));
+      } else if (family->second.places_left_out.contains(newcomer.place)) {
+        Refuse(peer, newcomer, TooLate(newcomer.place));
+      } else {
+        ready.insert(newcomer.place);
+      }
+    }
+    for (auto& [key, group] : groups_) {
+      if (group.family == name) group.hub->OnNewcomers(ready);
+    }
+  }
+}
+
+void ControlGroups::Enter(Group& group, const std::string& key, absl::Span<const int> ranks,
+                          const to_rank::Regrouped& regrouped) {
+  for (const int rank : ranks) {
+    const auto found = std::ranges::find_if(newcomers_, [&](const auto& entry) {
+      const Newcomer& newcomer = entry.second;
+      return newcomer.is_ready && newcomer.family == group.family &&
+             newcomer.place == regrouped.members[rank];
+    });
+    if (found == newcomers_.end()) continue;  // It is offered as long as it is ready.
+    auto& [peer, newcomer] = *found;
+    newcomer.is_ready = false;
+    newcomer.group = key;
+    newcomer.rank = rank;
+    group.entered[rank] = peer;
+    to_rank::Regrouped reply = regrouped;
+    reply.request = newcomer.request;
+    reply.group = group.name;
+    send_(peer, Serialize(ToRank(std::move(reply))));
+  }
+  offers_due_.insert(group.family);
+}
+
+void ControlGroups::RemoveGroup(const std::string& key) {
+  const std::string family = groups_.at(key).family;
+  groups_.erase(key);
+  if (--families_.at(family).groups > 0) return;
+  families_.erase(family);
+  offers_due_.insert(family);
 }
 
 void ControlGroups::OnBytes(PeerId peer) {
@@ -104,6 +244,12 @@ void ControlGroups::OnBytes(PeerId peer) {
 }
 
 void ControlGroups::OnDisconnect(PeerId peer) {
+  if (const auto newcomer = newcomers_.find(peer); newcomer != newcomers_.end()) {
+    TakeBack(newcomer->second);
+    offers_due_.insert(newcomer->second.family);
+    newcomers_.erase(newcomer);
+    return OfferNewcomers();
+  }
   const auto found = seats_.find(peer);
   if (found == seats_.end()) return;
   SetMaxSilence(found->second, absl::InfiniteDuration());
@@ -115,13 +261,15 @@ void ControlGroups::OnDisconnect(PeerId peer) {
   ++group.disconnected;
   group.hub->OnDisconnect(seat.rank);
   const bool is_given_up = group.has_id && group.has_failed && group.connected == 0;
-  if (!is_given_up && group.disconnected < group.hub->world_size()) return;
-  if (!group.has_failed) {
-    ForgetFailures();
-  } else if (failure_.empty()) {
-    failure_ = std::move(group.failure);
+  if (is_given_up || group.disconnected >= group.hub->world_size()) {
+    if (!group.has_failed) {
+      ForgetFailures();
+    } else if (failure_.empty()) {
+      failure_ = std::move(group.failure);
+    }
+    RemoveGroup(seat.group);
   }
-  groups_.erase(seat.group);
+  OfferNewcomers();
 }
 
 void ControlGroups::SetMaxSilence(Seat& seat, absl::Duration max_silence) {
@@ -137,6 +285,10 @@ std::vector<ControlGroups::PeerId> ControlGroups::PassTime(absl::Duration time) 
   clock_ += std::clamp(time, absl::ZeroDuration(), kListening);
   turned_at_ = SteadyNow();
   if (time > 2 * kListening) runs_since_ = clock_;
+  for (auto& [key, group] : groups_) {
+    if (group.has_failed && group.hub->AwaitsNewcomers()) group.hub->OnTime();
+  }
+  OfferNewcomers();
   std::vector<PeerId> lost;
   if (clock_ <= look_at_) return lost;
   look_at_ = absl::InfiniteDuration();
@@ -172,7 +324,11 @@ bool ControlGroups::AreAllDeaf(const std::string& group) const {
   });
 }
 
-bool ControlGroups::ListensForBeats() const { return listening_to_ > 0; }
+bool ControlGroups::ListensForBeats() const {
+  return listening_to_ > 0 || std::ranges::any_of(groups_, [](const auto& entry) {
+           return entry.second.has_failed && entry.second.hub->AwaitsNewcomers();
+         });
+}
 
 bool ControlGroups::HasLivingGroup() const {
   for (const auto& [name, group] : groups_) {
@@ -242,7 +398,13 @@ void ControlGroups::AppendGroup(Group& group, std::string* json) {
 void ControlGroups::Deliver(const std::string& key, absl::Span<const int> to,
                             const ToRank& message) {
   Group& group = groups_.at(key);
-  if (std::holds_alternative<to_rank::Regrouped>(message)) ForgetFailures();
+  if (const auto* regrouped = std::get_if<to_rank::Regrouped>(&message)) {
+    ForgetFailures();
+    if (!regrouped->members.empty()) return Enter(group, key, to, *regrouped);
+    for (const int place : group.hub->PlacesLeftOut())
+      families_[group.family].places_left_out.insert(place);
+    offers_due_.insert(group.family);
+  }
   if (const auto* failed = std::get_if<to_rank::Failed>(&message)) {
     if (!std::exchange(group.has_failed, true)) AppendGroup(group, &group.failure);
     const bool is_to_all = !failed->is_cut_off;  // A lost rank gets another text.
@@ -256,6 +418,10 @@ void ControlGroups::Deliver(const std::string& key, absl::Span<const int> to,
       send_(member.peer, payload);
     } else if (!member.has_connected) {
       member.waiting.push_back(payload);
+    } else if (const auto entered = group.entered.find(rank);
+               entered != group.entered.end() &&
+               std::holds_alternative<to_rank::SurvivorLost>(message)) {
+      send_(entered->second, payload);
     }
   }
 }

@@ -12,6 +12,11 @@
 // removed when all its ranks have connected and disconnected; one with an id (Hello::id) also when
 // it has failed and no rank is connected.
 //
+// A newcomer (Hello::incarnation) is in no group: it waits, when it has sent to_hub::Regroup, until
+// the hub of a group of its family gives it the place of a lost rank. A family is a group with
+// those that continue it: "world", "world+1". Where a group goes on without a place, its newcomers
+// are refused.
+//
 // Threads: thread-compatible.
 
 #ifndef EVENKEEL_COMM_CONTROL_GROUPS_H_
@@ -22,6 +27,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -75,7 +81,25 @@ class ControlGroups : public ControlSeats {
     bool has_failed = false;
     bool has_reported = false;  // Its error, to on_group_.
     std::string failure;        // Its status when it failed; empty once it does not matter.
+    std::string family;
+    std::map<int, PeerId> entered;  // By rank: the newcomers that the hub has chosen last.
     std::unique_ptr<ControlHub> hub;
+  };
+  struct Family {
+    int groups = 0;
+    std::map<int, int32_t> incarnations;  // By place: the highest of its newcomers.
+    std::set<int> places_left_out;        // Those without which a group has gone on.
+  };
+  struct Newcomer {
+    std::string family;
+    int place = 0;
+    bool is_ready = false;
+    int64_t request = 0;   // Its last one.
+    absl::Status refusal;  // Why it never gets the place.
+    // The group (the key in `groups_`) in which the hub has given it the place of `rank`, until it
+    // asks again. The group may be gone.
+    std::string group;
+    int rank = -1;
   };
   struct Seat {
     std::string group;  // The key in `groups_`.
@@ -96,11 +120,26 @@ class ControlGroups : public ControlSeats {
   // The job goes on, or has ended well: no failure up to now is why it ends.
   void ForgetFailures();
   void Deliver(const std::string& key, absl::Span<const int> to, const ToRank& message);
+  absl::Status CheckNewcomer(const Hello& hello) const;
+  void OnNewcomersFrame(PeerId peer, Newcomer& newcomer, const ToHub& message);
+  // Informs the hubs of the families in `offers_due_` which newcomers are ready, and refuses those
+  // that are too late. Called at the end of each call, when no hub delivers.
+  void OfferNewcomers();
+  // Gives the newcomers their places.
+  void Enter(Group& group, const std::string& key, absl::Span<const int> ranks,
+             const to_rank::Regrouped& regrouped);
+  void Refuse(PeerId peer, Newcomer& newcomer, absl::Status why);
+  // A newcomer has gone, or asks again: it does not come to the group that has chosen it.
+  void TakeBack(Newcomer& newcomer);
+  void RemoveGroup(const std::string& key);
 
   const SendFunction send_;
   const GroupFunction on_group_;
   std::map<std::string, Group> groups_;  // By name and id.
-  std::string failure_;                  // Of the first group that has failed and gone.
+  std::map<std::string, Family> families_;
+  std::map<PeerId, Newcomer> newcomers_;
+  std::set<std::string> offers_due_;  // Families.
+  std::string failure_;               // Of the first group that has failed and gone.
   std::map<PeerId, Seat> seats_;
   absl::Duration clock_;  // The sum of PassTime().
   // The loop has run without a long interruption since clock_ had this value.

@@ -126,8 +126,41 @@ void ControlHub::Lose(int rank, absl::string_view to_it, absl::string_view to_ot
   });
 }
 
+void ControlHub::OnNewcomers(std::set<int> places) {
+  Deliver([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    newcomers_ = std::move(places);
+    RegroupIfComplete();
+  });
+}
+
+void ControlHub::OnNewcomerLost(int rank) {
+  Deliver([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    LoseSurvivor(rank, absl::UnavailableError(absl::StrCat(
+                           "the newcomer in the place of rank ", rank,
+                           " is lost: it was killed, crashed, or ended before it entered")));
+  });
+}
+
+void ControlHub::OnTime() {
+  Deliver([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { RegroupIfComplete(); });
+}
+
+bool ControlHub::AwaitsNewcomers() const {
+  absl::MutexLock lock(&mutex_);
+  return wait_.begins > 0;
+}
+
+std::vector<int> ControlHub::PlacesLeftOut() const {
+  absl::MutexLock lock(&mutex_);
+  return places_left_out_;
+}
+
 void ControlHub::OnLost(int rank, const absl::Status& why) {
   FailAll(FailureKind::kRankLost, rank, why);
+  LoseSurvivor(rank, why);
+}
+
+void ControlHub::LoseSurvivor(int rank, const absl::Status& why) {
   if (survivors_.erase(rank) == 0) return;
   outbox_.push_back({{survivors_.begin(), survivors_.end()},
                      to_rank::SurvivorLost{
@@ -227,6 +260,10 @@ void ControlHub::Handle(int rank, const to_hub::Regroup& regroup) {
   FailAll(FailureKind::kRankFailed, rank,
           absl::UnavailableError(absl::StrCat("rank ", rank, " has left the group for a new one")));
   regrouping_[rank] = regroup.request;
+  if (regroup.members.size() == static_cast<size_t>(world_size_)) places_ = regroup.members;
+  wait_.longest =
+      std::max(wait_.longest, regroup.wait_us < 0 ? absl::InfiniteDuration()
+                                                  : absl::Microseconds(regroup.wait_us));
   RegroupIfComplete();
 }
 
@@ -487,18 +524,47 @@ void ControlHub::RegroupIfComplete() {
   if (regrouping_.empty() || heard_of < static_cast<size_t>(world_size_) ||
       !MissingFromExchange({.topic = kRegroupTopic}).empty())
     return;
+  const std::set<int> entered = Replaceable();
+  if (entered.size() < lost_.size() && WaitsForNewcomers(lost_.size())) return;
   ++regrouped_;
-  survivors_.clear();
+  survivors_ = entered;
   for (const auto& [rank, request] : regrouping_) {
     if (!lost_.contains(rank)) survivors_.insert(rank);
   }
+  to_rank::Regrouped reply{.ranks = {survivors_.begin(), survivors_.end()},
+                           .entered = {entered.begin(), entered.end()},
+                           .round = regrouped_,
+                           .members = places_};
+  if (!entered.empty()) outbox_.push_back({reply.entered, reply});
+  reply.members.clear();
   for (const auto& [rank, request] : regrouping_) {
-    outbox_.push_back({{rank},
-                       to_rank::Regrouped{.request = request,
-                                          .survivors = {survivors_.begin(), survivors_.end()},
-                                          .round = regrouped_}});
+    reply.request = request;
+    outbox_.push_back({{rank}, reply});
+  }
+  wait_ = {};
+  places_left_out_.clear();
+  for (size_t rank = 0; rank < places_.size(); ++rank) {
+    if (!survivors_.contains(static_cast<int>(rank))) places_left_out_.push_back(places_[rank]);
   }
   regrouping_.clear();
+}
+
+std::set<int> ControlHub::Replaceable() const {
+  std::set<int> ranks;
+  if (wait_.longest <= absl::ZeroDuration()) return ranks;
+  for (size_t rank = 0; rank < places_.size(); ++rank) {
+    if (lost_.contains(static_cast<int>(rank)) && newcomers_.contains(places_[rank]))
+      ranks.insert(static_cast<int>(rank));
+  }
+  return ranks;
+}
+
+bool ControlHub::WaitsForNewcomers(size_t lost) {
+  if (!options_.admits_newcomers || wait_.longest <= absl::ZeroDuration()) return false;
+  const absl::Time now = SteadyNow();
+  if (wait_.begins == 0 || (wait_.begins == 1 && lost > wait_.lost))
+    wait_ = {wait_.longest, wait_.begins + 1, lost, now + wait_.longest};
+  return now < wait_.ends;
 }
 
 void ControlHub::FailAll(FailureKind kind, int culprit, absl::Status why) {

@@ -41,6 +41,7 @@ namespace evenkeel::internal {
 
 struct HubOptions {
   absl::Duration patience = absl::Seconds(1);  // How long a deadlock must last.
+  bool admits_newcomers = false;               // OnNewcomers() and OnTime() will be called.
 };
 
 // A group at one moment, for observers.
@@ -73,9 +74,28 @@ class ControlHub {
   // `rank` has reported that it has received nothing from this hub for that long, although the hub
   // has run and not all ranks report this. Its connection will be ended.
   void OnDeafness(int rank, absl::Duration unheard);
+  // The places, numbers in the job, for which newcomers are ready: all, each time they change. The
+  // hub gives a newcomer the place of a lost rank, and no other, when the ranks regroup: it then
+  // delivers the Regrouped to that rank, too.
+  void OnNewcomers(std::set<int> places);
+  // A newcomer that has got the place of `rank` is gone before it came to the new group.
+  void OnNewcomerLost(int rank);
+  // Called from time to time: ends the wait for newcomers.
+  void OnTime();
+  bool AwaitsNewcomers() const;
+  // Returns the places without which the ranks have regrouped last.
+  std::vector<int> PlacesLeftOut() const;
   HubView View();
 
  private:
+  // The wait for newcomers: begins when the last survivor has come, and once again if another rank
+  // is lost meanwhile.
+  struct WaitForNewcomers {
+    absl::Duration longest;  // The longest of those that the ranks ask for.
+    int begins = 0;
+    size_t lost = 0;  // The number of lost ranks when it began last.
+    absl::Time ends = absl::InfiniteFuture();
+  };
   struct Pending {  // An exchange that is not complete.
     std::vector<std::string> parts;
     std::vector<bool> arrived;
@@ -137,6 +157,11 @@ class ControlHub {
   std::vector<int> AllRanks() const;
   // Replies to the ranks that request a new group, once no other rank can join it.
   void RegroupIfComplete() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns the lost ranks whose places newcomers can take; none if no rank asks to wait.
+  std::set<int> Replaceable() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool WaitsForNewcomers(size_t lost) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // One of the ranks of the last Regrouped is lost: the others regroup again.
+  void LoseSurvivor(int rank, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // "ranks 2,3 (rank 2 ...; rank 3 ...)".
   absl::Status NameMissing(const std::vector<int>& missing) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -156,7 +181,7 @@ class ControlHub {
   const int world_size_;
   const DeliverFunction deliver_;
   const HubOptions options_;
-  absl::Mutex mutex_;
+  mutable absl::Mutex mutex_;
   std::vector<Outgoing> outbox_ ABSL_GUARDED_BY(mutex_);  // Empty while the lock is free.
   int fanout_ ABSL_GUARDED_BY(mutex_);  // The fanout of the tree; the world size if there is none.
   to_rank::Failed failure_ ABSL_GUARDED_BY(mutex_);  // OK: the group has not ended.
@@ -164,8 +189,12 @@ class ControlHub {
   std::set<int> lost_ ABSL_GUARDED_BY(mutex_);
   std::map<int, int64_t> regrouping_ ABSL_GUARDED_BY(mutex_);  // By rank: its request.
   int64_t regrouped_ ABSL_GUARDED_BY(mutex_) = 0;
-  // The ranks of the last Regrouped; empty once one of them is lost.
+  // The ranks of the last Regrouped, with those of newcomers; empty once one of them is lost.
   std::set<int> survivors_ ABSL_GUARDED_BY(mutex_);
+  std::vector<int> places_ ABSL_GUARDED_BY(mutex_);  // By rank; empty: no rank has regrouped yet.
+  std::set<int> newcomers_ ABSL_GUARDED_BY(mutex_);  // The places for which one is ready.
+  WaitForNewcomers wait_ ABSL_GUARDED_BY(mutex_);
+  std::vector<int> places_left_out_ ABSL_GUARDED_BY(mutex_);
   std::map<ExchangeId, Pending> pending_ ABSL_GUARDED_BY(mutex_);
   // Values and notices are kept until the group ends, because any rank may ask for a value, or send
   // an equal notice, until then. Both are few: a group publishes its NCCL id and an address per

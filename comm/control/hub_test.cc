@@ -401,7 +401,7 @@ TEST(ControlHubTest, ASilentRankIsLostAndLearnsWhy) {
     EXPECT_EQ(group.FailureAt(rank)->why.message(),
               "rank 2 is silent: no heartbeat for 5s; at its last heartbeat it runs, 1 s after #3 "
               "barrier");
-    EXPECT_THAT(group.Last<to_rank::Regrouped>(rank).survivors, ElementsAre(0, 1));
+    EXPECT_THAT(group.Last<to_rank::Regrouped>(rank).ranks, ElementsAre(0, 1));
   }
   ASSERT_NE(group.FailureAt(2), nullptr);
   EXPECT_TRUE(group.FailureAt(2)->is_cut_off);
@@ -432,7 +432,7 @@ TEST(ControlHubTest, TheLossOfASurvivorReachesTheOthersOnce) {
     group.hub.OnDisconnect(1);
     EXPECT_EQ(group.told[0].size(), told + 1) << "one loss is enough";
     for (const int rank : {0, 3}) group.hub.OnMessage(rank, to_hub::Regroup{.request = 4 + rank});
-    EXPECT_THAT(group.Last<to_rank::Regrouped>(0).survivors, ElementsAre(0, 3));
+    EXPECT_THAT(group.Last<to_rank::Regrouped>(0).ranks, ElementsAre(0, 3));
     group.hub.OnDisconnect(3);
     EXPECT_FALSE(group.Last<to_rank::SurvivorLost>(0).why.ok());
   }

@@ -75,16 +75,23 @@ struct Missing {
   static void VisitFields(auto& self, auto& visit) { visit(self.request, self.status); }
 };
 
+// The members of the group that continues one that has ended. Ranks are those of the ended group.
 struct Regrouped {
   int64_t request = 0;
-  std::vector<int> survivors;
-  int64_t round = 0;  // The number of times that ranks have regrouped.
+  absl::Status refusal;      // To a newcomer that never gets its place, and why.
+  std::vector<int> ranks;    // The new group's, in its order.
+  std::vector<int> entered;  // Those of them that are newcomers.
+  int64_t round = 0;         // The number of times that ranks have regrouped.
+  // To a newcomer: the ended group's name, and its ranks' numbers in the job.
+  std::string group;
+  std::vector<int> members;
   static void VisitFields(auto& self, auto& visit) {
-    visit(self.request, self.survivors, self.round);
+    visit(self.request, self.refusal, self.ranks, self.entered, self.round, self.group,
+          self.members);
   }
 };
 
-// Follows Regrouped: one of its survivors is lost.
+// Follows Regrouped: one of its ranks is lost.
 struct SurvivorLost {
   absl::Status why;
   static void VisitFields(auto& self, auto& visit) { visit(self.why); }
@@ -205,11 +212,16 @@ struct Beat {
   }
 };
 
-// Also after a failure: requests a new group of the surviving ranks.
+// Also after a failure: requests a new group of the surviving ranks. A newcomer sends it when it is
+// ready, and without the other fields.
 struct Regroup {
   using Reply = to_rank::Regrouped;
   int64_t request = 0;
-  static void VisitFields(auto& self, auto& visit) { visit(self.request); }
+  int64_t wait_us = 0;       // How long the survivors wait for newcomers; -1: without limit.
+  std::vector<int> members;  // The numbers in the job of the group's ranks.
+  static void VisitFields(auto& self, auto& visit) {
+    visit(self.request, self.wait_us, self.members);
+  }
 };
 
 }  // namespace to_hub

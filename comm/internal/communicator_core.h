@@ -37,17 +37,25 @@ namespace evenkeel::internal {
 
 struct GroupCore {
   GroupCore(std::unique_ptr<Backend> own_backend, std::unique_ptr<ControlChannel> own_control,
-            CommunicatorOptions group_options, absl::string_view name, GroupMaker maker);
+            CommunicatorOptions group_options, absl::string_view name, GroupMaker maker,
+            NewcomerLink newcomer);
 
   void OnNotice(int from, absl::string_view topic, absl::string_view notice);
   absl::Status Supports(const Collective& what) const;
 
   // Implement the functions of Communicator with these names (other_groups.cc).
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key, absl::Duration timeout);
-  absl::StatusOr<std::unique_ptr<Communicator>> Shrink(absl::Duration timeout);
+  absl::StatusOr<Regrouped> Regroup(const RegroupOptions& options);
+  // The group from which another one is made: this one, or the one that a newcomer continues.
+  struct From {
+    ControlLink* link;
+    int rank = 0;
+    int hub_rank = -1;         // ControlLink::HubRank() in that group.
+    std::vector<int> members;  // By rank: the numbers in the job.
+  };
   // Makes this rank's half of a group of `ranks`, and waits until it is connected. `who` is the
   // calling function, for messages. An error that `status` returns ends the wait.
-  absl::StatusOr<std::unique_ptr<Communicator>> MakeOther(const std::string& name,
+  absl::StatusOr<std::unique_ptr<Communicator>> MakeOther(const From& from, const std::string& name,
                                                           const std::vector<int>& ranks,
                                                           absl::Time deadline,
                                                           absl::string_view who,
@@ -70,7 +78,10 @@ struct GroupCore {
   Agreements agreements;
   Watch watch;
 
-  const GroupMaker make_group;  // Null if the backend cannot make other groups.
+  const GroupMaker make_group;       // Null if the backend cannot make other groups.
+  const NewcomerLink newcomer_link;  // Null: this rank is in the group.
+  std::unique_ptr<ControlChannel>
+      newcomer_control;         // Over that link, once Regroup() has opened it.
   std::atomic<int> splits = 0;  // Equal on all ranks, which agree on each split.
 
   absl::Mutex mutex;

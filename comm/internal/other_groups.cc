@@ -6,7 +6,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/fields.h"
 #include "evenkeel/comm/internal/communicator_core.h"
@@ -18,6 +20,23 @@ namespace {
 
 constexpr absl::Duration kLeastAttempt =
     absl::Seconds(1);  // The least time to make the next group.
+
+constexpr char kHere[] = "Regroup";
+
+// Returns the name of the group that continues one: of "world", "world+1"; of "world+1", "world+2".
+std::string NextName(absl::string_view group, int64_t round) {
+  const size_t plus = group.find_last_not_of("0123456789");
+  int64_t number = 0;
+  if (plus != absl::string_view::npos && group[plus] == '+' &&
+      absl::SimpleAtoi(group.substr(plus + 1), &number))
+    group = group.substr(0, plus);
+  return absl::StrCat(group, "+", number + round);
+}
+
+int IndexOf(int rank, const std::vector<int>& ranks) {
+  const auto found = std::ranges::find(ranks, rank);
+  return found == ranks.end() ? -1 : static_cast<int>(found - ranks.begin());
+}
 
 // The arguments of one rank to Split().
 struct Choice {
@@ -66,7 +85,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> GroupCore::Split(int color, int ke
     const std::string name = absl::StrCat(group, "-", number, ".", color);
     const std::vector<int> ranks = RanksOf(color, choices);
     absl::StatusOr<std::unique_ptr<Communicator>> made =
-        MakeOther(name, ranks, deadline, "Split()", [this] { return end.status(); });
+        MakeOther({&control->link(), rank, control->link().HubRank(), members}, name, ranks,
+                  deadline, "Split()", [this] { return end.status(); });
     if (made.ok()) {
       mine = *std::move(made);
     } else if (!end.status().ok()) {
@@ -88,24 +108,20 @@ absl::StatusOr<std::unique_ptr<Communicator>> GroupCore::Split(int color, int ke
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> GroupCore::MakeOther(
-    const std::string& name, const std::vector<int>& ranks, absl::Time deadline,
+    const From& from, const std::string& name, const std::vector<int>& ranks, absl::Time deadline,
     absl::string_view who, std::function<absl::Status()> status) {
-  const int next_rank =
-      static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
+  const int next_rank = IndexOf(from.rank, ranks);
   const int next_size = static_cast<int>(ranks.size());
-  ControlLink::Origin origin;
-  const auto hub = std::ranges::find(ranks, control->link().HubRank());
-  if (hub != ranks.end()) origin.hub_rank = static_cast<int>(hub - ranks.begin());
-  for (const int member : ranks) origin.members.push_back(members[member]);
+  ControlLink::Origin origin{.hub_rank = IndexOf(from.hub_rank, ranks)};
+  for (const int member : ranks) origin.members.push_back(from.members[member]);
   // In the numbers of the new group, whose ranks may get this error from each other.
-  std::vector<int> all(members.size());
+  std::vector<int> all(from.members.size());
   std::iota(all.begin(), all.end(), 0);
   origin.status = [status = std::move(status), all, ranks] {
     return Renumber(status(), all, ranks);
   };
-  EK_ASSIGN_OR_RETURN(
-      std::unique_ptr<ControlLink> link,
-      control->link().Open(name, next_rank, next_size, deadline - SteadyNow(), origin));
+  EK_ASSIGN_OR_RETURN(std::unique_ptr<ControlLink> link,
+                      from.link->Open(name, next_rank, next_size, deadline - SteadyNow(), origin));
   link->SetOrigin(std::move(origin.status));
   EK_ASSIGN_OR_RETURN(
       std::unique_ptr<Communicator> next,
@@ -121,35 +137,57 @@ absl::StatusOr<std::unique_ptr<Communicator>> GroupCore::MakeOther(
   return next;
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> GroupCore::Shrink(absl::Duration timeout) {
-  const std::string where = absl::StrCat("Shrink, rank ", rank, " of the group ", group);
-  if (end.status().ok())
+absl::StatusOr<Regrouped> GroupCore::Regroup(const RegroupOptions& wanted) {
+  const bool is_newcomer = newcomer_link != nullptr;
+  const std::string where = is_newcomer
+                                ? absl::StrCat(kHere, ", the process in the place of rank ", rank)
+                                : absl::StrCat(kHere, ", rank ", rank, " of the group ", group);
+  if (!is_newcomer && end.status().ok())
     return absl::FailedPreconditionError(absl::StrCat(where, ": the group has not failed"));
   if (make_group == nullptr)
     return absl::UnimplementedError(
         absl::StrCat(where, ": backend ", backend->name(), " cannot make other groups"));
-  const absl::Time deadline = SteadyNow() + timeout;
+  const absl::Time deadline = SteadyNow() + wanted.timeout + 2 * wanted.wait_for_replacement;
   end.ReportProvisional(absl::InfiniteFuture());
+  if (is_newcomer && newcomer_control == nullptr) {
+    absl::StatusOr<std::unique_ptr<ControlLink>> link = newcomer_link(wanted.timeout);
+    if (!link.ok()) return Annotate(link.status(), where);
+    newcomer_control = std::make_unique<ControlChannel>(rank, world_size, *std::move(link));
+  }
+  ControlChannel& meeting = is_newcomer ? *newcomer_control : *control;
   while (true) {
-    const absl::StatusOr<ControlChannel::Survivors> survivors =
-        control->Regroup(deadline - SteadyNow());
-    if (!survivors.ok()) return Annotate(survivors.status(), where);
-    if (std::find(survivors->ranks.begin(), survivors->ranks.end(), rank) ==
-        survivors->ranks.end()) {
+    absl::StatusOr<to_rank::Regrouped> next =
+        meeting.Regroup(deadline - SteadyNow(), wanted.wait_for_replacement,
+                        is_newcomer ? std::vector<int>() : members);
+    if (!next.ok()) return Annotate(next.status(), where);
+    From from{&meeting.link(), rank, meeting.link().HubRank(), members};
+    if (is_newcomer) {
+      from = From{&meeting.link(), IndexOf(rank, next->members),
+                  IndexOf(meeting.link().HubRank(), next->members), next->members};
+    }
+    if (IndexOf(from.rank, next->ranks) < 0) {
       return absl::AbortedError(
           absl::StrCat(where, ": the other ranks have declared it lost and continue without it"));
     }
     // So that there is time for another attempt without the missing ranks.
-    const absl::Duration left = deadline - SteadyNow();
-    absl::StatusOr<std::unique_ptr<Communicator>> next =
-        MakeOther(absl::StrCat(group, "+", survivors->round), survivors->ranks,
-                  SteadyNow() + std::min(left, std::max(left / 3, kLeastAttempt)), "Shrink()",
-                  [this] { return control->SurvivorsStatus(); });
-    if (next.ok()) return next;
+    const absl::Duration attempt = std::max(wanted.timeout / 3, kLeastAttempt);
+    absl::StatusOr<std::unique_ptr<Communicator>> comm =
+        MakeOther(from, NextName(is_newcomer ? next->group : group, next->round), next->ranks,
+                  std::min(SteadyNow() + attempt, deadline), absl::StrCat(kHere, "()"),
+                  [&meeting] { return meeting.SurvivorsStatus(); });
+    if (comm.ok()) {
+      Regrouped regrouped{.comm = *std::move(comm)};
+      for (int each = 0; each < static_cast<int>(from.members.size()); ++each) {
+        if (IndexOf(each, next->ranks) < 0 || IndexOf(each, next->entered) >= 0)
+          regrouped.lost.push_back(from.members[each]);
+      }
+      for (const int each : next->entered) regrouped.entered.push_back(IndexOf(each, next->ranks));
+      return regrouped;
+    }
     // A rank was lost between the hub's reply and the new group, or has not come.
     const bool is_passing =
-        absl::IsUnavailable(next.status()) || absl::IsDeadlineExceeded(next.status());
-    if (!is_passing || SteadyNow() >= deadline) return Annotate(next.status(), where);
+        absl::IsUnavailable(comm.status()) || absl::IsDeadlineExceeded(comm.status());
+    if (!is_passing || SteadyNow() >= deadline) return Annotate(comm.status(), where);
   }
 }
 

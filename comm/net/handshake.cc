@@ -47,7 +47,8 @@ ByteWriter WithoutProof(const Hello& hello) {
       .Bytes(hello.id)
       .Bytes(hello.members)
       .I32(hello.rank)
-      .I32(hello.world_size);
+      .I32(hello.world_size)
+      .I32(hello.incarnation);
   writer.Bytes(hello.nonce);
   return writer;
 }
@@ -89,6 +90,7 @@ absl::StatusOr<Hello> Hello::Parse(absl::string_view bytes) {
   hello.members = std::string(reader.Bytes());
   hello.rank = reader.I32();
   hello.world_size = reader.I32();
+  hello.incarnation = reader.I32();
   hello.nonce = std::string(reader.Bytes());
   hello.proof = std::string(reader.Bytes());
   EK_RETURN_IF_ERROR(reader.Finish("hello"));

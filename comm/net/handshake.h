@@ -31,7 +31,7 @@
 namespace evenkeel::internal {
 
 // The version of all messages over these sockets; raised with each change.
-inline constexpr uint32_t kProtocolVersion = 7;
+inline constexpr uint32_t kProtocolVersion = 8;
 inline constexpr size_t kNonceSize = 32;
 inline constexpr size_t kMaxName = 256;  // For names of jobs, groups and builds.
 
@@ -65,6 +65,10 @@ struct Hello {
   std::string members = {};
   int rank = 0;        // Within the group; for a store connection, within the job.
   int world_size = 1;  // Likewise.
+  // Not 0: a newcomer. It takes the place that `rank` had in the job's group of that name, and in
+  // the groups that continue it, once that rank is lost. Of two newcomers for one place, the one
+  // with the higher number counts.
+  int32_t incarnation = 0;
   std::string nonce;
   std::string proof;
 

@@ -315,7 +315,8 @@ absl::StatusOr<std::unique_ptr<TcpControlLink>> TcpControlLink::Connect(
                     .id = seat.id,
                     .members = internal::MembersText(seat.members),
                     .rank = rank,
-                    .world_size = shape.world_size};
+                    .world_size = shape.world_size,
+                    .incarnation = seat.incarnation};
   EK_ASSIGN_OR_RETURN(const std::shared_ptr<SharedConnection> connection,
                       ConnectFor(options, hello, seat));
   EK_ASSIGN_OR_RETURN(std::unique_ptr<SharedConnection::Link> opened,
@@ -325,7 +326,7 @@ absl::StatusOr<std::unique_ptr<TcpControlLink>> TcpControlLink::Connect(
   const int host_rank = seat.world_size < 0 ? options.host_rank : seat.origin.hub_rank;
   std::unique_ptr<ControlLink> link =
       std::make_unique<DirectLink>(options, seat.id, host_rank, std::move(opened), std::move(keep));
-  if (!shape.is_star()) {
+  if (!shape.is_star() && seat.incarnation == 0) {
     EK_ASSIGN_OR_RETURN(
         std::unique_ptr<internal::TreeEdges> edges,
         internal::CreateTcpEdges({.job = {options.job, options.secret},

@@ -136,6 +136,7 @@ struct GroupSeat {
   std::vector<int> members = {};  // Its ranks' numbers in the job; empty: not compared.
   int rank = -1;                  // -1: the rank in the job.
   int world_size = -1;            // -1: that of the job.
+  int incarnation = 0;            // Not 0: of a newcomer (comm/net/handshake.h).
   absl::Duration timeout = absl::InfiniteDuration();  // Of connecting, if less than the options'.
   ControlLink::Origin origin = {};                    // An error of its status ends connecting.
 };

@@ -344,9 +344,8 @@ TEST(RecoveryUsesTest, ARankThatIsLostOnItsWayToTheNewGroupIsLeftBehindToo) {
                      .ok());
     if (is_lost || rank == 1) {
       mine.Destroy();
-      const auto survivors =
-          is_lost ? absl::StatusOr<ControlChannel::Survivors>(ControlChannel::Survivors())
-                  : group[rank]->control().Regroup(absl::Seconds(20));
+      const auto survivors = is_lost ? absl::StatusOr<to_rank::Regrouped>(to_rank::Regrouped())
+                                     : group[rank]->control().Regroup(absl::Seconds(20));
       group[rank].reset();
       return survivors.status();
     }

@@ -627,6 +627,39 @@ HeldState DataParallel::CheckState() const {
           absl::StrCat(join_name(), ": the optimizer's state is out of date since an uneven loop")};
 }
 
+absl::StatusOr<Restore> DataParallel::KeepState(std::set<const void*>& kept) {
+  if (runtime_ != nullptr) return nullptr;
+  struct Kept {
+    TensorSnapshot content;
+    KeptBuffers last, before_last;
+    bool step_is_open, has_stale_state;
+    std::string refusal;
+  };
+  const bool keeps_values = kept.insert(params_).second;
+  const auto tensors = [this, keeps_values] {
+    std::vector<TensorView> all = buffers_;
+    all.insert(all.end(), optimizer_state_.begin(), optimizer_state_.end());
+    if (!keeps_values) return all;
+    const std::vector<TensorView> values = ValuesOf(*params_);
+    all.insert(all.end(), values.begin(), values.end());
+    return all;
+  };
+  const auto own = std::make_shared<Kept>(Kept{.last = *kept_,
+                                               .before_last = *kept_before_,
+                                               .step_is_open = step_is_open_,
+                                               .has_stale_state = has_stale_state_,
+                                               .refusal = refusal_});
+  EK_RETURN_IF_ERROR(own->content.Take(tensors(), runtime_, params_->stream()));
+  return [this, own, tensors] {
+    *kept_ = own->last;
+    *kept_before_ = own->before_last;
+    step_is_open_ = own->step_is_open;
+    has_stale_state_ = own->has_stale_state;
+    refusal_ = own->refusal;
+    return own->content.Restore(tensors(), runtime_, params_->stream());
+  };
+}
+
 absl::Status DataParallel::TakeOver(StateTransfer& transfer) {
   std::vector<TensorView> state;
   if (transfer.done.insert(params_).second) state = ValuesOf(*params_);

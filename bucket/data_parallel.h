@@ -69,6 +69,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -245,6 +246,7 @@ class DataParallel : public Joinable, public GradientReducer, private StepPartic
   void LeaveGroup(Communicator* old, const GroupChange& change) override;
   absl::Status EnterGroup(const GroupChange& change) override;
   absl::Status TakeOver(StateTransfer& transfer) override;
+  absl::StatusOr<Restore> KeepState(std::set<const void*>& kept) override;
   HeldState CheckState() const override;
   absl::Status TakeOverBuffers(int source);
   absl::Status FindStaleRoot();

@@ -128,6 +128,7 @@ struct GroupChange {
   // The optimizer steps that this rank has finished beyond those of the source; -1: it is in the
   // middle of one.
   int64_t ahead = 0;
+  bool has_newcomers = false;  // Some ranks of the new group have no state (Enter()).
 };
 
 // A transfer of state from one rank to all, in Recover().
@@ -136,6 +137,9 @@ struct StateTransfer {
   int64_t steps = 0;           // The optimizer steps that the source has finished.
   std::set<const void*> done;  // Parameter sets that are equal on all ranks already.
 };
+
+// Gives a Joinable the state back that it had; null: that cannot be done.
+using Restore = std::function<absl::Status()>;
 
 class Joinable {
  public:
@@ -184,6 +188,12 @@ class Joinable {
   virtual absl::Status EnterGroup(const GroupChange& /*change*/) { return absl::OkStatus(); }
   // For Recover(), after ReplaceGroup(): receives the source's state. A collective.
   virtual absl::Status TakeOver(StateTransfer& /*transfer*/) { return absl::OkStatus(); }
+  // For Recover(), before ReplaceGroup(), on a rank that has a whole state and will receive that of
+  // another step: keeps its own, in case the ranks that have the other one are lost meanwhile.
+  // `kept`: the sets of parameters whose values another Joinable keeps.
+  virtual absl::StatusOr<Restore> KeepState(std::set<const void*>& /*kept*/) {
+    return [] { return absl::OkStatus(); };
+  }
   // For Recover(): returns whether this rank's state is that of steps_finished().
   virtual HeldState CheckState() const { return {}; }
 

@@ -4,6 +4,7 @@
 #include "evenkeel/join/recovery.h"
 
 #include <algorithm>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -24,19 +25,24 @@ using internal::RecoveryPlan;
 // One call of Recover(); more than one new group if another rank is lost meanwhile.
 class RecoveryRun {
  public:
-  RecoveryRun(std::vector<Joinable*> joinables, const RecoveryOptions& options, absl::Time deadline)
-      : joinables_(std::move(joinables)), options_(options), deadline_(deadline) {
+  RecoveryRun(std::vector<Joinable*> joinables, const RecoveryOptions& options, absl::Time deadline,
+              bool is_newcomer)
+      : joinables_(std::move(joinables)),
+        options_(options),
+        deadline_(deadline),
+        is_newcomer_(is_newcomer) {
     for (Joinable* joinable : joinables_) {
       if (joinable->steps_finished() >= 0) optimizers_.push_back(joinable);
     }
   }
 
-  absl::StatusOr<Recovered> In(std::unique_ptr<Communicator> next) {
+  absl::StatusOr<Recovered> In(std::unique_ptr<Communicator> next, bool has_newcomers) {
     absl::StatusOr<RecoveryPlan> plan = Agree(*next);
     absl::Status status = plan.status();
-    if (status.ok()) status = Move(*plan, *next);
+    if (status.ok()) status = Move(*plan, *next, has_newcomers);
     if (!status.ok()) {
       next->Abort(status);
+      EK_RETURN_IF_ERROR(RestoreState());
       left_behind_.push_back(std::move(next));
       return status;
     }
@@ -64,12 +70,13 @@ class RecoveryRun {
       facts.state.Worsen(joinable->CheckState());
     }
     facts.names = absl::StrJoin(names, ", ");
+    facts.is_newcomer = is_newcomer_;
     for (const Joinable* optimizer : optimizers_) {
       facts.counts.push_back(optimizer->steps_finished());
       counts.push_back(absl::StrCat(optimizer->join_name(), " ", optimizer->steps_finished()));
     }
     facts.steps = options_.steps;
-    if (options_.steps >= 0) return facts;
+    if (options_.steps >= 0 || is_newcomer_) return facts;
     if (optimizers_.empty()) {
       facts.error = absl::InvalidArgumentError(
           "no optimizer is in the list: set RecoveryOptions::steps to the number of steps that "
@@ -86,6 +93,26 @@ class RecoveryRun {
     return facts;
   }
 
+  absl::Status KeepState() {
+    std::set<const void*> kept;
+    for (Joinable* joinable : joinables_) {
+      EK_ASSIGN_OR_RETURN(Restore restore, joinable->KeepState(kept));
+      restores_.push_back(std::move(restore));
+    }
+    return absl::OkStatus();
+  }
+
+  // If the transfer has failed, this rank has its own state again, where that can be done.
+  absl::Status RestoreState() {
+    const std::vector<Restore> restores = std::exchange(restores_, {});
+    if (restores.empty() ||
+        std::ranges::any_of(restores, [](const Restore& restore) { return restore == nullptr; }))
+      return absl::OkStatus();
+    for (const Restore& restore : restores) EK_RETURN_IF_ERROR(restore());
+    for (Joinable* joinable : joinables_) joinable->is_taking_over_ = false;
+    return absl::OkStatus();
+  }
+
   absl::StatusOr<RecoveryPlan> Agree(Communicator& next) const {
     EK_ASSIGN_OR_RETURN(
         const ControlChannel::Parts parts,
@@ -99,13 +126,16 @@ class RecoveryRun {
     return internal::PlanRecovery(by_rank);
   }
 
-  absl::Status Move(const RecoveryPlan& plan, Communicator& next) {
+  absl::Status Move(const RecoveryPlan& plan, Communicator& next, bool has_newcomers) {
     GroupChange change{.source = plan.source,
                        .last_update = optimizers_.empty() ? -1 : 0,
-                       .ahead = plan.ahead[next.rank()]};
+                       .ahead = plan.ahead[next.rank()],
+                       .has_newcomers = has_newcomers};
     for (const Joinable* optimizer : optimizers_) {
       change.last_update = std::max(change.last_update, optimizer->last_update_);
     }
+    restores_.clear();
+    if (change.ahead > 0) EK_RETURN_IF_ERROR(KeepState());
     for (Joinable* joinable : joinables_) EK_RETURN_IF_ERROR(joinable->ReplaceGroup(&next, change));
 
     // From here on a rank that is not where the source is has some of its state and some of its
@@ -120,6 +150,7 @@ class RecoveryRun {
     for (size_t i = 0; i < optimizers_.size(); ++i)
       optimizers_[i]->steps_finished_ = plan.counts[i];
     for (Joinable* joinable : joinables_) joinable->is_taking_over_ = false;
+    restores_.clear();
     return absl::OkStatus();
   }
 
@@ -127,51 +158,67 @@ class RecoveryRun {
   std::vector<Joinable*> optimizers_;       // Those of them that count steps.
   const RecoveryOptions& options_;
   const absl::Time deadline_;
+  const bool is_newcomer_;
+  std::vector<Restore> restores_;  // By Joinable; empty: this rank keeps no state of its own.
   std::vector<std::unique_ptr<Communicator>> left_behind_;
 };
 
 namespace {
 
-// Ranks of `before` that are not in `after`.
-std::vector<int> Lost(const Communicator& before, const Communicator& after) {
-  std::vector<int> lost;
-  for (int rank = 0; rank < before.world_size(); ++rank) {
-    const std::vector<int>& members = after.members();
-    if (std::find(members.begin(), members.end(), before.members()[rank]) == members.end())
-      lost.push_back(rank);
+absl::StatusOr<Recovered> RecoverFrom(absl::string_view caller,
+                                      absl::Span<Joinable* const> joinables, Communicator& from,
+                                      const RecoveryOptions& options) {
+  EK_ASSIGN_OR_RETURN(std::vector<Joinable*> ordered, InOrder(caller, joinables));
+  for (const Joinable* joinable : ordered) {
+    if (joinable->join_config().in_loop)
+      return absl::FailedPreconditionError(
+          absl::StrCat(caller, " inside RunJoined(): call it when that has returned"));
   }
-  return lost;
+  const absl::Time deadline = SteadyNow() + options.timeout + 2 * options.wait_for_replacement;
+  RecoveryRun run(std::move(ordered), options, deadline, from.waiting());
+  std::set<int> lost;  // Numbers in the job.
+  for (Communicator* group = &from;;) {
+    EK_ASSIGN_OR_RETURN(
+        Regrouped next,
+        group->Regroup({.timeout = std::min(options.timeout, deadline - SteadyNow()),
+                        .wait_for_replacement = options.wait_for_replacement}));
+    lost.insert(next.lost.begin(), next.lost.end());
+    const std::vector<int> entered = next.entered;
+    absl::StatusOr<Recovered> recovered = run.In(std::move(next.comm), !entered.empty());
+    if (recovered.ok()) {
+      for (int rank = 0; rank < from.world_size(); ++rank) {
+        if (lost.contains(from.members()[rank])) recovered->lost.push_back(rank);
+      }
+      recovered->entered = entered;
+      return recovered;
+    }
+    // Another rank was lost meanwhile, one kept the others waiting, or a newcomer does not fit:
+    // once more, with those who come.
+    const bool is_passing =
+        absl::IsUnavailable(recovered.status()) || absl::IsDeadlineExceeded(recovered.status()) ||
+        (absl::IsInvalidArgument(recovered.status()) && !entered.empty() && !from.waiting());
+    if (!is_passing || SteadyNow() >= deadline) return Annotate(recovered.status(), caller);
+    group = &run.left_behind();
+  }
 }
 
 }  // namespace
 
 absl::StatusOr<Recovered> Recover(absl::Span<Joinable* const> joinables, Communicator& failed,
                                   const RecoveryOptions& options) {
-  EK_ASSIGN_OR_RETURN(std::vector<Joinable*> ordered, InOrder("Recover", joinables));
-  for (const Joinable* joinable : ordered) {
-    if (joinable->join_config().in_loop)
-      return absl::FailedPreconditionError(
-          "Recover inside RunJoined(): call it when that has returned");
-  }
+  if (failed.waiting())
+    return absl::FailedPreconditionError(
+        "Recover in a process that is not in the group yet: Enter()");
   if (!options.why.ok()) failed.Abort(options.why);
-  const absl::Time deadline = SteadyNow() + options.timeout;
-  RecoveryRun run(std::move(ordered), options, deadline);
-  Communicator* from = &failed;
-  while (true) {
-    EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> next, from->Shrink(deadline - SteadyNow()));
-    const std::vector<int> lost = Lost(failed, *next);
-    absl::StatusOr<Recovered> recovered = run.In(std::move(next));
-    if (recovered.ok()) {
-      recovered->lost = lost;
-      return recovered;
-    }
-    // Another rank was lost meanwhile, or one kept the others waiting: once more, with those who
-    // come.
-    const bool is_passing =
-        absl::IsUnavailable(recovered.status()) || absl::IsDeadlineExceeded(recovered.status());
-    if (!is_passing || SteadyNow() >= deadline) return Annotate(recovered.status(), "Recover");
-    from = &run.left_behind();
-  }
+  return RecoverFrom("Recover", joinables, failed, options);
+}
+
+absl::StatusOr<Recovered> Enter(absl::Span<Joinable* const> joinables, Communicator& waiting,
+                                const RecoveryOptions& options) {
+  if (!waiting.waiting())
+    return absl::FailedPreconditionError(
+        "Enter in a process that is in the group: it is for newcomers (Communicator::waiting())");
+  return RecoverFrom("Enter", joinables, waiting, options);
 }
 
 }  // namespace evenkeel

@@ -1,10 +1,17 @@
-// Continues training with the surviving ranks after one is lost, or with all ranks after an error.
+// Continues training after a rank is lost: with the surviving ranks, or with a newcomer in its
+// place; or with all ranks after an error.
 //
+//   int64_t step = 0;
+//   if (comm->waiting()) {                       // this process takes the place of a lost rank
+//     EK_ASSIGN_OR_RETURN(Recovered entered, Enter({ddp.get(), optimizer.get()}, *comm));
+//     comm = std::move(entered.comm);
+//     step = entered.steps;
+//   }
 //   while (step < last_step) {
 //     absl::Status status = TrainFrom(step, *comm, *ddp, *optimizer);    // a loop, or RunJoined()
 //     if (status.ok()) break;
-//     EK_ASSIGN_OR_RETURN(Recovered recovered,
-//                         Recover({ddp.get(), optimizer.get()}, *comm, {.why = status}));
+//     EK_ASSIGN_OR_RETURN(Recovered recovered, Recover({ddp.get(), optimizer.get()}, *comm,
+//                                                      {.why = status}));
 //     if (recovered.lost.empty()) return status;  // the error would recur
 //     comm = std::move(recovered.comm);  // the new group; the old one may be destroyed now
 //     step = recovered.steps;  // the interrupted step is repeated
@@ -16,6 +23,11 @@
 // their plans and their names; the gradients' state becomes kNone. Buffers are those with which the
 // step to be repeated began. If every rank at that step is in the middle of a change (an update, or
 // one of two optimizers has stepped), the next step that a survivor has finished counts.
+//
+// With wait_for_replacement, the survivors wait for a process that is started with the lost rank's
+// variables and EVENKEEL_NEWCOMER; `launch --on_failure=replace` starts it. It makes the same
+// Joinables, in the same order, over a communicator that is waiting(), and calls Enter(): it
+// receives all of their state. docs/replacement.md has the protocol, and what a program must do.
 //
 // Split state cannot be taken back: see LostShard in zero_optim/lost_shard.h. For your own
 // optimizer outside of the list, name its state with DataParallel::SetOptimizerState() on all
@@ -29,7 +41,9 @@
 //          together is lost, too (rank 0 hosted the store): use tools:launch. Aborted: the other
 //          ranks have declared this one lost and continue without it; it must not write to their
 //          files. After an error the Joinables can be destroyed, or passed to Recover() again with
-//          the same `failed`.
+//          the same `failed`. Enter(): FailedPrecondition or InvalidArgument: this newcomer is
+//          refused, because it is late, a newer one has come, or its Joinables differ from the
+//          survivors'; the message shows both sides. They go on.
 // If another rank is lost meanwhile, the survivors start again without it.
 
 #ifndef EVENKEEL_JOIN_RECOVERY_H_
@@ -49,9 +63,13 @@
 namespace evenkeel {
 
 struct RecoveryOptions {
-  // Limit of the whole call, with all its attempts; operations that carry the state have the
-  // group's own deadline.
+  // Limit of the whole call, with all its attempts, without the wait for newcomers; operations that
+  // carry the state have the group's own deadline. For Enter(), from the start of the wait for the
+  // loss of its rank.
   absl::Duration timeout = absl::Minutes(2);
+  // For how long the survivors wait for a newcomer in the place of each lost rank
+  // (RegroupOptions in comm/communicator.h). 0: the group goes on without them.
+  absl::Duration wait_for_replacement = absl::ZeroDuration();
   // The optimizer steps that this rank has finished; -1: the counts of the optimizers in the list,
   // which must be equal. Needed if no optimizer is in the list, or if several step at different
   // rates.
@@ -63,13 +81,20 @@ struct RecoveryOptions {
 
 struct Recovered {
   std::unique_ptr<Communicator> comm;
-  int64_t steps = 0;      // The steps that all survivors have finished; continue from here.
-  std::vector<int> lost;  // Ranks of the old group.
-  int source = 0;         // The rank, in the new group, whose state all have now.
+  int64_t steps = 0;         // The steps that all survivors have finished; continue from here.
+  std::vector<int> lost;     // Ranks of the old group whose processes are gone; for a newcomer, of
+                             // the job's first group.
+  std::vector<int> entered;  // Ranks of the new group that are newcomers.
+  int source = 0;            // The rank, in the new group, whose state all have now.
 };
 
 absl::StatusOr<Recovered> Recover(absl::Span<Joinable* const> joinables, Communicator& failed,
                                   const RecoveryOptions& options = {});
+
+// The call of a newcomer. `waiting`: the communicator of CreateCommunicator(). Of the options only
+// the timeout counts.
+absl::StatusOr<Recovered> Enter(absl::Span<Joinable* const> joinables, Communicator& waiting,
+                                const RecoveryOptions& options = {});
 
 }  // namespace evenkeel
 

@@ -125,6 +125,13 @@ absl::StatusOr<std::unique_ptr<JoinHook>> LossScaler::MakeJoinHook(const JoinOpt
       });
 }
 
+absl::StatusOr<Restore> LossScaler::KeepState(std::set<const void*>& /*kept*/) {
+  return [this, own = state_] {
+    state_ = own;
+    return absl::OkStatus();
+  };
+}
+
 absl::Status LossScaler::TakeOver(StateTransfer& transfer) {
   EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts, Exchange("state_of", state_.Serialize()));
   EK_ASSIGN_OR_RETURN(state_, LossScalerState::Parse(parts[transfer.source]));

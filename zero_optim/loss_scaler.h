@@ -31,6 +31,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "absl/status/status.h"
@@ -91,6 +92,7 @@ class LossScaler : public Joinable {
       : Joinable(comm, "loss_scaler"), options_(options), state_{.scale = options.initial_scale} {}
 
   absl::Status TakeOver(StateTransfer& transfer) override;
+  absl::StatusOr<Restore> KeepState(std::set<const void*>& kept) override;
 
   const LossScalerOptions options_;
   LossScalerState state_;

@@ -12,6 +12,7 @@ namespace {
 std::string Describe(const std::vector<RecoveryFacts>& by_rank) {
   std::vector<std::string> ranks;
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    if (by_rank[rank].is_newcomer) continue;
     const std::string& why = by_rank[rank].state.why;
     ranks.push_back(absl::StrCat("rank ", rank, " has finished ", by_rank[rank].steps, " steps",
                                  why.empty() ? "" : ", ", why));
@@ -30,7 +31,7 @@ absl::StatusOr<RecoveryPlan> PlanRecovery(const std::vector<RecoveryFacts>& by_r
       return absl::InvalidArgumentError(
           absl::StrCat("rank 0 passes ", by_rank[0].names, ", rank ", rank, " ", facts.names));
     }
-    if (facts.state.kind == StateKind::kTorn) continue;
+    if (facts.is_newcomer || facts.state.kind == StateKind::kTorn) continue;
     const RecoveryFacts*& best = facts.state.kind == StateKind::kWhole ? source : patched;
     // One of two ranks at the same step may be in the middle of the next, where only some of its
     // optimizers have stepped.
@@ -47,7 +48,7 @@ absl::StatusOr<RecoveryPlan> PlanRecovery(const std::vector<RecoveryFacts>& by_r
                     .steps = source->steps,
                     .counts = source->counts};
   for (const RecoveryFacts& facts : by_rank) {
-    const bool is_whole = facts.state.kind == StateKind::kWhole;
+    const bool is_whole = facts.state.kind == StateKind::kWhole && !facts.is_newcomer;
     const bool is_there =
         &facts == source || (facts.steps == plan.steps && facts.counts == plan.counts);
     const bool is_ahead = facts.steps > plan.steps;

@@ -23,13 +23,14 @@ namespace evenkeel::internal {
 
 struct RecoveryFacts {
   absl::Status error;           // Why this rank can't take part.
+  bool is_newcomer = false;     // It has no state yet.
   std::string names;            // The Joinables' names, sorted.
   int64_t steps = 0;            // Optimizer steps that it has finished.
   std::vector<int64_t> counts;  // By optimizer, in the order of their names.
   HeldState state;              // The worst of its Joinables' states.
 
   static void VisitFields(auto& self, auto& visit) {
-    visit(self.error, self.names, self.steps, self.counts, self.state);
+    visit(self.error, self.is_newcomer, self.names, self.steps, self.counts, self.state);
   }
 };
 

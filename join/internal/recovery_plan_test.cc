@@ -35,6 +35,18 @@ TEST(PlanRecoveryTest, TakesTheLowestRankOfThoseAtTheEarliestStep) {
   EXPECT_THAT(plan.ahead, ElementsAre(1, 0, 1, 0));
 }
 
+TEST(PlanRecoveryTest, NewcomersHaveNoState) {
+  RecoveryFacts newcomer = At({0});
+  newcomer.is_newcomer = true;
+  const RecoveryPlan plan = Plan({newcomer, At({8}), newcomer, At({7})});
+  EXPECT_EQ(plan.source, 3);
+  EXPECT_EQ(plan.steps, 7);
+  EXPECT_THAT(plan.ahead, ElementsAre(-1, 1, -1, 0));
+  EXPECT_THAT(Plan({newcomer, At({0})}).ahead, ElementsAre(-1, 0)) << "before the first step";
+  EXPECT_THAT(std::string(PlanRecovery({newcomer, newcomer}).status().message()),
+              HasSubstr("no rank has a complete state"));
+}
+
 TEST(PlanRecoveryTest, PassesOverRanksThatAreInTheMiddleOfSomething) {
   RecoveryFacts torn = At({7});
   torn.state = {StateKind::kTorn, "optimizer#0 was in the middle of an update"};

@@ -268,6 +268,11 @@ absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Begin(As as) {
   EK_ASSIGN_OR_RETURN(NewRecord made, MakeRecord(as));
   StepRecord& record = made.record;
   EK_RETURN_IF_ERROR(comm_->status());
+  if (comm_->waiting()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "a step of a process that waits for the place of rank ", comm_->rank(),
+        ": call Enter() first, and train in the group that it returns (join/recovery.h)"));
+  }
   last_samples_ = record.samples;
   ++steps_begun_;
   if (!agreement_) {

@@ -2,6 +2,8 @@
 // loop, and in another group.
 
 #include <cstdint>
+#include <cstring>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -133,6 +135,27 @@ absl::Status PlacedOptimizer::TakeOver(StateTransfer& transfer) {
     EK_RETURN_IF_ERROR(BroadcastState(*channel, ValuesOf(*params_), transfer.source, Role::kState,
                                       params_->stream()));
   return TakeOverState(*channel, transfer.source);
+}
+
+// A split state changes its place with the group, and is not received from another rank.
+absl::StatusOr<Restore> PlacedOptimizer::KeepState(std::set<const void*>& kept) {
+  if (is_split() || communicator().runtime() != nullptr || !CheckState().why.empty())
+    return nullptr;
+  const bool keeps_values = kept.insert(params_).second;
+  std::vector<std::string> values;
+  for (int i = 0; keeps_values && i < params_->size(); ++i) {
+    const TensorView value = (*params_)[i].value;
+    values.emplace_back(static_cast<const char*>(value.data), value.bytes());
+  }
+  EK_ASSIGN_OR_RETURN(OptimizerState state, updater_.Export());
+  return [this, values = std::move(values), state = std::move(state),
+          rules = updater_.groups().rules()]() -> absl::Status {
+    for (size_t i = 0; i < values.size(); ++i)
+      std::memcpy((*params_)[static_cast<int>(i)].value.data, values[i].data(), values[i].size());
+    EK_RETURN_IF_ERROR(updater_.groups().Adopt(rules));
+    EK_RETURN_IF_ERROR(updater_.Refresh());
+    return TakeState(state, {}, WholeRanges(), nullptr);
+  };
 }
 
 absl::Status PlacedOptimizer::AdoptSettingsOf(int source) {

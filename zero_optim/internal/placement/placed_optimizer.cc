@@ -75,6 +75,12 @@ void PlacedOptimizer::LeaveGroup(Communicator* old, const GroupChange& /*change*
 }
 
 absl::Status PlacedOptimizer::EnterGroup(const GroupChange& change) {
+  if (is_split() && change.has_newcomers) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(join_name(),
+                     ": a lost rank is not replaced where the optimizer's state is split over the "
+                     "ranks: use the placement Replicated, or go on without the rank"));
+  }
   if (is_split()) EK_RETURN_IF_ERROR(TakeChannel());
   EK_RETURN_IF_ERROR(OnEnter(change));
   if (is_split()) Register();

@@ -266,6 +266,7 @@ class PlacedOptimizer : public Optimizer, private StepParticipant {
   void LeaveGroup(Communicator* old, const GroupChange& change) final;
   absl::Status EnterGroup(const GroupChange& change) final;
   absl::Status TakeOver(StateTransfer& transfer) final;
+  absl::StatusOr<Restore> KeepState(std::set<const void*>& kept) final;
   absl::Status Repeat(const StepAnswer& answer, const StepMessage& step);
   absl::Status Repeat(const StepAnswer& answer, const CheckAction& check);
   absl::Status Repeat(const StepAnswer& answer, const RebalanceAction& rebalance);

@@ -93,22 +93,45 @@ constexpr size_t kFailuresToList = 8;
 // Failures that are found in so short a time have one cause.
 constexpr absl::Duration kOneBlow = absl::Milliseconds(500);
 
-// Holds the ranks that caused the failure of the job's own group; none once ranks have made it
-// again. The server's thread writes them, and the launcher reads them.
-class Culprits {
+// What the server's thread knows of the group of all ranks, for the launcher's thread: the ranks
+// that caused its failure, none once ranks have made it again; and those that it has lost.
+class GroupNews {
  public:
-  void Set(const absl::Status& why) {
+  void OnMade() {
     absl::MutexLock lock(&mutex_);
-    ranks_ = FailureInfoOf(why).value_or(FailureInfo{}).ranks;
+    culprits_.clear();
+    made_at_ = SteadyNow();
   }
-  bool Contain(int rank) const {
+  void OnFailed(const absl::Status& why) {
     absl::MutexLock lock(&mutex_);
-    return std::ranges::find(ranks_, rank) != ranks_.end();
+    const FailureInfo info = FailureInfoOf(why).value_or(FailureInfo{});
+    culprits_ = info.ranks;
+    if (info.kind == FailureKind::kRankLost) {
+      for (const int rank : info.ranks) lost_.emplace_back(rank, made_at_);
+    }
+    kill(getpid(), SIGCHLD);  // Wakes the launcher's thread.
+  }
+  bool IsCulprit(int rank) const {
+    absl::MutexLock lock(&mutex_);
+    return std::ranges::find(culprits_, rank) != culprits_.end();
+  }
+  // Returns whether the group of all ranks has been made.
+  bool has_begun() const {
+    absl::MutexLock lock(&mutex_);
+    return made_at_ > absl::InfinitePast();
+  }
+  // Returns the ranks that were declared lost since the last call, with the time when their group
+  // was made: processes that have started later are others.
+  std::vector<std::pair<int, absl::Time>> TakeLost() {
+    absl::MutexLock lock(&mutex_);
+    return std::exchange(lost_, {});
   }
 
  private:
   mutable absl::Mutex mutex_;
-  std::vector<int> ranks_ ABSL_GUARDED_BY(mutex_);
+  std::vector<int> culprits_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::pair<int, absl::Time>> lost_ ABSL_GUARDED_BY(mutex_);
+  absl::Time made_at_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
 };
 
 // Returns whether it is the group of all ranks, or one that they have made again after an error.
@@ -120,28 +143,25 @@ bool IsWorld(absl::string_view group) {
 
 class Job {
  public:
-  Job(const LaunchOptions& options, const Culprits& culprits)
-      : options_(options), culprits_(culprits) {}
+  Job(const LaunchOptions& options, GroupNews& news, std::map<std::string, std::string> variables,
+      const SignalReader& signals)
+      : options_(options),
+        news_(news),
+        variables_(std::move(variables)),
+        signals_(signals),
+        places_(options.ranks) {}
   ~Job() {
-    for (pid_t pid : pids_) {
-      if (pid > 0) kill(pid, SIGKILL);
+    for (const Place& place : places_) {
+      if (place.pid > 0) kill(place.pid, SIGKILL);
     }
-    for (pid_t pid : pids_) {
-      if (pid > 0) waitpid(pid, nullptr, 0);
+    for (const Place& place : places_) {
+      if (place.pid > 0) waitpid(place.pid, nullptr, 0);
     }
     if (group_ > 0) kill(-group_, SIGKILL);  // Processes that ranks have started and left behind.
   }
 
-  absl::Status Start(const std::map<std::string, std::string>& job_variables,
-                     const SignalReader& signals) {
-    std::vector<std::string> command = options_.command;
-    const std::vector<char*> arguments = Pointers(command);
-    for (int rank = 0; rank < options_.ranks; ++rank) {
-      std::map<std::string, std::string> variables = job_variables;
-      variables["RANK"] = variables["LOCAL_RANK"] = absl::StrCat(rank);
-      std::vector<std::string> environment = EnvironmentWith(variables);
-      EK_RETURN_IF_ERROR(StartOne(arguments.data(), Pointers(environment).data(), signals));
-    }
+  absl::Status Start() {
+    for (int rank = 0; rank < options_.ranks; ++rank) EK_RETURN_IF_ERROR(StartOne(rank));
     return absl::OkStatus();
   }
 
@@ -149,19 +169,22 @@ class Job {
     absl::Time next_measure = absl::InfiniteFuture();
     absl::Duration patience = absl::InfiniteDuration();
     int done = 0;
-    while (Reap() > 0) {
-      const bool is_nearer = options_.on_failure == OnFailure::kContinue && ended_well_ != done;
+    while (Reap() > 0 || NextStart() < absl::InfiniteFuture()) {
+      EndLost();
+      StartDue();
+      const bool is_nearer = options_.on_failure != OnFailure::kStop && ended_well_ != done;
       // Once ranks have been told to end, there is no way back.
       if (measures_ == 0 && (is_nearer || Patience() != patience)) {
         patience = Patience();
         done = ended_well_;
         next_measure = SteadyNow() + patience;
       }
-      for (int signal : signals.Wait(next_measure)) Forward(signal);
+      for (int signal : signals.Wait(std::min(next_measure, NextStart()))) Forward(signal);
       if (SteadyNow() < next_measure) continue;
       if (measures_ == 0) {
         waited_ = patience;
-        stopped_when_told_ = stopped_by_;  // The signal may be followed by one that continues them.
+        // The signal may be followed by one that continues them.
+        for (Place& place : places_) place.stopped_when_told = place.stopped_by;
       }
       kill(-group_, measures_++ == 0 ? SIGTERM : SIGKILL);
       next_measure = SteadyNow() + options_.patience;
@@ -170,6 +193,16 @@ class Job {
   }
 
  private:
+  struct Place {
+    pid_t pid = 0;  // 0: has ended.
+    int stopped_by =
+        0;  // The signal after which it does nothing until it is continued; 0: it runs.
+    int stopped_when_told = 0;  // The same before the job was told to end.
+    absl::Time started;
+    int replacements = 0;                            // Processes in this place after the first.
+    absl::Time next_start = absl::InfiniteFuture();  // Of another process.
+    absl::Duration pause;                            // Before that one.
+  };
   struct Failure {
     int rank = 0;
     int exit_code = 0;
@@ -181,13 +214,21 @@ class Job {
     std::string ToString() const { return absl::StrCat("rank ", rank, " ", what); }
   };
 
-  absl::Status StartOne(char* const* arguments, char* const* variables,
-                        const SignalReader& signals) {
+  absl::Status StartOne(int rank) {
+    Place& place = places_[rank];
+    std::map<std::string, std::string> variables = variables_;
+    variables["RANK"] = variables["LOCAL_RANK"] = absl::StrCat(rank);
+    // Before the group has been made, the process is the rank itself.
+    if (place.replacements > 0 && news_.has_begun())
+      variables["EVENKEEL_NEWCOMER"] = absl::StrCat(place.replacements);
+    std::vector<std::string> environment = EnvironmentWith(variables), command = options_.command;
+    const std::vector<char*> arguments = Pointers(command), pointers = Pointers(environment);
     int error_pipe[2];
     if (pipe2(error_pipe, O_CLOEXEC) != 0) return absl::UnavailableError(std::strerror(errno));
     const pid_t parent = getpid();
     const pid_t pid = fork();
-    if (pid == 0) RunChild(parent, group_, signals.before(), error_pipe[1], arguments, variables);
+    if (pid == 0)
+      RunChild(parent, group_, signals_.before(), error_pipe[1], arguments.data(), pointers.data());
     close(error_pipe[1]);
     int error = 0;
     // The pipe closes when the program runs.
@@ -195,23 +236,78 @@ class Job {
     close(error_pipe[0]);
     if (pid < 0) {
       return absl::UnavailableError(
-          absl::StrCat("cannot start rank ", pids_.size(), ": ", std::strerror(errno)));
+          absl::StrCat("cannot start rank ", rank, ": ", std::strerror(errno)));
     }
     setpgid(pid, group_);  // Also here, so that it is done whoever comes first.
     if (group_ == 0) group_ = pid;
-    pids_.push_back(pid);
-    stopped_by_.push_back(0);
+    place.pid = pid;
+    place.stopped_by = 0;
+    place.started = SteadyNow();
+    place.next_start = absl::InfiniteFuture();
     if (!has_failed) return absl::OkStatus();
     return absl::NotFoundError(
         absl::StrCat("cannot run ", arguments[0], ": ", std::strerror(error)));
+  }
+
+  // With kReplace: kills the processes that the group has declared lost and that still exist.
+  void EndLost() {
+    if (options_.on_failure != OnFailure::kReplace) return;
+    for (const auto& [rank, made_at] : news_.TakeLost()) {
+      Place& place = places_[rank];
+      if (place.pid > 0 && place.started < made_at) kill(place.pid, SIGKILL);
+    }
+  }
+
+  // Returns when the next process is to be started; never, if there is none.
+  absl::Time NextStart() const {
+    absl::Time next = absl::InfiniteFuture();
+    for (const Place& place : places_) next = std::min(next, place.next_start);
+    return next;
+  }
+
+  void StartDue() {
+    for (size_t rank = 0; rank < places_.size(); ++rank) {
+      Place& place = places_[rank];
+      if (place.next_start > SteadyNow()) continue;
+      place.next_start = absl::InfiniteFuture();
+      if (measures_ > 0 || was_forwarded_ || ended_well_ > 0) continue;
+      ++place.replacements;
+      ++replacements_;
+      if (const absl::Status started = StartOne(static_cast<int>(rank)); !started.ok())
+        Note({static_cast<int>(rank), 1, false, std::string(started.message())});
+    }
+  }
+
+  // Returns whether another process takes the place of the one that has failed.
+  bool Replaces(const Failure& failure) {
+    if (options_.on_failure != OnFailure::kReplace || measures_ > 0 || was_forwarded_ ||
+        ended_well_ > 0 || replacements_ + StartsDue() >= options_.max_replacements)
+      return false;
+    Place& place = places_[failure.rank];
+    const bool was_short = SteadyNow() - place.started < options_.short_life;
+    own_failures_ = failure.by_signal || !was_short ? 0 : own_failures_ + 1;
+    if (own_failures_ >= options_.most_failures) {
+      gives_up_ = true;
+      return false;
+    }
+    constexpr absl::Duration kFirstPause = absl::Milliseconds(100), kLongest = absl::Seconds(2);
+    place.next_start = SteadyNow() + place.pause;
+    place.pause =
+        was_short ? std::clamp(2 * place.pause, kFirstPause, kLongest) : absl::ZeroDuration();
+    return true;
+  }
+
+  int StartsDue() const {
+    return static_cast<int>(std::ranges::count_if(
+        places_, [](const Place& place) { return place.next_start < absl::InfiniteFuture(); }));
   }
 
   // Takes note of ranks that have ended; answers how many have not.
   int Reap() {
     const size_t known = failures_.size();
     stopped_ = running_ = 0;
-    for (size_t rank = 0; rank < pids_.size(); ++rank) {
-      if (pids_[rank] > 0) Look(static_cast<int>(rank));
+    for (size_t rank = 0; rank < places_.size(); ++rank) {
+      if (places_[rank].pid > 0) Look(static_cast<int>(rank));
     }
     // Where both are found at once, the signal is the cause and the others gave up because of it.
     std::stable_partition(failures_.begin() + known, failures_.end(),
@@ -220,12 +316,13 @@ class Job {
   }
 
   void Look(int rank) {
-    pid_t& pid = pids_[rank];
+    Place& place = places_[rank];
+    pid_t& pid = place.pid;
     int status = 0;
     // Each call tells of one change, the last one is how things are.
     while (const pid_t answer = waitpid(pid, &status, WNOHANG | WUNTRACED | WCONTINUED)) {
       if (answer > 0 && (WIFSTOPPED(status) || WIFCONTINUED(status))) {
-        stopped_by_[rank] = WIFSTOPPED(status) ? WSTOPSIG(status) : 0;
+        place.stopped_by = WIFSTOPPED(status) ? WSTOPSIG(status) : 0;
         continue;
       }
       pid = 0;
@@ -244,18 +341,18 @@ class Job {
       return;
     }
     ++running_;
-    if (stopped_by_[rank] != 0) ++stopped_;
+    if (place.stopped_by != 0) ++stopped_;
   }
 
   void Note(Failure failure) {
     failure.came_after_signal = measures_ > 0 || was_forwarded_;
     failure.by_signal &= !failure.came_after_signal;
-    failures_.push_back(std::move(failure));
+    (Replaces(failure) ? replaced_ : failures_).push_back(std::move(failure));
   }
 
   // How long ranks that are running may be, as things are.
   absl::Duration Patience() const {
-    if (options_.on_failure == OnFailure::kStop) {
+    if (options_.on_failure == OnFailure::kStop || gives_up_) {
       return failures_.empty() ? absl::InfiniteDuration() : options_.patience;
     }
     const bool has_one_ended = ended_well_ > 0 || !failures_.empty();
@@ -281,7 +378,7 @@ class Job {
   }
 
   std::string WhyEnded(int rank) const {
-    if (const int signal = stopped_when_told_[rank]; signal != 0) {
+    if (const int signal = places_[rank].stopped_when_told; signal != 0) {
       return absl::StrCat("was stopped (", SignalName(signal),
                           ") and was ended when the others were done");
     }
@@ -295,7 +392,7 @@ class Job {
   const Failure& Cause() const {
     const Failure* named = nullptr;
     for (const Failure& failure : failures_) {
-      if (failure.came_after_signal || !culprits_.Contain(failure.rank)) continue;
+      if (failure.came_after_signal || !news_.IsCulprit(failure.rank)) continue;
       if (named == nullptr || (failure.by_signal && !named->by_signal)) named = &failure;
     }
     if (named != nullptr) return *named;
@@ -328,21 +425,32 @@ class Job {
                           : options_.on_failure == OnFailure::kStop ? StoppedResult()
                                                                     : GoneOnResult();
     result.was_interrupted = was_forwarded_;
+    result.replacements = replacements_;
+    if (!replaced_.empty()) {
+      result.message =
+          absl::StrCat(Listed(replaced_), replaced_.size() == 1 ? ", and was" : ", and were",
+                       " replaced", result.message.empty() ? "" : "; then ", result.message);
+    }
     return result;
+  }
+
+  static std::string Listed(const std::vector<Failure>& failures) {
+    std::string list;
+    for (size_t i = 0; i < std::min(failures.size(), kFailuresToList); ++i)
+      absl::StrAppend(&list, i == 0 ? "" : ", ", failures[i].ToString());
+    if (failures.size() > kFailuresToList)
+      absl::StrAppend(&list, ", and ", failures.size() - kFailuresToList, " more failed");
+    return list;
   }
 
   LaunchResult GoneOnResult() const {
     LaunchResult result{.exit_code = ended_well_ > 0 ? 0 : failures_[0].exit_code,
                         .by_signal = std::ranges::any_of(
                             failures_, [](const Failure& failure) { return failure.by_signal; })};
-    for (size_t i = 0; i < std::min(failures_.size(), kFailuresToList); ++i) {
-      absl::StrAppend(&result.message, i == 0 ? "" : ", ", failures_[i].ToString());
-    }
-    if (failures_.size() > kFailuresToList) {
-      absl::StrAppend(&result.message, ", and ", failures_.size() - kFailuresToList,
-                      " more failed");
-    }
-    absl::StrAppend(&result.message, ended_well_ == 0 ? "; no rank ended well"
+    result.message = Listed(failures_);
+    absl::StrAppend(&result.message, gives_up_ ? "; processes in its place fail at once, and the "
+                                                 "job was ended"
+                                     : ended_well_ == 0 ? "; no rank ended well"
                                      : ended_well_ == 1
                                          ? "; the other rank went on and ended well"
                                          : "; the other ranks went on and ended well");
@@ -350,30 +458,35 @@ class Job {
   }
 
   const LaunchOptions& options_;
-  const Culprits& culprits_;
-  std::vector<pid_t> pids_;      // By rank; 0: has ended.
-  std::vector<int> stopped_by_;  // By rank: the signal after which it does nothing until it is
-                                 // continued; 0: it runs.
+  GroupNews& news_;
+  const std::map<std::string, std::string> variables_;
+  const SignalReader& signals_;
+  std::vector<Place> places_;  // By rank.
   pid_t group_ = 0;
   bool was_forwarded_ = false;  // The ranks were asked to end.
   int measures_ = 0;            // That were taken to end the job: first SIGTERM, then SIGKILL.
   // As it was before the first of them.
   absl::Duration waited_;
-  std::vector<int> stopped_when_told_;
   // As the last Reap() found it.
   int running_ = 0;
   int stopped_ = 0;
   int ended_well_ = 0;
   std::vector<Failure> failures_;  // In the order in which they were found.
+  std::vector<Failure> replaced_;  // Those in whose places other processes were started.
+  int replacements_ = 0;
+  int own_failures_ = 0;   // Of processes that lived shortly, in a row.
+  bool gives_up_ = false;  // There were too many of those.
 };
 
 absl::StatusOr<LaunchResult> RunAttempt(const LaunchOptions& options,
                                         std::map<std::string, std::string> variables, int restarts,
                                         SignalReader& signals) {
   EK_ASSIGN_OR_RETURN(const std::string secret, NewSecret());
-  Culprits culprits;
+  GroupNews news;
   const auto on_group = [&](const std::string& group, int world_size, const absl::Status& status) {
-    if (IsWorld(group) && (status.ok() || world_size == options.ranks)) culprits.Set(status);
+    if (!IsWorld(group)) return;
+    if (status.ok()) return news.OnMade();
+    if (world_size == options.ranks) news.OnFailed(status);
   };
   EK_ASSIGN_OR_RETURN(std::unique_ptr<TcpStoreServer> server,
                       TcpStoreServer::Create({.secret = secret,
@@ -389,8 +502,8 @@ absl::StatusOr<LaunchResult> RunAttempt(const LaunchOptions& options,
   variables["EVENKEEL_STORE_HOSTED"] = "1";
   variables["EVENKEEL_SECRET"] = secret;
   variables["EVENKEEL_RESTART"] = absl::StrCat(restarts);
-  Job job(options, culprits);
-  EK_RETURN_IF_ERROR(job.Start(variables, signals));
+  Job job(options, news, std::move(variables), signals);
+  EK_RETURN_IF_ERROR(job.Start());
   LaunchResult result = job.WaitForAll(signals);
   result.restarts = restarts;
   return result;

@@ -29,6 +29,13 @@
 //              further rank that ends well; then they are ended as with kStop. When any rank has
 //              ended, with or without success, and all others are stopped (SIGSTOP), they have only
 //              `patience`.
+//   kReplace   as kContinue, and a new process takes the place of the failed rank
+//   (EVENKEEL_NEWCOMER
+//              is the number of such processes of that rank; docs/replacement.md), until a rank has
+//              ended well. The first one starts at once; a pause grows while those of one rank fail
+//              within `short_life`. A rank that the group has declared lost (stopped, cut off) is
+//              killed first. Processes of the program's own that fail, `most_failures` in a row
+//              within `short_life`, end the job.
 //
 // A job that fails (with kContinue: none of its ranks has ended well) can be restarted, all its
 // ranks, with another store, secret and port. EVENKEEL_RESTART is 0 in the first attempt, and grows
@@ -56,7 +63,7 @@
 
 namespace evenkeel {
 
-enum class OnFailure { kStop, kContinue };
+enum class OnFailure { kStop, kContinue, kReplace };
 
 // The job has failed and will be restarted.
 struct Restart {
@@ -75,6 +82,10 @@ struct LaunchOptions {
   OnFailure on_failure = OnFailure::kStop;
   // With kContinue, before SIGTERM for ranks that have not ended after another one has ended well.
   absl::Duration last_patience = absl::Seconds(60);
+  // With kReplace: processes in the places of failed ranks, in all.
+  int max_replacements = 1000;
+  absl::Duration short_life = absl::Seconds(1);
+  int most_failures = 3;
   int max_restarts = 0;
   absl::Duration restart_pause =
       absl::Seconds(1);  // Before the first, and after an attempt that lived so long:
@@ -107,6 +118,8 @@ struct LaunchResult {
   bool has_ended_others = false;
   // By SIGINT, SIGTERM or SIGHUP to this process.
   bool was_interrupted = false;
+  // With kReplace, the processes that were started in the places of failed ranks.
+  int replacements = 0;
   // All of the above is about the last attempt; so many were made before it.
   int restarts = 0;
 };

@@ -28,14 +28,15 @@
 #include "gflags/gflags.h"
 
 DEFINE_int32(nproc, 2, "How many ranks to start.");
-DEFINE_string(on_failure, "stop",
-              "What happens to the others when a rank fails: stop or continue.");
+DEFINE_string(on_failure, "stop", "What happens when a rank fails: stop, continue or replace.");
 DEFINE_double(
     patience_s, 5,
     "Seconds that the other ranks have when one has failed: before SIGTERM, and before SIGKILL.");
 DEFINE_double(
     last_patience_s, 60,
     "With --on_failure=continue, seconds that ranks still have when another one has ended well.");
+DEFINE_int32(max_replacements, 1000,
+             "With --on_failure=replace, how many processes take the places of failed ranks.");
 DEFINE_int32(max_restarts, 0, "How often a job that failed is started anew, all ranks of it.");
 DEFINE_double(restart_pause_s, 1,
               "Seconds before the first restart; twice as long before each next one, up to 30.");
@@ -63,6 +64,10 @@ torchrun sets them, and the variables by which evenkeel's ranks find and trust e
                        well, otherwise that of the first one that failed. After a rank has ended
                        well, the launcher ends those that do not end within --last_patience_s
                        (60).
+--on_failure=replace   As continue, and another process takes the place of the rank that failed, for
+                       programs that call Enter() (EVENKEEL_NEWCOMER; docs/replacement.md), up to
+                       --max_replacements (1000) in all. Three processes that fail by themselves
+                       within a second of their start end the job.
 --max_restarts=N       When the job fails (with continue: no rank ended well), all its ranks are
                        restarted, up to N times; EVENKEEL_RESTART is the number of restarts so far.
                        A program that saves its progress and resumes from there loses little. The
@@ -190,9 +195,15 @@ int main(int argc, char** argv) {
     return Fail(evenkeel::NameIn(
         "no program to start is given; usage: $0 --nproc=2 -- PROGRAM [ARGUMENT...]"));
   if (FLAGS_nproc < 1) return Fail("--nproc must be at least 1");
-  if (FLAGS_on_failure != "stop" && FLAGS_on_failure != "continue") {
-    return Fail("--on_failure=" + FLAGS_on_failure + " is not known; choose stop, continue");
+  const std::map<std::string, evenkeel::OnFailure> ways = {
+      {"stop", evenkeel::OnFailure::kStop},
+      {"continue", evenkeel::OnFailure::kContinue},
+      {"replace", evenkeel::OnFailure::kReplace}};
+  if (!ways.contains(FLAGS_on_failure)) {
+    return Fail("--on_failure=" + FLAGS_on_failure +
+                " is not known; choose stop, continue, replace");
   }
+  if (FLAGS_max_replacements < 0) return Fail("--max_replacements must not be negative");
   if (!(FLAGS_patience_s >= 0)) return Fail("--patience_s must not be negative");
   if (!(FLAGS_last_patience_s >= 0)) return Fail("--last_patience_s must not be negative");
   if (FLAGS_max_restarts < 0) return Fail("--max_restarts must not be negative");
@@ -202,10 +213,11 @@ int main(int argc, char** argv) {
   evenkeel::LaunchOptions options{.ranks = FLAGS_nproc,
                                   .command = {argv + 1, argv + argc},
                                   .patience = absl::Seconds(FLAGS_patience_s),
+                                  .on_failure = ways.at(FLAGS_on_failure),
                                   .last_patience = absl::Seconds(FLAGS_last_patience_s),
+                                  .max_replacements = FLAGS_max_replacements,
                                   .max_restarts = FLAGS_max_restarts,
                                   .restart_pause = absl::Seconds(FLAGS_restart_pause_s)};
-  if (FLAGS_on_failure == "continue") options.on_failure = evenkeel::OnFailure::kContinue;
   std::string flight_folder;
   if (!FLAGS_flight.empty()) {
     // The full path, for programs that go elsewhere.

@@ -36,22 +36,27 @@ class RecoveryRun {
     }
   }
 
-  absl::StatusOr<Recovered> In(std::unique_ptr<Communicator> next, bool has_newcomers) {
+  absl::StatusOr<Recovered> In(std::unique_ptr<Communicator> next) {
     absl::StatusOr<RecoveryPlan> plan = Agree(*next);
     absl::Status status = plan.status();
-    if (status.ok()) status = Move(*plan, *next, has_newcomers);
+    if (status.ok()) status = Move(*plan, *next);
     if (!status.ok()) {
       next->Abort(status);
       EK_RETURN_IF_ERROR(RestoreState());
       left_behind_.push_back(std::move(next));
       return status;
     }
-    return Recovered{.comm = std::move(next), .steps = plan->steps, .source = plan->source};
+    return Recovered{.comm = std::move(next),
+                     .steps = plan->steps,
+                     .entered = plan->newcomers,
+                     .source = plan->source};
   }
 
   // The group in which it failed last. All of them stay until the end: a Joinable may still be in
   // an earlier one.
   Communicator& left_behind() { return *left_behind_.back(); }
+  // Returns whether newcomers were in that group, which may be why it failed.
+  bool has_newcomers() const { return has_newcomers_; }
 
  private:
   absl::Duration TimeLeft(const Communicator& next) const {
@@ -113,24 +118,26 @@ class RecoveryRun {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<RecoveryPlan> Agree(Communicator& next) const {
+  absl::StatusOr<RecoveryPlan> Agree(Communicator& next) {
     EK_ASSIGN_OR_RETURN(
         const ControlChannel::Parts parts,
         next.control().Exchange("recover", internal::ToBytes(Facts()), TimeLeft(next)));
     std::vector<RecoveryFacts> by_rank;
+    has_newcomers_ = false;
     for (const std::string& part : parts) {
       EK_ASSIGN_OR_RETURN(
           by_rank.emplace_back(),
           internal::FromBytes<RecoveryFacts>(part, "the facts of a rank before its recovery"));
+      has_newcomers_ = has_newcomers_ || by_rank.back().is_newcomer;
     }
     return internal::PlanRecovery(by_rank);
   }
 
-  absl::Status Move(const RecoveryPlan& plan, Communicator& next, bool has_newcomers) {
+  absl::Status Move(const RecoveryPlan& plan, Communicator& next) {
     GroupChange change{.source = plan.source,
                        .last_update = optimizers_.empty() ? -1 : 0,
                        .ahead = plan.ahead[next.rank()],
-                       .has_newcomers = has_newcomers};
+                       .has_newcomers = !plan.newcomers.empty()};
     for (const Joinable* optimizer : optimizers_) {
       change.last_update = std::max(change.last_update, optimizer->last_update_);
     }
@@ -159,6 +166,7 @@ class RecoveryRun {
   const RecoveryOptions& options_;
   const absl::Time deadline_;
   const bool is_newcomer_;
+  bool has_newcomers_ = false;
   std::vector<Restore> restores_;  // By Joinable; empty: this rank keeps no state of its own.
   std::vector<std::unique_ptr<Communicator>> left_behind_;
 };
@@ -174,29 +182,33 @@ absl::StatusOr<Recovered> RecoverFrom(absl::string_view caller,
       return absl::FailedPreconditionError(
           absl::StrCat(caller, " inside RunJoined(): call it when that has returned"));
   }
-  const absl::Time deadline = SteadyNow() + options.timeout + 2 * options.wait_for_replacement;
+  const absl::Duration longest_wait = options.wait_for_replacement;
+  const absl::Time deadline = SteadyNow() + options.timeout + 3 * longest_wait;
   RecoveryRun run(std::move(ordered), options, deadline, from.waiting());
   std::set<int> lost;  // Numbers in the job.
+  // If newcomers are lost after they were chosen, again and again, all further waits are as long as
+  // one.
+  absl::Time waits_end = absl::InfiniteFuture();
   for (Communicator* group = &from;;) {
     EK_ASSIGN_OR_RETURN(
         Regrouped next,
         group->Regroup({.timeout = std::min(options.timeout, deadline - SteadyNow()),
-                        .wait_for_replacement = options.wait_for_replacement}));
+                        .wait_for_replacement = std::clamp(waits_end - SteadyNow(),
+                                                           absl::ZeroDuration(), longest_wait)}));
+    waits_end = std::min(waits_end, SteadyNow() + longest_wait);
     lost.insert(next.lost.begin(), next.lost.end());
-    const std::vector<int> entered = next.entered;
-    absl::StatusOr<Recovered> recovered = run.In(std::move(next.comm), !entered.empty());
+    absl::StatusOr<Recovered> recovered = run.In(std::move(next.comm));
     if (recovered.ok()) {
       for (int rank = 0; rank < from.world_size(); ++rank) {
         if (lost.contains(from.members()[rank])) recovered->lost.push_back(rank);
       }
-      recovered->entered = entered;
       return recovered;
     }
     // Another rank was lost meanwhile, one kept the others waiting, or a newcomer does not fit:
     // once more, with those who come.
     const bool is_passing =
         absl::IsUnavailable(recovered.status()) || absl::IsDeadlineExceeded(recovered.status()) ||
-        (absl::IsInvalidArgument(recovered.status()) && !entered.empty() && !from.waiting());
+        (absl::IsInvalidArgument(recovered.status()) && run.has_newcomers() && !from.waiting());
     if (!is_passing || SteadyNow() >= deadline) return Annotate(recovered.status(), caller);
     group = &run.left_behind();
   }

@@ -104,6 +104,7 @@ void ControlGroups::Join(PeerId peer, const Hello& hello) {
     group.members_text = hello.members;
     group.members.resize(hello.world_size);
     group.family = family;
+    group.number = ++created_;
     ++families_[family].groups;
     group.hub = std::make_unique<ControlHub>(
         hello.world_size,
@@ -151,9 +152,23 @@ absl::Status ControlGroups::OnFrame(PeerId peer, absl::string_view frame) {
       return absl::OkStatus();
     }
   }
-  groups_.at(seat.group).hub->OnMessage(seat.rank, std::move(message));
+  const Group& group = groups_.at(seat.group);
+  if (const auto* regroup = std::get_if<to_hub::Regroup>(&message);
+      regroup != nullptr && IsContinued(group)) {
+    // It has missed that the next group was made. If it met others here, there would be two.
+    send_(peer, Serialize(ToRank(to_rank::Regrouped{.request = regroup->request})));
+    return absl::OkStatus();
+  }
+  group.hub->OnMessage(seat.rank, std::move(message));
   OfferNewcomers();
   return absl::OkStatus();
+}
+
+bool ControlGroups::IsContinued(const Group& group) const {
+  return std::ranges::any_of(groups_, [&group](const auto& entry) {
+    const Group& other = entry.second;
+    return other.family == group.family && other.number > group.number && other.hub->IsMade();
+  });
 }
 
 void ControlGroups::OnNewcomersFrame(PeerId peer, Newcomer& newcomer, const ToHub& message) {

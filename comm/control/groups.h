@@ -82,6 +82,7 @@ class ControlGroups : public ControlSeats {
     bool has_reported = false;  // Its error, to on_group_.
     std::string failure;        // Its status when it failed; empty once it does not matter.
     std::string family;
+    int64_t number = 0;             // Among all groups of the job, in the order of their creation.
     std::map<int, PeerId> entered;  // By rank: the newcomers that the hub has chosen last.
     std::unique_ptr<ControlHub> hub;
   };
@@ -131,11 +132,14 @@ class ControlGroups : public ControlSeats {
   void Refuse(PeerId peer, Newcomer& newcomer, absl::Status why);
   // A newcomer has gone, or asks again: it does not come to the group that has chosen it.
   void TakeBack(Newcomer& newcomer);
+  // Returns whether ranks have gone on in a group that continues this one.
+  bool IsContinued(const Group& group) const;
   void RemoveGroup(const std::string& key);
 
   const SendFunction send_;
   const GroupFunction on_group_;
   std::map<std::string, Group> groups_;  // By name and id.
+  int64_t created_ = 0;                  // Groups.
   std::map<std::string, Family> families_;
   std::map<PeerId, Newcomer> newcomers_;
   std::set<std::string> offers_due_;  // Families.

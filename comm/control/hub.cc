@@ -150,6 +150,11 @@ bool ControlHub::AwaitsNewcomers() const {
   return wait_.begins > 0;
 }
 
+bool ControlHub::IsMade() const {
+  absl::MutexLock lock(&mutex_);
+  return is_made_;
+}
+
 std::vector<int> ControlHub::PlacesLeftOut() const {
   absl::MutexLock lock(&mutex_);
   return places_left_out_;
@@ -366,6 +371,7 @@ void ControlHub::EndExchange(ExchangeId id, Pending& pending) {
   to_rank::Exchanged result{.id = std::move(id)};
   for (std::string& part : pending.parts) AppendParts(result.parts, {1, std::move(part)});
   pending_.erase(result.id);
+  is_made_ = is_made_ || result.id.topic == kMadeTopic;
   if (absl::Status size = CheckSize(result.id, result.parts); !size.ok())
     return FailAll(FailureKind::kRankFailed, /*culprit=*/-1, std::move(size));
   outbox_.push_back({shape().ChildrenOf(kHub), std::move(result)});

@@ -83,6 +83,8 @@ class ControlHub {
   // Called from time to time: ends the wait for newcomers.
   void OnTime();
   bool AwaitsNewcomers() const;
+  // Returns whether all ranks have agreed that the group is made (kMadeTopic).
+  bool IsMade() const;
   // Returns the places without which the ranks have regrouped last.
   std::vector<int> PlacesLeftOut() const;
   HubView View();
@@ -189,6 +191,7 @@ class ControlHub {
   std::set<int> lost_ ABSL_GUARDED_BY(mutex_);
   std::map<int, int64_t> regrouping_ ABSL_GUARDED_BY(mutex_);  // By rank: its request.
   int64_t regrouped_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool is_made_ ABSL_GUARDED_BY(mutex_) = false;
   // The ranks of the last Regrouped, with those of newcomers; empty once one of them is lost.
   std::set<int> survivors_ ABSL_GUARDED_BY(mutex_);
   std::vector<int> places_ ABSL_GUARDED_BY(mutex_);  // By rank; empty: no rank has regrouped yet.

@@ -238,6 +238,9 @@ inline bool IsBeat(const ToHub& message) { return std::holds_alternative<to_hub:
 // exchange has this name.
 inline constexpr char kRegroupTopic[] = "\tregroup";
 
+// The topic of the exchange after which the ranks of a group that continues another one use it.
+inline constexpr char kMadeTopic[] = "made";
+
 namespace internal {
 
 // Returns the bytes of a ToHub or ToRank. A template, because few of the files that include this

@@ -273,5 +273,28 @@ TEST(NewcomersTest, OneEntersTheGroupThatContinuesTheFirst) {
       << "it went on without rank 1";
 }
 
+// A rank whose attempt has ended just before does not meet those that are left behind: two groups
+// would go on.
+TEST(NewcomersTest, TheEndedGroupReplacesNoGroupThatIsMade) {
+  Server server;
+  server.Lose(3);
+  for (const int rank : {0, 1, 2}) server.Regroup(rank, absl::ZeroDuration());
+  for (const int rank : {0, 1, 2}) {
+    server.groups().Join(10 + rank, {.kind = Hello::Kind::kControl,
+                                     .group = "world+1",
+                                     .members = "0,1,2",
+                                     .rank = rank,
+                                     .world_size = 3});
+  }
+  server.Regroup(2, absl::ZeroDuration());
+  EXPECT_EQ(server.Replies(2), 1) << "the next group may still fail";
+  for (const int rank : {10, 11, 12}) {
+    const to_hub::Exchange made{.id = {kMadeTopic, 0}, .parts = {{1, ""}}};
+    EXPECT_TRUE(server.groups().OnFrame(rank, Serialize(ToHub(made))).ok());
+  }
+  server.Regroup(1, absl::ZeroDuration());
+  EXPECT_THAT(server.Reply(1).ranks, IsEmpty());
+}
+
 }  // namespace
 }  // namespace evenkeel::internal

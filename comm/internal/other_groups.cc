@@ -128,10 +128,10 @@ absl::StatusOr<std::unique_ptr<Communicator>> GroupCore::MakeOther(
       make_group(name, next_rank, next_size, std::move(link), deadline - SteadyNow()));
   // All ranks or none: otherwise a rank that continues would wait for others that begin again. From
   // now on the new group's hub has every rank, and detects if one is lost.
-  EK_RETURN_IF_ERROR(
-      next->core_->agreements
-          .Agree("made", "", deadline - SteadyNow(), absl::StrCat(who, ", in the new group ", name))
-          .status());
+  EK_RETURN_IF_ERROR(next->core_->agreements
+                         .Agree(kMadeTopic, "", deadline - SteadyNow(),
+                                absl::StrCat(who, ", in the new group ", name))
+                         .status());
   next->core_->control->link().SetOrigin(nullptr);
   next->core_->members = std::move(origin.members);
   return next;
@@ -147,7 +147,7 @@ absl::StatusOr<Regrouped> GroupCore::Regroup(const RegroupOptions& wanted) {
   if (make_group == nullptr)
     return absl::UnimplementedError(
         absl::StrCat(where, ": backend ", backend->name(), " cannot make other groups"));
-  const absl::Time deadline = SteadyNow() + wanted.timeout + 2 * wanted.wait_for_replacement;
+  const absl::Time deadline = SteadyNow() + wanted.timeout + 3 * wanted.wait_for_replacement;
   end.ReportProvisional(absl::InfiniteFuture());
   if (is_newcomer && newcomer_control == nullptr) {
     absl::StatusOr<std::unique_ptr<ControlLink>> link = newcomer_link(wanted.timeout);
@@ -155,11 +155,14 @@ absl::StatusOr<Regrouped> GroupCore::Regroup(const RegroupOptions& wanted) {
     newcomer_control = std::make_unique<ControlChannel>(rank, world_size, *std::move(link));
   }
   ControlChannel& meeting = is_newcomer ? *newcomer_control : *control;
+  absl::Time waits_end = absl::InfiniteFuture();  // All waits after the first are as long as one.
   while (true) {
-    absl::StatusOr<to_rank::Regrouped> next =
-        meeting.Regroup(deadline - SteadyNow(), wanted.wait_for_replacement,
-                        is_newcomer ? std::vector<int>() : members);
+    absl::StatusOr<to_rank::Regrouped> next = meeting.Regroup(
+        deadline - SteadyNow(),
+        std::clamp(waits_end - SteadyNow(), absl::ZeroDuration(), wanted.wait_for_replacement),
+        is_newcomer ? std::vector<int>() : members);
     if (!next.ok()) return Annotate(next.status(), where);
+    waits_end = std::min(waits_end, SteadyNow() + wanted.wait_for_replacement);
     From from{&meeting.link(), rank, meeting.link().HubRank(), members};
     if (is_newcomer) {
       from = From{&meeting.link(), IndexOf(rank, next->members),

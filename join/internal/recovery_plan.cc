@@ -24,12 +24,15 @@ std::string Describe(const std::vector<RecoveryFacts>& by_rank) {
 
 absl::StatusOr<RecoveryPlan> PlanRecovery(const std::vector<RecoveryFacts>& by_rank) {
   const RecoveryFacts *source = nullptr, *patched = nullptr;
+  // The ranks are compared with one that has been there.
+  size_t first = 0;
+  while (first + 1 < by_rank.size() && by_rank[first].is_newcomer) ++first;
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
     const RecoveryFacts& facts = by_rank[rank];
     EK_RETURN_IF_ERROR(Annotate(facts.error, absl::StrCat("rank ", rank)));
-    if (facts.names != by_rank[0].names) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("rank 0 passes ", by_rank[0].names, ", rank ", rank, " ", facts.names));
+    if (facts.names != by_rank[first].names) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "rank ", first, " passes ", by_rank[first].names, ", rank ", rank, " ", facts.names));
     }
     if (facts.is_newcomer || facts.state.kind == StateKind::kTorn) continue;
     const RecoveryFacts*& best = facts.state.kind == StateKind::kWhole ? source : patched;
@@ -47,7 +50,9 @@ absl::StatusOr<RecoveryPlan> PlanRecovery(const std::vector<RecoveryFacts>& by_r
   RecoveryPlan plan{.source = static_cast<int>(source - by_rank.data()),
                     .steps = source->steps,
                     .counts = source->counts};
-  for (const RecoveryFacts& facts : by_rank) {
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    const RecoveryFacts& facts = by_rank[rank];
+    if (facts.is_newcomer) plan.newcomers.push_back(static_cast<int>(rank));
     const bool is_whole = facts.state.kind == StateKind::kWhole && !facts.is_newcomer;
     const bool is_there =
         &facts == source || (facts.steps == plan.steps && facts.counts == plan.counts);

@@ -35,6 +35,12 @@ TEST(PlanRecoveryTest, TakesTheLowestRankOfThoseAtTheEarliestStep) {
   EXPECT_THAT(plan.ahead, ElementsAre(1, 0, 1, 0));
 }
 
+TEST(PlanRecoveryTest, ANewcomerIsComparedWithARankThatHasBeenThere) {
+  RecoveryFacts newcomer{.is_newcomer = true, .names = "ddp#0"};
+  EXPECT_THAT(std::string(PlanRecovery({newcomer, At({8})}).status().message()),
+              HasSubstr("rank 1 passes ddp#0, optimizer#0, rank 0 ddp#0"));
+}
+
 TEST(PlanRecoveryTest, NewcomersHaveNoState) {
   RecoveryFacts newcomer = At({0});
   newcomer.is_newcomer = true;
@@ -42,6 +48,7 @@ TEST(PlanRecoveryTest, NewcomersHaveNoState) {
   EXPECT_EQ(plan.source, 3);
   EXPECT_EQ(plan.steps, 7);
   EXPECT_THAT(plan.ahead, ElementsAre(-1, 1, -1, 0));
+  EXPECT_THAT(plan.newcomers, ElementsAre(0, 2));
   EXPECT_THAT(Plan({newcomer, At({0})}).ahead, ElementsAre(-1, 0)) << "before the first step";
   EXPECT_THAT(std::string(PlanRecovery({newcomer, newcomer}).status().message()),
               HasSubstr("no rank has a complete state"));

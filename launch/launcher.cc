@@ -115,10 +115,10 @@ class GroupNews {
     absl::MutexLock lock(&mutex_);
     return std::ranges::find(culprits_, rank) != culprits_.end();
   }
-  // Returns whether the group of all ranks has been made.
-  bool has_begun() const {
+  // Returns when the group of all ranks, or one that continues it, was made last; never, before.
+  absl::Time made_at() const {
     absl::MutexLock lock(&mutex_);
-    return made_at_ > absl::InfinitePast();
+    return made_at_;
   }
   // Returns the ranks that were declared lost since the last call, with the time when their group
   // was made: processes that have started later are others.
@@ -219,7 +219,7 @@ class Job {
     std::map<std::string, std::string> variables = variables_;
     variables["RANK"] = variables["LOCAL_RANK"] = absl::StrCat(rank);
     // Before the group has been made, the process is the rank itself.
-    if (place.replacements > 0 && news_.has_begun())
+    if (place.replacements > 0 && news_.made_at() > absl::InfinitePast())
       variables["EVENKEEL_NEWCOMER"] = absl::StrCat(place.replacements);
     std::vector<std::string> environment = EnvironmentWith(variables), command = options_.command;
     const std::vector<char*> arguments = Pointers(command), pointers = Pointers(environment);
@@ -270,7 +270,7 @@ class Job {
       Place& place = places_[rank];
       if (place.next_start > SteadyNow()) continue;
       place.next_start = absl::InfiniteFuture();
-      if (measures_ > 0 || was_forwarded_ || ended_well_ > 0) continue;
+      if (measures_ > 0 || was_forwarded_ || ended_well_ > 0 || !why_given_up_.empty()) continue;
       ++place.replacements;
       ++replacements_;
       if (const absl::Status started = StartOne(static_cast<int>(rank)); !started.ok())
@@ -281,20 +281,33 @@ class Job {
   // Returns whether another process takes the place of the one that has failed.
   bool Replaces(const Failure& failure) {
     if (options_.on_failure != OnFailure::kReplace || measures_ > 0 || was_forwarded_ ||
-        ended_well_ > 0 || replacements_ + StartsDue() >= options_.max_replacements)
+        ended_well_ > 0 || !why_given_up_.empty() ||
+        replacements_ + StartsDue() >= options_.max_replacements)
       return false;
     Place& place = places_[failure.rank];
     const bool was_short = SteadyNow() - place.started < options_.short_life;
-    own_failures_ = failure.by_signal || !was_short ? 0 : own_failures_ + 1;
+    if (!was_short) own_failures_ = 0;
+    own_failures_ += was_short && !failure.by_signal;
     if (own_failures_ >= options_.most_failures) {
-      gives_up_ = true;
-      return false;
+      why_given_up_ = "processes in its place fail at once";
+    } else if (!HasSurvivor()) {
+      why_given_up_ = "no rank of the group was left";
     }
+    if (!why_given_up_.empty()) return false;
     constexpr absl::Duration kFirstPause = absl::Milliseconds(100), kLongest = absl::Seconds(2);
     place.next_start = SteadyNow() + place.pause;
     place.pause =
         was_short ? std::clamp(2 * place.pause, kFirstPause, kLongest) : absl::ZeroDuration();
     return true;
+  }
+
+  // Returns whether a process is left that was in the group; true as long as none has been made.
+  bool HasSurvivor() const {
+    const absl::Time made_at = news_.made_at();
+    return made_at == absl::InfinitePast() ||
+           std::ranges::any_of(places_, [made_at](const Place& place) {
+             return place.pid > 0 && place.started < made_at;
+           });
   }
 
   int StartsDue() const {
@@ -352,7 +365,7 @@ class Job {
 
   // How long ranks that are running may be, as things are.
   absl::Duration Patience() const {
-    if (options_.on_failure == OnFailure::kStop || gives_up_) {
+    if (options_.on_failure == OnFailure::kStop || !why_given_up_.empty()) {
       return failures_.empty() ? absl::InfiniteDuration() : options_.patience;
     }
     const bool has_one_ended = ended_well_ > 0 || !failures_.empty();
@@ -448,9 +461,11 @@ class Job {
                         .by_signal = std::ranges::any_of(
                             failures_, [](const Failure& failure) { return failure.by_signal; })};
     result.message = Listed(failures_);
-    absl::StrAppend(&result.message, gives_up_ ? "; processes in its place fail at once, and the "
-                                                 "job was ended"
-                                     : ended_well_ == 0 ? "; no rank ended well"
+    if (!why_given_up_.empty()) {
+      absl::StrAppend(&result.message, "; ", why_given_up_, ", and the job was ended");
+      return result;
+    }
+    absl::StrAppend(&result.message, ended_well_ == 0 ? "; no rank ended well"
                                      : ended_well_ == 1
                                          ? "; the other rank went on and ended well"
                                          : "; the other ranks went on and ended well");
@@ -474,8 +489,8 @@ class Job {
   std::vector<Failure> failures_;  // In the order in which they were found.
   std::vector<Failure> replaced_;  // Those in whose places other processes were started.
   int replacements_ = 0;
-  int own_failures_ = 0;   // Of processes that lived shortly, in a row.
-  bool gives_up_ = false;  // There were too many of those.
+  int own_failures_ = 0;      // Of processes that lived shortly, in a row.
+  std::string why_given_up_;  // Why no further process is started; empty: they are.
 };
 
 absl::StatusOr<LaunchResult> RunAttempt(const LaunchOptions& options,

@@ -183,7 +183,8 @@ int RunProcesses(const TrainOptions& options, std::vector<std::string> arguments
   if (const auto threads = ThreadsPerRank(options.nproc)) {
     launch.variables["OMP_NUM_THREADS"] = absl::StrCat(*threads);
   }
-  if (options.goes_on) launch.on_failure = OnFailure::kContinue;
+  if (options.goes_on)
+    launch.on_failure = options.replaces ? OnFailure::kReplace : OnFailure::kContinue;
   const absl::StatusOr<LaunchResult> result = Launch(launch);
   if (!result.ok()) return ExitCode(result.status());
   // Ranks that end with EXIT_FAILURE have reported the reason, and so have ranks that were told to
@@ -205,6 +206,11 @@ int RunRank(const TrainOptions& options, const Environment& environment) {
     return Fail(
         absl::StrCat(absl::StartsWith(status.message(), name) ? "" : name, status.message()));
   };
+  if (environment.newcomer > 0 && !options.replaces) {
+    return Fail(absl::StrCat(name,
+                             "EVENKEEL_NEWCOMER is set, and a lost rank is not replaced: pass "
+                             "--on_failure=replace"));
+  }
   if (environment.is_one_host) {
     if (const auto threads = ThreadsPerRank(environment.world_size)) SetComputeThreads(*threads);
   }
@@ -255,7 +261,7 @@ absl::Status Choose(const Environment& environment, TrainOptions& options) {
       options.model == ModelKind::kCnn ? CudaUse::kProductsAndConvolutions : CudaUse::kProducts;
   const absl::StatusOr<int> devices = AsksForDevices(options) ? CountCudaDevices(use) : 0;
   EK_ASSIGN_OR_RETURN(const std::string line, ChooseDevice(devices, local_ranks, options));
-  if (!line.empty() && environment.rank == 0) {
+  if (!line.empty() && environment.rank == 0 && environment.newcomer == 0) {
     absl::FPrintF(kStreams.log, "%s: %s\n", program_invocation_short_name, line);
   }
   return absl::OkStatus();

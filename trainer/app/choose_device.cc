@@ -28,7 +28,8 @@ bool IsForCpu(BackendKind backend) {
 // Returns an error if only ranks on the CPU support an option; empty if GPUs support all.
 std::string CpuOnly(const TrainOptions& options) {
   if (options.goes_on)
-    return "--on_failure=continue supports only ranks on the CPU; choose --device=cpu";
+    return absl::StrCat("--on_failure=", options.flags.on_failure,
+                        " supports only ranks on the CPU; choose --device=cpu");
   if (options.compute == DType::kFloat64)
     return "--compute=float64 supports only ranks on the CPU; choose --device=cpu";
   if (options.flags.balance) {

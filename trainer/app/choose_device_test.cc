@@ -122,6 +122,7 @@ TEST(ChooseDeviceTest, ABackendOfTheCpuAndGoingOnAreTheCpus) {
   EXPECT_EQ(shm.backend, BackendKind::kShm);
   TrainOptions goes_on = Options(DeviceKind::kAuto);
   goes_on.goes_on = true;
+  goes_on.flags.on_failure = "replace";
   EXPECT_FALSE(AsksForDevices(goes_on));
   EXPECT_TRUE(ChooseDevice(0, {}, goes_on).ok());
   EXPECT_EQ(goes_on.device, DeviceKind::kCpu);
@@ -168,8 +169,9 @@ TEST(ChooseDeviceTest, OneSentenceSaysWhatIsMissing) {
   }
   TrainOptions goes_on = Options(DeviceKind::kCuda);
   goes_on.goes_on = true;
+  goes_on.flags.on_failure = "replace";
   EXPECT_EQ(ChooseDevice(2, {}, goes_on).status().message(),
-            "--on_failure=continue supports only ranks on the CPU; choose --device=cpu");
+            "--on_failure=replace supports only ranks on the CPU; choose --device=cpu");
   TrainOptions precise = Options(DeviceKind::kCuda);
   precise.compute = DType::kFloat64;
   EXPECT_EQ(ChooseDevice(2, {}, precise).status().message(),

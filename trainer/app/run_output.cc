@@ -290,8 +290,8 @@ absl::Status RunOutput::OnEnd(const Evaluation& test, uint64_t state_hash) {
   absl::FPrintF(out_, "%s\n", DescribeMemory(run_.communicator().members()[0], run_.MemoryHeld()));
   ShowWaits();
   for (const LostRank& lost : lost_) {
-    absl::FPrintF(out_, "rank %d was lost; the other ranks continued after step %d\n", lost.rank,
-                  lost.step);
+    absl::FPrintF(out_, "rank %d was lost%s; the other ranks continued after step %d\n", lost.rank,
+                  lost.is_replaced ? " and replaced" : "", lost.step);
   }
   if (!counts_tokens_) {
     absl::FPrintF(out_, "test_accuracy=%.4f\n", test.accuracy());

@@ -55,6 +55,7 @@ struct TrainStreams {
 struct LostRank {
   int rank = 0;      // Its number in the job's first group.
   int64_t step = 0;  // The first step without it.
+  bool is_replaced = false;
 };
 
 class RunOutput {

@@ -71,7 +71,9 @@ std::vector<RunSetting> SettingsOf(const TrainingRun& run) {
       {"bucket sizes", Megabytes(options.bucket_caps)},
       {TraceSettings::kSentAs, std::string(NameOf(options.comm_hook))},
       {"gradients lie in buckets", yes_or_no(options.flags.grad_view)},
-      {"when a rank is lost", options.goes_on ? "the other ranks continue" : "stop"},
+      {"when a rank is lost", options.replaces  ? "another process takes its place"
+                              : options.goes_on ? "the other ranks continue"
+                                                : "stop"},
       {"host of rank 0", HostName()},
       {"evenkeel", std::string(kBuild)},
   };
@@ -194,8 +196,10 @@ void RunRecorder::OnEvent(int64_t step, absl::string_view kind, std::string text
 
 void RunRecorder::OnLost(const std::vector<int>& members, const GoneOn& gone_on) {
   for (int rank : gone_on.lost) {
+    const bool is_replaced = std::ranges::count(gone_on.replaced, rank) > 0;
     OnEvent(gone_on.steps, "lost",
-            absl::StrCat("rank ", rank, "; the other ranks continue from this step"));
+            absl::StrCat("rank ", rank, is_replaced ? ", and replaced" : "",
+                         "; the other ranks continue from this step"));
   }
   const StepPlan& plan = run_.plan();
   const int epoch = plan.PositionAfter(gone_on.steps).epoch;

@@ -202,7 +202,7 @@ absl::Status CheckSyncBatchNorm(const TrainFlags& flags) {
     return InvalidArgument("--sync_batch_norm and --accumulate=", flags.accumulate,
                            " exclude each other; use a larger --batch_size");
   }
-  if (flags.sync_batch_norm && (!flags.join || flags.on_failure == "continue")) {
+  if (flags.sync_batch_norm && (!flags.join || flags.on_failure != "stop")) {
     return InvalidArgument("--sync_batch_norm needs --join and --on_failure=stop");
   }
   return absl::OkStatus();
@@ -380,28 +380,51 @@ absl::StatusOr<DivideBy> ParseDivisor(const TrainFlags& flags) {
 // Options about certain ranks, or equal numbers of batches, have no meaning for the remaining
 // ranks.
 absl::Status CheckGoingOn(const TrainFlags& flags) {
-  const std::string why = "--on_failure=continue redistributes the rest of an epoch: ";
+  const std::string flag = "--on_failure=" + flags.on_failure;
+  const std::string why = flag + " redistributes the rest of an epoch: ";
   if (!flags.rank_steps.empty())
     return InvalidArgument(why, "--rank_steps does not apply to the remaining ranks");
   if (!flags.join) return InvalidArgument(why, "it may be uneven, which needs --join");
   if (flags.stop_early)
     return InvalidArgument(why, "--stop_early would end the run there for a different reason");
   if (flags.backend == "local") {
-    return InvalidArgument(
-        "--on_failure=continue is for ranks that are processes; choose --backend=auto");
+    return InvalidArgument(flag, " is for ranks that are processes; choose --backend=auto");
   }
   if (flags.zero && flags.lost_shard == "refuse") {
     return InvalidArgument(
-        "--on_failure=continue cannot continue with --zero (the default), since the part of the "
+        flag,
+        " cannot continue with --zero (the default), since the part of the "
         "optimizer's state on the lost rank is lost; choose --nozero, or --lost_shard=fresh to "
         "reinitialize that of each parameter of which a part is lost");
   }
   return absl::OkStatus();
 }
 
+// What has a state that a lost rank takes with it.
+absl::Status CheckReplacing(const TrainFlags& flags) {
+  const std::pair<const char*, bool> refused[] = {
+      {"--zero: pass --nozero", flags.zero},
+      {"--checkpoint_dir", !flags.checkpoint_dir.empty()},
+      {"--report", !flags.report.empty()},
+      {"--trace", !flags.trace.empty()},
+      {"--balance", flags.balance},
+      {"--comm_hook=int8 and power_sgd",
+       flags.comm_hook == "int8" || flags.comm_hook == "power_sgd"},
+      {"--compute=float16", flags.compute == "float16"}};
+  for (const auto& [name, is_set] : refused) {
+    if (is_set)
+      return InvalidArgument("--on_failure=replace does not go with ", name,
+                             ": its state would not be that of a run without a loss");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ParseOnFailure(const TrainFlags& flags, TrainOptions& options) {
-  EK_ASSIGN_OR_RETURN(options.goes_on,
-                      Choose<bool>("on_failure", flags.on_failure, {"stop", "continue"}));
+  EK_ASSIGN_OR_RETURN(const int how,
+                      Choose<int>("on_failure", flags.on_failure, {"stop", "continue", "replace"}));
+  options.goes_on = how > 0;
+  options.replaces = how == 2;
+  if (options.replaces) EK_RETURN_IF_ERROR(CheckReplacing(flags));
   EK_ASSIGN_OR_RETURN(options.lost_shard_is_fresh,
                       Choose<bool>("lost_shard", flags.lost_shard, {"refuse", "fresh"}));
   if (options.goes_on) EK_RETURN_IF_ERROR(CheckGoingOn(flags));

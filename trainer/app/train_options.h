@@ -96,7 +96,8 @@ struct TrainOptions {
 
   DivideBy divide_by = DivideBy::kSamples;
 
-  bool goes_on = false;              // When a rank is lost, the others continue.
+  bool goes_on = false;              // When a rank is lost, the others continue,
+  bool replaces = false;             // with a new process in its place.
   bool lost_shard_is_fresh = false;  // The lost rank's part of a sharded optimizer's state is
                                      // reinitialized; goes_on needs it for a sharded optimizer.
   std::optional<VerifyLevel> verify;

@@ -121,6 +121,8 @@ TEST(TrainOptionsTest, RanksStopWithALostOneUnlessTheyAreToGoOn) {
   const TrainOptions options = *MakeTrainOptions(
       {.on_failure = "continue", .lost_shard = "fresh", .verify = "every", .flight = "here"});
   EXPECT_TRUE(options.goes_on);
+  EXPECT_FALSE(options.replaces);
+  EXPECT_TRUE(MakeTrainOptions({.zero = false, .on_failure = "replace"})->replaces);
   EXPECT_TRUE(options.lost_shard_is_fresh);
   EXPECT_EQ(options.verify, VerifyLevel::kEvery);
   EXPECT_EQ(options.flags.flight, "here");
@@ -255,7 +257,7 @@ TEST(TrainOptionsTest, EveryBadValueIsOneSentenceThatNamesTheFlag) {
       {"--comm_hook=fp16 would round the reference computation",
        [](TrainFlags& f) { f.model = "mlp", f.compute = "float64", f.comm_hook = "fp16"; }},
       {"--freeze: \"fc1\" is not of the form", [](TrainFlags& f) { f.freeze = "fc1"; }},
-      {"--on_failure=pray is not a valid value; choose stop, continue",
+      {"--on_failure=pray is not a valid value; choose stop, continue, replace",
        [](TrainFlags& f) { f.on_failure = "pray"; }},
       {"--shards=halves is not a valid value; choose slices, tensors",
        [](TrainFlags& f) { f.shards = "halves"; }},
@@ -273,6 +275,14 @@ TEST(TrainOptionsTest, EveryBadValueIsOneSentenceThatNamesTheFlag) {
       {"--stop_early would end the run there",
        [](TrainFlags& f) { f.on_failure = "continue", f.stop_early = true; }},
       {"choose --nozero, or --lost_shard=fresh", [](TrainFlags& f) { f.on_failure = "continue"; }},
+      {"--on_failure=replace does not go with --zero: pass --nozero",
+       [](TrainFlags& f) { f.on_failure = "replace"; }},
+      {"does not go with --checkpoint_dir",
+       [](TrainFlags& f) { f.on_failure = "replace", f.zero = false, f.checkpoint_dir = "here"; }},
+      {"does not go with --comm_hook=int8",
+       [](TrainFlags& f) { f.on_failure = "replace", f.zero = false, f.comm_hook = "int8"; }},
+      {"--on_failure=replace redistributes the rest of an epoch: it may be uneven",
+       [](TrainFlags& f) { f.on_failure = "replace", f.zero = false, f.join = false; }},
       {"choose --backend=auto",
        [](TrainFlags& f) { f.on_failure = "continue", f.backend = "local"; }},
       {"--verify: unknown level of verification \"sometimes\": it is one of off, positions, every",

@@ -69,15 +69,11 @@ class Job {
   bool was_stopped() const { return was_stopped_; }
 
   absl::Status Run() {
-    absl::Status status = TrainAll();
+    // A newcomer begins where the others go on.
+    absl::Status status = run_.communicator().waiting() ? Continue(absl::OkStatus()) : TrainAll();
     while (!status.ok() && options_.goes_on && !run_.failed_locally()) {
-      if (const absl::Status left = LeaveLostRanks(status); !left.ok()) {
-        status = left;  // No rank can continue, or all except this one do.
-        is_left_behind_ = absl::IsAborted(left);
-        break;
-      }
-      status = FindPlace();
-      if (status.ok()) status = TrainAll();
+      status = Continue(status);
+      if (has_given_up_) break;
     }
     // The record of a run that has failed may show the reason. If the run continues without
     // this rank, another rank writes it.
@@ -91,6 +87,17 @@ class Job {
   }
 
  private:
+  // Continues after `why`, if this rank can.
+  absl::Status Continue(const absl::Status& why) {
+    if (const absl::Status left = LeaveLostRanks(why); !left.ok()) {
+      has_given_up_ = true;  // No rank can continue, or all except this one do.
+      is_left_behind_ = absl::IsAborted(left);
+      return left;
+    }
+    EK_RETURN_IF_ERROR(FindPlace());
+    return TrainAll();
+  }
+
   absl::Status TrainAll() {
     EK_RETURN_IF_ERROR(ShareHosts());
     // The current rank 0 reports.
@@ -273,13 +280,19 @@ class Job {
   }
 
   absl::Status LeaveLostRanks(const absl::Status& why) {
+    const bool is_newcomer = run_.communicator().waiting();
     const std::string cause(
         run_.communicator().status().ok() ? why.message() : run_.communicator().status().message());
     const std::vector<int> members = run_.communicator().members();
     EK_ASSIGN_OR_RETURN(const GoneOn gone_on, run_.GoOn(why));
-    for (int rank : gone_on.lost) lost_.push_back({.rank = rank, .step = gone_on.steps});
+    for (int rank : gone_on.lost) {
+      lost_.push_back({.rank = rank,
+                       .step = gone_on.steps,
+                       .is_replaced = std::ranges::count(gone_on.replaced, rank) > 0});
+    }
     recorder_.OnLost(members, gone_on);
-    if (run_.communicator().rank() == 0) LogLostRanks(gone_on, cause);
+    if (run_.communicator().rank() == 0)
+      LogLostRanks(gone_on, is_newcomer ? "this process has taken its place" : cause);
     return absl::OkStatus();
   }
 
@@ -296,9 +309,14 @@ class Job {
   void LogLostRanks(const GoneOn& gone_on, const std::string& cause) {
     const int left = run_.communicator().world_size();
     const bool is_one = gone_on.lost.size() == 1;
-    absl::FPrintF(streams_.log, "%s%s: rank%s %s %s lost (%s): %d rank%s after step %d\n",
+    const std::string replaced =
+        gone_on.replaced.empty() ? ""
+        : gone_on.replaced.size() == gone_on.lost.size()
+            ? " and replaced"
+            : absl::StrCat(", and ", gone_on.replaced.size(), " of them replaced");
+    absl::FPrintF(streams_.log, "%s%s: rank%s %s %s lost%s (%s): %d rank%s after step %d\n",
                   BeginLine(streams_.log), program_invocation_short_name, is_one ? "" : "s",
-                  absl::StrJoin(gone_on.lost, ", "), is_one ? "is" : "are", cause, left,
+                  absl::StrJoin(gone_on.lost, ", "), is_one ? "is" : "are", replaced, cause, left,
                   left == 1 ? " continues" : "s continue", gone_on.steps);
     std::fflush(streams_.log);
   }
@@ -315,6 +333,7 @@ class Job {
   bool has_one_host_ = true;
   std::vector<LostRank> lost_;
   absl::Time renewed_ = SteadyNow();  // When the report was written.
+  bool has_given_up_ = false;         // This rank cannot continue.
   bool is_left_behind_ = false;       // The other ranks continue without this one.
   bool has_ended_ = false;            // This rank has left the group.
   bool was_stopped_ = false;

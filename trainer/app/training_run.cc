@@ -16,6 +16,7 @@
 #include "evenkeel/trainer/app/freeze_schedule.h"
 #include "evenkeel/trainer/app/learning_rate.h"
 #include "evenkeel/trainer/app/share_log.h"
+#include "evenkeel/trainer/app/step_share.h"
 #include "evenkeel/trainer/app/step_watch.h"
 #include "evenkeel/trainer/checkpoint/run_state.h"
 #include "evenkeel/trainer/checkpoint/stop_signals.h"
@@ -107,6 +108,8 @@ absl::Status TrainingRun::Init() {
                          ? options_.flags.eval_batches * options_.batch_size * comm_->world_size()
                          : std::numeric_limits<int64_t>::max();
   EK_RETURN_IF_ERROR(FindBeginning());
+  begin_step_ = first_step_;
+  plan_ranks_ = comm_->world_size();
   // Parameters frozen from the first step on get no optimizer state.
   ApplyFreezeSchedule(options_.freeze, first_step_, parameters);
   std::vector<TensorView> buffers;
@@ -140,6 +143,11 @@ absl::Status TrainingRun::Init() {
                                  ReductionOf(options_, *setup_.model, std::move(inner))));
   if (!composes) {
     EK_ASSIGN_OR_RETURN(optimizer_, Optimizer::Create(*ddp_, groups, placed));
+  }
+  if (options_.replaces) {
+    std::vector<TensorView> shared;
+    for (const NamedBuffer& buffer : setup_.model->buffers()) shared.push_back(buffer.value);
+    share_ = std::make_unique<StepShare>(comm_, std::move(shared));
   }
   if (options_.compute == DType::kFloat16) {
     EK_ASSIGN_OR_RETURN(scaler_,
@@ -234,6 +242,7 @@ LearningRateSchedule TrainingRun::learning_rates() const {
 
 std::vector<Joinable*> TrainingRun::Joinables() const {
   std::vector<Joinable*> all = {ddp_.get(), optimizer_.get(), watch_.get(), pause_.get()};
+  if (share_ != nullptr) all.push_back(share_.get());
   if (scaler_ != nullptr) all.push_back(scaler_.get());
   return all;
 }

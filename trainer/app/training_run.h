@@ -73,6 +73,7 @@
 namespace evenkeel {
 
 class DataParallel;
+class StepShare;
 class StepWatch;
 
 struct EpochResult {
@@ -103,8 +104,9 @@ struct Pauses {
 
 // The result of a recovery.
 struct GoneOn {
-  std::vector<int> lost;  // By their numbers in the job's first group.
-  int64_t steps = 0;      // Steps of the group that all remaining ranks had finished.
+  std::vector<int> lost;      // By their numbers in the job's first group.
+  std::vector<int> replaced;  // Those of them in whose place another process continues.
+  int64_t steps = 0;          // Steps of the group that all remaining ranks had finished.
 };
 
 class TrainingRun {
@@ -157,9 +159,10 @@ class TrainingRun {
   // Notes a checkpoint, which is reported to a rank that cannot continue.
   void NoteCheckpoint(absl::string_view path);
 
-  // Recovers after an error that is not this rank's own: forms a group of the remaining ranks, with
-  // equal weights, optimizer state and buffers. Returns `why` if no rank is lost, since the ranks
-  // would fail again.
+  // Recovers after an error that is not this rank's own: forms a group of the remaining ranks, and
+  // of newcomers in the places of lost ones, with equal weights, optimizer state and buffers.
+  // Returns `why` if no rank is lost, since the ranks would fail again. A newcomer calls it first,
+  // with OK.
   // Errors: those of Recover() (join/recovery.h): the remaining ranks cannot continue either.
   absl::StatusOr<GoneOn> GoOn(const absl::Status& why);
   // Returns, after GoOn(), the epoch to continue with, whose plan is plan() from now on.
@@ -250,6 +253,10 @@ class TrainingRun {
   // Runs one step of the group: this rank's samples in as many passes as needed, whose gradients
   // are added up.
   absl::StatusOr<StepResult> Step(int64_t step, const Part& mine);
+  // Returns this rank's result of a step. Waits for it.
+  absl::StatusOr<BatchResult> ResultOf(int64_t step, const StepResult& result);
+  // Adds the results of a step, this rank's or those of all ranks, to the numbers of the epoch.
+  void AddUp(int64_t step, int epoch, const Evaluation& batch);
   absl::StatusOr<StepResult> Passes(int64_t step, const Part& mine);
   Batch LoadBatch(std::span<const int32_t> samples);
   absl::StatusOr<PendingResult> Pass(int64_t step, std::span<const int32_t> samples,
@@ -281,12 +288,18 @@ class TrainingRun {
   std::unique_ptr<Balance> balance_;  // Null: without --balance, or alone.
   std::unique_ptr<StepWatch> watch_;
   std::unique_ptr<StepWatch> pause_;  // Evaluations, samples and checkpoints between two steps.
+  std::unique_ptr<StepShare> share_;  // Null unless lost ranks are replaced.
+  Evaluation shared_;                 // The results of all ranks in the step that it shared last.
 
   RunCheckpoints* const checkpoints_;  // Null: none.
   OnSaved on_saved_;                   // May be null.
   bool has_reserved_ = false;          // The memory for copies of checkpoints.
   int first_epoch_ = 0;
   int64_t first_step_ = 0;
+  int64_t begin_step_ = 0;    // first_step_, or the step from which the plan goes on after a loss.
+  int plan_ranks_ = 0;        // The number of ranks for which the plan was made.
+  bool is_newcomer_ = false;  // It has entered, and not found its place yet.
+  int source_ = 0;            // The rank whose state all have since the last GoOn().
   bool asked_to_stop_ = false;
 
   bool failed_locally_ = false;
@@ -298,13 +311,13 @@ class TrainingRun {
   BestTest before_latest_;       // best_ before the latest evaluation.
   int latest_epoch_ = 0;         // The epoch of the latest evaluation.
   int64_t samples_of_part_ = 0;  // Test samples of an evaluation within an epoch.
-  // Results of this rank's batches by epoch, when they were used for training; and those of the
-  // last batch, which may have to be repeated.
+  // Results of this rank's batches by epoch, when they were used for training, with share_ those of
+  // all ranks; and the numbers before the last batch, which may have to be repeated.
   std::map<int, Evaluation> trained_;
   struct {
     int64_t step = -1;
     int epoch = 0;
-    Evaluation batch;
+    Evaluation before;
   } last_;
   std::unique_ptr<StreamClock> clock_;     // Null: not on a device.
   std::deque<UnreportedStep> unreported_;  // On a device.

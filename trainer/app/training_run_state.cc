@@ -24,6 +24,7 @@
 #include "evenkeel/join/phase.h"
 #include "evenkeel/join/recovery.h"
 #include "evenkeel/join/steps/step_control.h"
+#include "evenkeel/trainer/app/step_share.h"
 #include "evenkeel/trainer/app/step_watch.h"
 #include "evenkeel/trainer/app/sum_over_ranks.h"
 #include "evenkeel/trainer/app/training_run.h"
@@ -35,15 +36,24 @@
 namespace evenkeel {
 namespace {
 
-// The epochs that a rank has finished, and its evaluations.
+// The wait for a newcomer in the place of a lost rank.
+constexpr absl::Duration kWaitForReplacement = absl::Seconds(10);
+
+// The epochs that a rank has finished, its evaluations, and the plan of its steps.
 struct Place {
   int epochs_done = 0;
   int latest_epoch = 0;
   BestTest best;
   BestTest before_latest;
+  int plan_ranks = 0;
+  int begin_epoch = 0;
+  int64_t begin_step = 0, begin_samples = 0;
+  int trained_epoch = 0;
+  Evaluation trained;
 
   static void VisitFields(auto& self, auto& visit) {
-    visit(self.epochs_done, self.latest_epoch, self.best, self.before_latest);
+    visit(self.epochs_done, self.latest_epoch, self.best, self.before_latest, self.plan_ranks,
+          self.begin_epoch, self.begin_step, self.begin_samples, self.trained_epoch, self.trained);
   }
 };
 
@@ -267,8 +277,13 @@ absl::StatusOr<GoneOn> TrainingRun::GoOn(const absl::Status& why) {
   std::erase(with_state, pause_.get());
   if (ended.has_value() && ended->status.ok()) NoteCheckpoint(ended->path);
   // The other ranks may still write their part of a checkpoint.
+  const RecoveryOptions how{
+      .timeout = absl::Minutes(2) + comm_->timeout(),
+      .wait_for_replacement = options_.replaces ? kWaitForReplacement : absl::ZeroDuration(),
+      .why = why};
+  is_newcomer_ = comm_->waiting();
   absl::StatusOr<Recovered> recovered =
-      Recover(with_state, *comm_, {.timeout = absl::Minutes(2) + comm_->timeout(), .why = why});
+      is_newcomer_ ? Enter(with_state, *comm_, how) : Recover(with_state, *comm_, how);
   if (!recovered.ok()) {
     const absl::Status& status = recovered.status();
     if (absl::StrContains(status.message(), why.message())) return status;
@@ -283,29 +298,57 @@ absl::StatusOr<GoneOn> TrainingRun::GoOn(const absl::Status& why) {
                                        JoinPhase::kOptimizer);  // It has no state to recover.
   if (recovered->lost.empty()) return why;
   steps_done_ = recovered->steps;
+  source_ = recovered->source;
   if (last_.step >= steps_done_) {
-    trained_[last_.epoch] -= last_.batch;
+    trained_[last_.epoch] = last_.before;
     last_.step = -1;
   }
   GoneOn gone_on{.steps = steps_done_};
   for (int rank : recovered->lost) gone_on.lost.push_back(members[rank]);
+  for (int rank : recovered->entered) gone_on.replaced.push_back(comm_->members()[rank]);
   return gone_on;
 }
 
 absl::StatusOr<int> TrainingRun::FindPlace(int epochs_done) {
   // Between two epochs the number of steps does not show whether the last one was evaluated.
   step_ = steps_done_;
-  EK_ASSIGN_OR_RETURN(
-      const std::vector<Place> places,
-      ExchangeValues<Place>(*comm_, "place", {epochs_done, latest_epoch_, best_, before_latest_}));
-  for (const Place& place : places) epochs_done = std::min(epochs_done, place.epochs_done);
-  latest_epoch_ = places[0].latest_epoch;
-  best_ = places[0].best;
-  before_latest_ = places[0].before_latest;
+  Place mine{.epochs_done = is_newcomer_ ? std::numeric_limits<int>::max() : epochs_done,
+             .latest_epoch = latest_epoch_,
+             .best = best_,
+             .before_latest = before_latest_,
+             .plan_ranks = plan_ranks_,
+             .begin_epoch = plan().begin.epoch,
+             .begin_step = plan().begin.step,
+             .begin_samples = plan().begin.samples};
+  if (!trained_.empty()) {
+    mine.trained_epoch = trained_.rbegin()->first;
+    mine.trained = trained_.rbegin()->second;
+  }
+  EK_ASSIGN_OR_RETURN(const std::vector<Place> places,
+                      ExchangeValues<Place>(*comm_, "place", mine));
+  for (const Place& place : places)
+    mine.epochs_done = std::min(mine.epochs_done, place.epochs_done);
+  epochs_done = mine.epochs_done;
+  const Place& source = places[source_];
+  latest_epoch_ = source.latest_epoch;
+  best_ = source.best;
+  before_latest_ = source.before_latest;
   // It will be repeated: rank 0 may have been lost before it saved the weights.
   if (best_.latest == step_ && epochs_done <= latest_epoch_) best_ = before_latest_;
-  EK_ASSIGN_OR_RETURN(setup_.plan, plan().GoOn(plan().PositionAfter(steps_done_, epochs_done),
-                                               comm_->world_size()));
+  if (share_ != nullptr) trained_[source.trained_epoch] = source.trained;
+  if (is_newcomer_) {
+    plan_ranks_ = source.plan_ranks;
+    EK_ASSIGN_OR_RETURN(setup_.plan,
+                        PlanOf(options_, *setup_.data, plan_ranks_,
+                               {source.begin_epoch, source.begin_step, source.begin_samples}));
+    is_newcomer_ = false;
+  }
+  const EpochPosition at = plan().PositionAfter(steps_done_, epochs_done);
+  begin_step_ = steps_done_;
+  // Where all lost ranks are replaced, the plan goes on, and so the run is the same.
+  if (comm_->world_size() == plan_ranks_) return at.epoch;
+  plan_ranks_ = comm_->world_size();
+  EK_ASSIGN_OR_RETURN(setup_.plan, plan().GoOn(at, plan_ranks_));
   EK_RETURN_IF_ERROR(MakeBalance());
   return plan().begin.epoch;
 }

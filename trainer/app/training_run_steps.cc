@@ -24,6 +24,7 @@
 #include "evenkeel/join/steps/step_control.h"
 #include "evenkeel/trainer/app/freeze_schedule.h"
 #include "evenkeel/trainer/app/learning_rate.h"
+#include "evenkeel/trainer/app/step_share.h"
 #include "evenkeel/trainer/app/step_watch.h"
 #include "evenkeel/trainer/app/sum_over_ranks.h"
 #include "evenkeel/trainer/app/training_run.h"
@@ -40,6 +41,12 @@ namespace {
 double NormOf(const TrainOptions& options, const std::optional<GradientCheck>& check) {
   // A check without clipping has another norm.
   return options.clip > 0 && check.has_value() ? check->norm : kUnknown;
+}
+
+Evaluation EvaluationOf(const BatchResult& result) {
+  return {.predictions = result.predictions,
+          .correct = result.correct,
+          .loss_sum = result.loss_mean * static_cast<double>(result.predictions)};
 }
 
 }  // namespace
@@ -82,7 +89,7 @@ absl::Status TrainingRun::CheckLoss(int64_t step, double loss) {
                                          "; try a lower --lr, a longer --warmup or --clip")));
 }
 
-absl::StatusOr<BatchResult> TrainingRun::Note(int64_t step, int epoch, const StepResult& result) {
+absl::StatusOr<BatchResult> TrainingRun::ResultOf(int64_t step, const StepResult& result) {
   BatchResult whole;
   for (const auto& [pending, share] : result.passes) {
     const absl::StatusOr<BatchResult> pass = pending.Wait(SteadyNow() + comm_->timeout());
@@ -92,12 +99,17 @@ absl::StatusOr<BatchResult> TrainingRun::Note(int64_t step, int epoch, const Ste
     whole.correct += pass->correct;
     whole.loss_mean += pass->loss_mean * share;
   }
-  last_ = {.step = step,
-           .epoch = epoch,
-           .batch = {.predictions = whole.predictions,
-                     .correct = whole.correct,
-                     .loss_sum = whole.loss_mean * static_cast<double>(whole.predictions)}};
-  trained_[epoch] += last_.batch;
+  return whole;
+}
+
+void TrainingRun::AddUp(int64_t step, int epoch, const Evaluation& batch) {
+  last_ = {.step = step, .epoch = epoch, .before = trained_[epoch]};
+  trained_[epoch] += batch;
+}
+
+absl::StatusOr<BatchResult> TrainingRun::Note(int64_t step, int epoch, const StepResult& result) {
+  EK_ASSIGN_OR_RETURN(const BatchResult whole, ResultOf(step, result));
+  AddUp(step, epoch, share_ == nullptr ? EvaluationOf(whole) : shared_);
   return whole;
 }
 
@@ -229,6 +241,10 @@ absl::StatusOr<TrainingRun::StepResult> TrainingRun::Step(int64_t step, const Pa
   EK_RETURN_IF_ERROR(result.status());
   EK_RETURN_IF_ERROR(ddp_->FinishStep());
   EK_RETURN_IF_ERROR(Mark(SpanKind::kWait));
+  if (share_ != nullptr) {
+    EK_ASSIGN_OR_RETURN(const BatchResult own, ResultOf(step, *result));
+    EK_ASSIGN_OR_RETURN(shared_, share_->Share(EvaluationOf(own)));
+  }
   EK_RETURN_IF_ERROR(watch_->TakePart());
   StepOptions how;
   if (options_.clip > 0) how.clip = ClipOptions{.max_norm = options_.clip};
@@ -253,6 +269,8 @@ class TrainingRun::EpochLoop {
     facts_.step = run.plan().FirstStep(epoch) + before_;
     run.watch_->on_call = [this](const StepAnswer& answer) { return Follow(answer); };
     run.pause_->on_call = [this](const StepAnswer& answer) { return Pause(answer); };
+    if (run.share_ != nullptr)
+      run.share_->on_shared = [&run](const Evaluation& all) { run.shared_ = all; };
   }
   ~EpochLoop() { run_.watch_->on_call = run_.pause_->on_call = nullptr; }
 
@@ -303,7 +321,7 @@ class TrainingRun::EpochLoop {
   const OnStep on_step_;
   const Pauses& pauses_;
   // The number of the epoch's steps that an earlier run has done.
-  const int64_t before_ = std::max<int64_t>(0, run_.first_step_ - run_.plan().FirstStep(epoch_));
+  const int64_t before_ = std::max<int64_t>(0, run_.begin_step_ - run_.plan().FirstStep(epoch_));
   int64_t done_ = std::min(before_, run_.plan().BatchesOf(run_.comm_->rank(), epoch_));
   StepFacts facts_;  // Of the current step.
   absl::Time begin_ = SteadyNow();
@@ -374,6 +392,7 @@ absl::Status TrainingRun::EpochLoop::Follow(const StepAnswer& answer) {
   facts_.own.reset();
   facts_.own_samples = 0;
   facts_.sync = absl::ZeroDuration();
+  if (run_.share_ != nullptr) run_.AddUp(facts_.step, epoch_, run_.shared_);
   run_.recorder_.NotePlan(facts_.step, run_.ddp_->reducer().generation(), run_.ddp_->buckets(),
                           run_.setup_.model->parameters());
   run_.recorder_.Follow(facts_.step, begin_);
@@ -457,7 +476,11 @@ absl::StatusOr<EpochResult> TrainingRun::EpochLoop::Run() {
   if (result_.stopped_after.has_value()) {
     EK_ASSIGN_OR_RETURN(result_.checkpoint, run_.WaitForSave());
   }
-  EK_ASSIGN_OR_RETURN(result_.training, SumOverRanks(*run_.comm_, mine));
+  if (run_.share_ != nullptr) {
+    result_.training = mine;
+  } else {
+    EK_ASSIGN_OR_RETURN(result_.training, SumOverRanks(*run_.comm_, mine));
+  }
   EK_ASSIGN_OR_RETURN(result_.batches_done, ExchangeValues(*run_.comm_, "batches done", done_));
   return std::move(result_);
 }

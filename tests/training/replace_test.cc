@@ -1,0 +1,118 @@
+// Ranks that are killed again and again, with --on_failure=replace: the run ends with the weights,
+// the optimizer's state and the numbers of each epoch of a run that lost none, bit for bit.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/testing/tested_group.h"
+#include "evenkeel/tests/training/program.h"
+#include "evenkeel/tests/training/small_data.h"
+#include "evenkeel/tests/training/train_program.h"
+
+namespace evenkeel {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int kRanks = 4;
+// Some ranks have a batch more than others.
+constexpr SmallData kData{.train = 60 * kRanks * 4 + 6, .test = 50};
+
+class ReplacedRun {
+ public:
+  explicit ReplacedRun(const std::vector<std::string>& flags)
+      : mark_(TempPath(absl::StrCat("replaced", number_++, ".jsonl"))) {
+    std::vector<std::string> command = {kTrain,
+                                        BackendFlagOfProcesses(),
+                                        absl::StrCat("--nproc=", kRanks),
+                                        "--nozero",
+                                        "--batch_size=4",
+                                        "--epochs=2",
+                                        "--on_failure=replace",
+                                        "--metrics=" + mark_};
+    command.insert(command.end(), flags.begin(), flags.end());
+    program_ = std::make_unique<Program>(command);
+  }
+
+  // Returns the events of a kind, without the times of day, of the last run through their steps.
+  std::vector<nlohmann::json> Events(absl::string_view kind) const {
+    std::vector<nlohmann::json> events;
+    for (const std::string& line : Lines(ReadText(mark_))) {
+      nlohmann::json event = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+      if (event.is_discarded() || event.at("event") != std::string(kind)) continue;
+      event.erase("seconds");
+      events.push_back(std::move(event));
+    }
+    return events;
+  }
+  // Returns whether that many steps have been reported before the run ends.
+  bool WaitForSteps(size_t steps) const {
+    for (const absl::Time end = absl::Now() + absl::Seconds(40); absl::Now() < end;) {
+      if (Events("step").size() >= steps) return true;
+      if (!Events("test").empty()) return false;
+      absl::SleepFor(absl::Milliseconds(5));
+    }
+    return false;
+  }
+  bool Kill(int rank) const {
+    const pid_t pid = PidOfRank(mark_, rank);
+    return pid > 0 && kill(pid, SIGKILL) == 0;
+  }
+  Ended Wait() { return program_->Wait(); }
+
+ private:
+  static int number_;
+  const std::string mark_;
+  std::unique_ptr<Program> program_;
+};
+
+int ReplacedRun::number_ = 0;
+
+class ReplaceTest : public testing::TestWithParam<std::string> {};
+
+TEST_P(ReplaceTest, TheRunEndsAsIfNoRankHadBeenLost) {
+  const std::string data = GetParam() == "gpt" ? TempPath("text") : WriteSmallData("data", kData);
+  if (GetParam() == "gpt") {
+    std::string text;
+    for (int i = 0; i < 8000; ++i) absl::StrAppend(&text, "the ", i * i % 97, "th ship sails. ");
+    WriteText(data, text);
+  }
+  std::vector<std::string> flags = {"--model=" + GetParam(), "--data=" + data};
+  if (GetParam() == "gpt")
+    flags.insert(flags.end(), {"--preset=tiny", "--context=16", "--max_steps=120"});
+  ReplacedRun undisturbed(flags);
+  const Ended whole = undisturbed.Wait();
+  ASSERT_EQ(whole.code, 0) << whole.err;
+
+  std::mt19937 random(testing::UnitTest::GetInstance()->random_seed());
+  ReplacedRun run(flags);
+  int kills = 0;
+  size_t steps = 3 + random() % 10;
+  for (; kills < 5 && run.WaitForSteps(steps); steps += 1 + random() % 12)
+    kills += run.Kill(static_cast<int>(random() % kRanks));
+  const Ended ended = run.Wait();
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_THAT(ended.err, HasSubstr("lost and replaced")) << kills << " kills";
+  EXPECT_THAT(ended.err, HasSubstr("4 ranks continue after step"));
+  EXPECT_EQ(run.Events("epoch"), undisturbed.Events("epoch"));
+  ASSERT_EQ(run.Events("test").size(), 1) << ended.err;
+  EXPECT_EQ(run.Events("test")[0].at("state_hash"), undisturbed.Events("test")[0].at("state_hash"));
+  EXPECT_EQ(run.Events("test")[0].at("loss"), undisturbed.Events("test")[0].at("loss"));
+  EXPECT_THAT(ProcessesWith("replaced"), testing::IsEmpty());
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, ReplaceTest, testing::Values("mlp", "cnn", "gpt"));
+
+}  // namespace
+}  // namespace evenkeel

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "evenkeel/bucket/data_parallel.h"
@@ -211,8 +212,11 @@ class SendsHalf : public Joinable {
     SendsHalf* const owner;
   };
   absl::Status Send(Communicator& comm) const {
+    // As DataParallel::EndJoin() writes it: this rank was active to the end of the loop, and each
+    // parameter is trained and reduced.
+    const std::string message(1 + 2 * kSizes.size(), '1');
     EK_RETURN_IF_ERROR(
-        comm.control().Exchange("join/data_parallel#0", "1", comm.timeout()).status());
+        comm.control().Exchange("join/data_parallel#0", message, comm.timeout()).status());
     EK_ASSIGN_OR_RETURN(Channel* const channel, comm.OpenChannel("data_parallel#0.state"));
     Collective what = PlanStateSync(buffers_, BufferSync::kBroadcast, Role::kState)[0];
     what.root = lost_rank_;
@@ -246,6 +250,8 @@ TEST(RecoveryUsesTest, ALossAtTheEndOfALoopLeavesTheBuffersOfOneRank) {
     });
     EXPECT_FALSE(failed.ok());
     if (rank == 2) {
+      // Otherwise the ranks disagreed about its broadcast, and no buffer was written.
+      EXPECT_THAT(std::string(failed.message()), HasSubstr(Lost().message()));
       ddp.reset();
       group[rank].reset();
       return absl::OkStatus();
@@ -327,6 +333,68 @@ TEST(RecoveryUsesTest, ARankThatIsLostWhileTheOthersRecoverIsLeftBehindToo) {
       return recovered.comm->Finalize();
     });
   }
+}
+
+// Its TakeOver() comes when the parameters have been sent, and before the optimizer's state.
+class DiesInTheTransfer : public Joinable {
+ public:
+  explicit DiesInTheTransfer(Communicator* comm, bool dies)
+      : Joinable(comm, "between"), dies_(dies) {}
+  absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions&) override {
+    return std::make_unique<JoinHook>();
+  }
+
+ private:
+  absl::Status TakeOver(StateTransfer&) override {
+    if (!dies_) return absl::OkStatus();
+    communicator().Abort(absl::UnavailableError("as if it were killed"));
+    return Lost();
+  }
+
+  const bool dies_;
+};
+
+// It went back to the step of the source, whose state has overwritten a part of its own.
+TEST(RecoveryUsesTest, ARankHasItsOwnStateAgainIfTheSourceIsLostInTheTransfer) {
+  Group group = *CreateTestGroup(3);
+  absl::Notification has_finished;  // Rank 0 its step.
+  OnEach(3, [&](int rank) -> absl::Status {
+    Replica<> mine;
+    EK_RETURN_IF_ERROR(mine.Create(*group[rank], kRule));
+    auto between = std::make_unique<DiesInTheTransfer>(group[rank].get(), rank == 1);
+    EK_RETURN_IF_ERROR(mine.Steps(0, 2));
+    // Only rank 0 finishes this one.
+    const absl::Status ended = mine.Step(2, [&](Point point) {
+      if (rank == 0 || point != Point::kReduced) return absl::OkStatus();
+      has_finished.WaitForNotification();
+      return Lost();
+    });
+    if (rank == 0) has_finished.Notify();
+    EXPECT_EQ(ended.ok(), rank == 0);
+    const std::vector<std::vector<float>> values = mine.model.values();
+    const OptimizerState state = mine.optimizer->state();
+    std::vector<Joinable*> joinables = mine.joinables();
+    joinables.push_back(between.get());
+    if (rank == 2) {
+      between.reset();
+      mine.Destroy();
+      group[rank].reset();
+      return absl::OkStatus();
+    }
+    RecoveryOptions options = Patient();
+    options.why = absl::UnavailableError("rank 2 is lost");
+    absl::StatusOr<Recovered> recovered = Recover(joinables, *group[rank], options);
+    EXPECT_EQ(recovered.ok(), rank == 0) << recovered.status();
+    if (recovered.ok()) {
+      EXPECT_EQ(recovered->steps, 3);
+      EXPECT_THAT(recovered->lost, ElementsAre(1, 2));
+      EXPECT_EQ(mine.model.values(), values);
+      EXPECT_TRUE(internal::IsSame(mine.optimizer->state(), state));
+    }
+    between.reset();
+    mine.Destroy();
+    return rank == 0 ? recovered->comm->Finalize() : absl::OkStatus();
+  });
 }
 
 // It is told who the survivors are, itself included, and never comes to their group.

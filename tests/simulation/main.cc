@@ -291,10 +291,11 @@ int RunAll() {
 
 // The ranks would read the variables, and files in memory are real descriptors.
 void LeaveTheShell() {
+  constexpr char kMutant[] = "EVENKEEL_MUTANT";  // Of tests/mutants.sh.
   std::vector<std::string> names;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string name(*entry, std::strcspn(*entry, "="));
-    if (absl::StartsWith(name, "EVENKEEL_")) names.push_back(name);
+    if (absl::StartsWith(name, "EVENKEEL_") && name != kMutant) names.push_back(name);
   }
   for (const std::string& name : names) unsetenv(name.c_str());
   rlimit files;

@@ -207,28 +207,39 @@ TEST(SlicedRecoveryTest, AnUpdateThatWasBegunInBackwardCanNotBeTakenBack) {
   }
 }
 
-// The group fails in the middle of a reduction. The next one begins as any other.
+// The group fails in the middle of a reduction, or when all ranks have updated in backward and none
+// has called Step(). The first step in the next group begins as any other.
 TEST(SlicedRecoveryTest, TheFirstReductionInTheNextGroupComparesTheValues) {
-  Group group = *CreateTestGroup(2);
-  OnEach(2, [&](int rank) -> absl::Status {
-    const SlicedRankOptions options{.placement = {.update_in_backward = true},
-                                    .lost_shard = LostShard::kFresh};
-    EK_ASSIGN_OR_RETURN(auto mine, SlicedRank::Create(*group[rank], kRule, options));
-    EK_RETURN_IF_ERROR(Steps(*mine, 0, 2));
-    const absl::Status failed = rank == 1 ? FailIn(*mine, 2) : mine->Step(2);
-    EK_ASSIGN_OR_RETURN(
-        Recovered recovered,
-        Recover(mine->joinables(), *group[rank], {.timeout = absl::Seconds(60), .why = failed}));
-    const absl::Status status = RunJoined(mine->joinables(), {}, [&](JoinScope&) -> absl::Status {
-      if (rank == 0) return absl::OkStatus();
-      mine->model.params()[1].value.as<float>()[0] += 1;
-      return mine->Step(2);
+  for (const bool has_updated : {false, true}) {
+    SCOPED_TRACE(has_updated);
+    Group group = *CreateTestGroup(2);
+    std::latch updated(2);
+    OnEach(2, [&](int rank) -> absl::Status {
+      const SlicedRankOptions options{.placement = {.update_in_backward = true},
+                                      .lost_shard = LostShard::kFresh};
+      EK_ASSIGN_OR_RETURN(auto mine, SlicedRank::Create(*group[rank], kRule, options));
+      EK_RETURN_IF_ERROR(Steps(*mine, 0, 2));
+      absl::Status failed = absl::InternalError("out of data");
+      if (has_updated) {
+        EK_RETURN_IF_ERROR(mine->Backward(2));
+        updated.arrive_and_wait();
+      } else {
+        failed = rank == 1 ? FailIn(*mine, 2) : mine->Step(2);
+      }
+      EK_ASSIGN_OR_RETURN(
+          Recovered recovered,
+          Recover(mine->joinables(), *group[rank], {.timeout = absl::Seconds(60), .why = failed}));
+      const absl::Status status = RunJoined(mine->joinables(), {}, [&](JoinScope&) -> absl::Status {
+        if (rank == 0) return absl::OkStatus();
+        mine->model.params()[1].value.as<float>()[0] += 1;
+        return mine->Step(2);
+      });
+      EXPECT_THAT(std::string(status.message()),
+                  AllOf(HasSubstr("\"p1\" is not equal on all ranks"), HasSubstr("AfterUpdate()")));
+      mine.reset();
+      return absl::OkStatus();
     });
-    EXPECT_THAT(std::string(status.message()),
-                AllOf(HasSubstr("\"p1\" is not equal on all ranks"), HasSubstr("AfterUpdate()")));
-    mine.reset();
-    return absl::OkStatus();
-  });
+  }
 }
 
 // Between two sound groups, in which the ranks have other numbers, and so other slices; whichever

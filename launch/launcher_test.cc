@@ -1,5 +1,6 @@
 #include "evenkeel/launch/launcher.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -82,13 +83,15 @@ absl::Status EndAfter(int rank, absl::Span<const pid_t> pids) {
 // others, which end with the error: rank 2; or, in the scenario "recover", rank 1 in a group that
 // all have made after rank 2 had aborted the first one. In "overcome" no rank aborts that one: the
 // ranks end in their order. In "shrink" rank 0 ends first, and rank 2 aborts the group of the
-// others, in which it is rank 1.
+// others, in which it is rank 1. In "gone" all are killed.
 absl::Status RunRank(absl::string_view scenario, const std::string& folder) {
   EK_ASSIGN_OR_RETURN(const Environment environment, ReadEnvironment());
   EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> comm, CreateCommunicator(environment));
   const int rank = comm->rank();
+  if (comm->waiting()) return comm->Regroup({.timeout = absl::Seconds(20)}).status();
   const absl::Status broken = absl::DataLossError("the data is broken");
   EK_ASSIGN_OR_RETURN(std::vector<pid_t> pids, Meet(folder + "/first", rank));
+  if (scenario == "gone") raise(SIGKILL);
   if (scenario == "shrink") {
     if (rank == 0) _exit(40);
     if (comm->Barrier().ok()) return absl::InternalError("the group has not ended");
@@ -113,14 +116,15 @@ absl::Status RunRank(absl::string_view scenario, const std::string& folder) {
   return EndAfter(rank, pids);
 }
 
-LaunchResult LaunchScenario(const std::string& scenario) {
+LaunchResult LaunchScenario(const std::string& scenario, OnFailure on_failure = OnFailure::kStop) {
   const std::string folder = absl::StrCat(testing::TempDir(), "/", scenario);
   std::filesystem::remove_all(folder);
   std::filesystem::create_directories(folder);
   const absl::StatusOr<LaunchResult> result =
       Launch({.ranks = kRanks,
               .command = {OwnPath(), "--scenario", scenario, folder},
-              .patience = absl::Seconds(30)});
+              .patience = absl::Seconds(on_failure == OnFailure::kStop ? 30 : 1),
+              .on_failure = on_failure});
   EXPECT_TRUE(result.ok()) << result.status();
   return result.ok() ? *result : LaunchResult{};
 }
@@ -149,6 +153,14 @@ TEST(LaunchTest, NamesNoRankForAnErrorThatWasOvercome) {
 
 TEST(LaunchTest, NamesNoRankByItsNumberInASmallerGroup) {
   EXPECT_EQ(LaunchScenario("shrink").message, "rank 0 ended with exit code 40");
+}
+
+TEST(LaunchTest, ReplacesNoRankOfAGroupThatIsGone) {
+  const LaunchResult result = LaunchScenario("gone", OnFailure::kReplace);
+  EXPECT_THAT(result.message,
+              testing::HasSubstr("; no rank of the group was left, and the job was ended"));
+  EXPECT_EQ(result.exit_code, 128 + SIGKILL);
+  EXPECT_LE(result.replacements, kRanks);
 }
 
 TEST(LaunchTest, SaysHowOftenTheJobWasStartedAnew) {

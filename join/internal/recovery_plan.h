@@ -38,7 +38,7 @@ struct RecoveryPlan {
   int source = 0;
   int64_t steps = 0;
   std::vector<int64_t> counts;  // The source's counts.
-  std::vector<int> newcomers;  // Ranks.
+  std::vector<int> newcomers;   // Ranks.
   std::vector<int64_t>
       ahead;  // By rank: steps that it has finished beyond those; -1: its state is not whole.
 };

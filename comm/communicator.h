@@ -180,16 +180,16 @@ using NewcomerLink = std::function<absl::StatusOr<std::unique_ptr<ControlLink>>(
 
 struct RegroupOptions {
   absl::Duration timeout = absl::Minutes(2);  // Of the whole call, the wait not included.
-  // Wait for a newcomer in the place of each lost rank, from the arrival of the last survivor on,
-  // and again if another rank is lost meanwhile. The longest wait of all ranks counts. 0: no
-  // newcomer enters.
+  // For how long the survivors wait for newcomers in the places of lost ranks, counted from the
+  // arrival of the last survivor; a further loss begins the wait once again. The longest wait of
+  // all ranks counts. 0: no newcomer enters.
   absl::Duration wait_for_replacement = absl::ZeroDuration();
 };
 
 struct Regrouped {
   std::unique_ptr<Communicator> comm;
-  std::vector<int> lost;     // The numbers in the job of the processes that are gone.
-  std::vector<int> entered;  // Ranks of the new group that are newcomers, in places of those.
+  std::vector<int> lost;     // Places (ranks in the job's first group) of lost processes.
+  std::vector<int> entered;  // Ranks of the new group that are newcomers, in these places.
 };
 
 class Communicator {
@@ -215,10 +215,10 @@ class Communicator {
   absl::Duration timeout() const;
   // Returns whether this process takes the place of a lost rank (EVENKEEL_NEWCOMER), and is not in
   // the group yet: Enter() (join/recovery.h) or Regroup() make the communicator with which it is.
-  // Until then this one has the rank and the size of the job's first group, and is for making
-  // Joinables: agreements and broadcasts end at once, as if all ranks had passed what this one
-  // passes; results of reductions are unspecified; a step is an error. Such a process must not open
-  // the job's files, or print for it.
+  // Until then this one has the rank and the size of the job's first group, and may be used only to
+  // create Joinables: agreements and broadcasts end at once, as if all ranks had passed what this
+  // one passes; results of reductions are unspecified; a step is an error. Such a process must not
+  // open the job's files, or print for it.
   bool waiting() const;
 
   // Returns the channel with that name; the first call opens it. It lives as long as the
@@ -331,9 +331,9 @@ class Communicator {
   //         neither called it nor left. Unavailable: the hub, which held the group together, is
   //         gone. Aborted: the other ranks have declared this one lost, and continue without it.
   absl::StatusOr<std::unique_ptr<Communicator>> Shrink(absl::Duration timeout = absl::Minutes(2));
-  // The same, with newcomers in the places of lost ranks where the store is hosted by another
-  // process (EVENKEEL_STORE_HOSTED). On a communicator that is waiting(), waits for the loss of its
-  // rank. Errors in addition: FailedPrecondition: this newcomer never gets its place.
+  // Like Shrink(), but newcomers take the places of lost ranks. On a communicator that is
+  // waiting(), waits for the loss of its rank. Errors in addition: FailedPrecondition: this
+  // newcomer is refused.
   absl::StatusOr<Regrouped> Regroup(const RegroupOptions& options);
 
  private:

@@ -304,6 +304,11 @@ absl::StatusOr<Environment> ParseEnvironment(const Variables& variables,
   Environment environment;
   EK_RETURN_IF_ERROR(FindDiagnosis(read, environment));
   const std::optional<Names> names = LauncherOf(read);
+  if (!names && read.Has("EVENKEEL_NEWCOMER")) {
+    return absl::InvalidArgumentError(
+        "EVENKEEL_NEWCOMER needs the variables of the lost rank: RANK, WORLD_SIZE, and those of "
+        "the job's store and secret");
+  }
   if (!names) return environment;
   environment.launcher = names->launcher;
   environment.address = read.Text("EVENKEEL_ADDRESS");

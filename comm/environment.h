@@ -28,8 +28,8 @@
 //   EVENKEEL_RESTART       the number of restarts of this job, set by our launcher. torchrun has a
 //                          variable of its own.
 //   EVENKEEL_NEWCOMER      N, from 1: this process takes the place of its rank, which the job has
-//                          lost; the N-th one that does (docs/replacement.md). Our launcher sets
-//                          it.
+//                          lost (docs/replacement.md). N counts such processes of this rank. Our
+//                          launcher sets it.
 //   EVENKEEL_VERIFY        off, positions or every: the checks of comm/verify.h, unless the program
 //                          sets them.
 //   EVENKEEL_FLIGHT        a folder for the flight records of a group that fails

@@ -115,6 +115,7 @@ TEST(ParseEnvironmentTest, SaysHowOftenTheJobWasStartedAnew) {
   EXPECT_EQ(Parse(With(hosted, {{"EVENKEEL_NEWCOMER", "3"}})).newcomer, 3);
   EXPECT_THAT(Complaint(With(kTwoRanks, {{"RANK", "0"}, {"EVENKEEL_NEWCOMER", "1"}})),
               HasSubstr("rank 0 hosted the job's store"));
+  EXPECT_THAT(Complaint({{"EVENKEEL_NEWCOMER", "1"}}), HasSubstr("the variables of the lost rank"));
 }
 
 TEST(ParseEnvironmentTest, AHostMayCountAsSeveral) {

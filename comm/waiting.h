@@ -24,7 +24,7 @@ namespace evenkeel::internal {
 struct WaitingOptions {
   std::string group = "world";
   CommunicatorOptions communicator;
-  GroupMaker make_group;   // Of the backend of the group that it enters.
+  GroupMaker make_group;   // Makes the group that it enters, over that group's backend.
   NewcomerLink open_link;  // To the process that hosts the job's store.
   std::function<absl::StatusOr<Memory>(int64_t bytes)> allocate;  // Null: ordinary memory.
 };

@@ -185,17 +185,16 @@ absl::StatusOr<Recovered> RecoverFrom(absl::string_view caller,
   const absl::Duration longest_wait = options.wait_for_replacement;
   const absl::Time deadline = SteadyNow() + options.timeout + 3 * longest_wait;
   RecoveryRun run(std::move(ordered), options, deadline, from.waiting());
-  std::set<int> lost;  // Numbers in the job.
-  // If newcomers are lost after they were chosen, again and again, all further waits are as long as
-  // one.
-  absl::Time waits_end = absl::InfiniteFuture();
+  std::set<int> lost;                       // Numbers in the job.
+  absl::Duration waits = 2 * longest_wait;  // Of all calls of Regroup() together.
   for (Communicator* group = &from;;) {
+    const absl::Time asks = SteadyNow();
     EK_ASSIGN_OR_RETURN(
         Regrouped next,
-        group->Regroup({.timeout = std::min(options.timeout, deadline - SteadyNow()),
-                        .wait_for_replacement = std::clamp(waits_end - SteadyNow(),
-                                                           absl::ZeroDuration(), longest_wait)}));
-    waits_end = std::min(waits_end, SteadyNow() + longest_wait);
+        group->Regroup({.timeout = std::min(options.timeout, deadline - asks),
+                        .wait_for_replacement =
+                            std::min(std::max(waits, absl::Microseconds(1)), longest_wait)}));
+    waits -= SteadyNow() - asks;
     lost.insert(next.lost.begin(), next.lost.end());
     absl::StatusOr<Recovered> recovered = run.In(std::move(next.comm));
     if (recovered.ok()) {
@@ -218,9 +217,12 @@ absl::StatusOr<Recovered> RecoverFrom(absl::string_view caller,
 
 absl::StatusOr<Recovered> Recover(absl::Span<Joinable* const> joinables, Communicator& failed,
                                   const RecoveryOptions& options) {
-  if (failed.waiting())
-    return absl::FailedPreconditionError(
-        "Recover in a process that is not in the group yet: Enter()");
+  if (failed.waiting()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "Recover: this process has not entered the group yet (EVENKEEL_NEWCOMER): call "
+        "Enter() first",
+        options.why.ok() ? "" : "; its error was: ", options.why.message()));
+  }
   if (!options.why.ok()) failed.Abort(options.why);
   return RecoverFrom("Recover", joinables, failed, options);
 }

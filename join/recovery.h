@@ -7,11 +7,14 @@
 //     comm = std::move(entered.comm);
 //     step = entered.steps;
 //   }
-//   while (step < last_step) {
+//   while (true) {
 //     absl::Status status = TrainFrom(step, *comm, *ddp, *optimizer);    // a loop, or RunJoined()
+//     if (status.ok()) status = comm->Finalize();     // a loss here is recovered, too
 //     if (status.ok()) break;
-//     EK_ASSIGN_OR_RETURN(Recovered recovered, Recover({ddp.get(), optimizer.get()}, *comm,
-//                                                      {.why = status}));
+//     EK_ASSIGN_OR_RETURN(
+//         Recovered recovered,
+//         Recover({ddp.get(), optimizer.get()}, *comm,
+//                 {.wait_for_replacement = absl::Seconds(10), .why = status}));
 //     if (recovered.lost.empty()) return status;  // the error would recur
 //     comm = std::move(recovered.comm);  // the new group; the old one may be destroyed now
 //     step = recovered.steps;  // the interrupted step is repeated
@@ -27,7 +30,8 @@
 // With wait_for_replacement, the survivors wait for a process that is started with the lost rank's
 // variables and EVENKEEL_NEWCOMER; `launch --on_failure=replace` starts it. It makes the same
 // Joinables, in the same order, over a communicator that is waiting(), and calls Enter(): it
-// receives all of their state. docs/replacement.md has the protocol, and what a program must do.
+// receives all of their state. docs/replacement.md has the protocol, and the requirements on a
+// program.
 //
 // Split state cannot be taken back: see LostShard in zero_optim/lost_shard.h. For your own
 // optimizer outside of the list, name its state with DataParallel::SetOptimizerState() on all
@@ -43,8 +47,8 @@
 //          files. After an error the Joinables can be destroyed, or passed to Recover() again with
 //          the same `failed`. Enter(): FailedPrecondition or InvalidArgument: this newcomer is
 //          refused, because it is late, a newer one has come, or its Joinables differ from the
-//          survivors'; the message shows both sides. They go on.
-// If another rank is lost meanwhile, the survivors start again without it.
+//          survivors'; the message shows both sides. The survivors continue.
+// If another rank is lost meanwhile, the survivors regroup again.
 
 #ifndef EVENKEEL_JOIN_RECOVERY_H_
 #define EVENKEEL_JOIN_RECOVERY_H_

@@ -131,11 +131,11 @@ class ControlChannel {
 
   // After a failure, waits until every rank of the group has called it, has left, or is lost; then
   // for at most the longest `wait` of the ranks, or twice if another rank is lost meanwhile, until
-  // each lost rank has a newcomer, where the hub is in a process of its own. `members`: the ranks'
-  // numbers in the job. A newcomer, over a link that it has opened as one
-  // (GroupSeat::incarnation), waits for the place of a lost rank; it passes neither of both.
+  // each lost rank has a newcomer, except where all ranks are in this process. `members`: the
+  // ranks' numbers in the job. A newcomer, over a link that it has opened as one
+  // (GroupSeat::incarnation), waits for the place of a lost rank; it passes neither argument.
   // Returns the next group's ranks, in the numbers of this group; for a newcomer, in those of the
-  // ended group whose name and members the result has.
+  // ended group, which the result names.
   // Errors: DeadlineExceeded names the ranks that have not called it, not left, and are not lost.
   //         Unavailable: the hub is gone. Aborted: the hub has declared this rank lost.
   //         FailedPrecondition: it never gets a newcomer's place.

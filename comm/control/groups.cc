@@ -29,7 +29,8 @@ std::string FamilyOf(const Hello& hello) {
 absl::Status TooLate(int place) {
   return absl::FailedPreconditionError(
       absl::StrCat("the process in the place of rank ", place,
-                   " comes too late: the group has gone on without that rank"));
+                   " comes too late: the group has gone on without that rank; a longer "
+                   "wait_for_replacement gives it more time"));
 }
 
 }  // namespace
@@ -38,8 +39,13 @@ absl::Status ControlGroups::CheckNewcomer(const Hello& hello) const {
   const auto family = families_.find(FamilyOf(hello));
   if (family == families_.end()) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "the process in the place of rank ", hello.rank, " finds no group ", hello.group,
-        ": it is for a job that runs, and that has lost this rank (EVENKEEL_NEWCOMER)"));
+        "the job has no group ", hello.group, " in which rank ", hello.rank,
+        " could be replaced: all its ranks have ended, or it has not begun (EVENKEEL_NEWCOMER)"));
+  }
+  if (hello.world_size != family->second.world_size) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the process in the place of rank ", hello.rank, " expects that the group ", hello.group,
+        " began with ", hello.world_size, " ranks, but it had ", family->second.world_size));
   }
   if (family->second.places_left_out.contains(hello.rank)) return TooLate(hello.rank);
   const auto newest = family->second.incarnations.find(hello.rank);
@@ -105,7 +111,8 @@ void ControlGroups::Join(PeerId peer, const Hello& hello) {
     group.members.resize(hello.world_size);
     group.family = family;
     group.number = ++created_;
-    ++families_[family].groups;
+    Family& its = families_[family];
+    if (its.groups++ == 0) its.world_size = hello.world_size;
     group.hub = std::make_unique<ControlHub>(
         hello.world_size,
         [this, key](absl::Span<const int> to, const ToRank& message) { Deliver(key, to, message); },
@@ -195,6 +202,7 @@ void ControlGroups::TakeBack(Newcomer& newcomer) {
   const auto group = groups_.find(newcomer.group);
   if (rank < 0 || group == groups_.end()) return;
   group->second.entered.erase(rank);
+  if (IsContinued(group->second)) return;  // It has come to the next group.
   group->second.hub->OnNewcomerLost(rank);
 }
 

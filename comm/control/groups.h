@@ -12,10 +12,9 @@
 // removed when all its ranks have connected and disconnected; one with an id (Hello::id) also when
 // it has failed and no rank is connected.
 //
-// A newcomer (Hello::incarnation) is in no group: it waits, when it has sent to_hub::Regroup, until
-// the hub of a group of its family gives it the place of a lost rank. A family is a group with
-// those that continue it: "world", "world+1". Where a group goes on without a place, its newcomers
-// are refused.
+// A newcomer (Hello::incarnation) is in no group. After it has sent to_hub::Regroup, it waits until
+// the hub of a group of its family gives it the place of a lost rank. A family is a group with its
+// successors: "world", "world+1". Where a group has given up a place, its newcomers are refused.
 //
 // Threads: thread-compatible.
 
@@ -88,6 +87,7 @@ class ControlGroups : public ControlSeats {
   };
   struct Family {
     int groups = 0;
+    int world_size = 0;                   // Of the first group.
     std::map<int, int32_t> incarnations;  // By place: the highest of its newcomers.
     std::set<int> places_left_out;        // Those without which a group has gone on.
   };
@@ -95,7 +95,7 @@ class ControlGroups : public ControlSeats {
     std::string family;
     int place = 0;
     bool is_ready = false;
-    int64_t request = 0;   // Its last one.
+    int64_t request = 0;   // The number of its last request.
     absl::Status refusal;  // Why it never gets the place.
     // The group (the key in `groups_`) in which the hub has given it the place of `rank`, until it
     // asks again. The group may be gone.
@@ -130,7 +130,7 @@ class ControlGroups : public ControlSeats {
   void Enter(Group& group, const std::string& key, absl::Span<const int> ranks,
              const to_rank::Regrouped& regrouped);
   void Refuse(PeerId peer, Newcomer& newcomer, absl::Status why);
-  // A newcomer has gone, or asks again: it does not come to the group that has chosen it.
+  // The newcomer disconnected or asked again, so it will not join the group that chose it.
   void TakeBack(Newcomer& newcomer);
   // Returns whether ranks have gone on in a group that continues this one.
   bool IsContinued(const Group& group) const;

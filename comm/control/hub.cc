@@ -265,7 +265,8 @@ void ControlHub::Handle(int rank, const to_hub::Regroup& regroup) {
   FailAll(FailureKind::kRankFailed, rank,
           absl::UnavailableError(absl::StrCat("rank ", rank, " has left the group for a new one")));
   regrouping_[rank] = regroup.request;
-  if (regroup.members.size() == static_cast<size_t>(world_size_)) places_ = regroup.members;
+  if (places_.empty() && regroup.members.size() == static_cast<size_t>(world_size_))
+    places_ = regroup.members;
   wait_.longest =
       std::max(wait_.longest, regroup.wait_us < 0 ? absl::InfiniteDuration()
                                                   : absl::Microseconds(regroup.wait_us));

@@ -74,18 +74,18 @@ class ControlHub {
   // `rank` has reported that it has received nothing from this hub for that long, although the hub
   // has run and not all ranks report this. Its connection will be ended.
   void OnDeafness(int rank, absl::Duration unheard);
-  // The places, numbers in the job, for which newcomers are ready: all, each time they change. The
-  // hub gives a newcomer the place of a lost rank, and no other, when the ranks regroup: it then
-  // delivers the Regrouped to that rank, too.
+  // Reports all places (numbers in the job) for which newcomers are ready, after each change. When
+  // the ranks regroup, the hub gives newcomers the places of lost ranks, and no others: it then
+  // delivers the Regrouped to these ranks, too.
   void OnNewcomers(std::set<int> places);
-  // A newcomer that has got the place of `rank` is gone before it came to the new group.
+  // A newcomer that was given the place of `rank` was lost before it reached the new group.
   void OnNewcomerLost(int rank);
-  // Called from time to time: ends the wait for newcomers.
+  // Called periodically: ends the wait for newcomers.
   void OnTime();
   bool AwaitsNewcomers() const;
   // Returns whether all ranks have agreed that the group is made (kMadeTopic).
   bool IsMade() const;
-  // Returns the places without which the ranks have regrouped last.
+  // Returns the places that the last regrouping gave up.
   std::vector<int> PlacesLeftOut() const;
   HubView View();
 
@@ -192,7 +192,7 @@ class ControlHub {
   std::map<int, int64_t> regrouping_ ABSL_GUARDED_BY(mutex_);  // By rank: its request.
   int64_t regrouped_ ABSL_GUARDED_BY(mutex_) = 0;
   bool is_made_ ABSL_GUARDED_BY(mutex_) = false;
-  // The ranks of the last Regrouped, with those of newcomers; empty once one of them is lost.
+  // The ranks of the last Regrouped, including newcomers; empty once one of them is lost.
   std::set<int> survivors_ ABSL_GUARDED_BY(mutex_);
   std::vector<int> places_ ABSL_GUARDED_BY(mutex_);  // By rank; empty: no rank has regrouped yet.
   std::set<int> newcomers_ ABSL_GUARDED_BY(mutex_);  // The places for which one is ready.

@@ -78,7 +78,7 @@ struct Missing {
 // The members of the group that continues one that has ended. Ranks are those of the ended group.
 struct Regrouped {
   int64_t request = 0;
-  absl::Status refusal;      // To a newcomer that never gets its place, and why.
+  absl::Status refusal;      // Of a newcomer: the reason.
   std::vector<int> ranks;    // The new group's, in its order.
   std::vector<int> entered;  // Those of them that are newcomers.
   int64_t round = 0;         // The number of times that ranks have regrouped.
@@ -213,7 +213,7 @@ struct Beat {
 };
 
 // Also after a failure: requests a new group of the surviving ranks. A newcomer sends it when it is
-// ready, and without the other fields.
+// ready, and leaves the other fields empty.
 struct Regroup {
   using Reply = to_rank::Regrouped;
   int64_t request = 0;
@@ -238,7 +238,7 @@ inline bool IsBeat(const ToHub& message) { return std::holds_alternative<to_hub:
 // exchange has this name.
 inline constexpr char kRegroupTopic[] = "\tregroup";
 
-// The topic of the exchange after which the ranks of a group that continues another one use it.
+// The topic of the exchange by which the ranks of a successor group agree that it is made.
 inline constexpr char kMadeTopic[] = "made";
 
 namespace internal {

@@ -237,6 +237,14 @@ TEST(NewcomersTest, OfTwoForOnePlaceTheLaterProcessCounts) {
   EXPECT_THAT(server.Reply(kNewcomer + 1).ranks, ElementsAre(0, 1, 2, 3));
 }
 
+TEST(NewcomersTest, OneOfAnotherWorldIsRefused) {
+  Server server;
+  Hello other = Server::NewcomerFor(2, 1);
+  other.world_size = 8;
+  EXPECT_THAT(std::string(server.groups().Check(other).message()),
+              HasSubstr("began with 8 ranks, but it had 4"));
+}
+
 TEST(NewcomersTest, OneIsRefusedWhereThereIsNoJob) {
   Server server;
   server.Come(kNewcomer, 2);
@@ -244,7 +252,7 @@ TEST(NewcomersTest, OneIsRefusedWhereThereIsNoJob) {
   EXPECT_THAT(std::string(server.Reply(kNewcomer).refusal.message()),
               HasSubstr("the job has ended"));
   EXPECT_THAT(std::string(server.groups().Check(Server::NewcomerFor(2, 2)).message()),
-              HasSubstr("finds no group world"));
+              HasSubstr("the job has no group world in which rank 2 could be replaced"));
 }
 
 // The groups that continue the job's group have new names, and the same places.

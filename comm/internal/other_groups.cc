@@ -21,7 +21,7 @@ namespace {
 constexpr absl::Duration kLeastAttempt =
     absl::Seconds(1);  // The least time to make the next group.
 
-constexpr char kHere[] = "Regroup";
+constexpr char kRegroup[] = "Regroup";
 
 // Returns the name of the group that continues one: of "world", "world+1"; of "world+1", "world+2".
 std::string NextName(absl::string_view group, int64_t round) {
@@ -139,9 +139,9 @@ absl::StatusOr<std::unique_ptr<Communicator>> GroupCore::MakeOther(
 
 absl::StatusOr<Regrouped> GroupCore::Regroup(const RegroupOptions& wanted) {
   const bool is_newcomer = newcomer_link != nullptr;
-  const std::string where = is_newcomer
-                                ? absl::StrCat(kHere, ", the process in the place of rank ", rank)
-                                : absl::StrCat(kHere, ", rank ", rank, " of the group ", group);
+  const std::string where =
+      is_newcomer ? absl::StrCat(kRegroup, ", the process in the place of rank ", rank)
+                  : absl::StrCat(kRegroup, ", rank ", rank, " of the group ", group);
   if (!is_newcomer && end.status().ok())
     return absl::FailedPreconditionError(absl::StrCat(where, ": the group has not failed"));
   if (make_group == nullptr)
@@ -155,28 +155,36 @@ absl::StatusOr<Regrouped> GroupCore::Regroup(const RegroupOptions& wanted) {
     newcomer_control = std::make_unique<ControlChannel>(rank, world_size, *std::move(link));
   }
   ControlChannel& meeting = is_newcomer ? *newcomer_control : *control;
-  absl::Time waits_end = absl::InfiniteFuture();  // All waits after the first are as long as one.
+  // Newcomers that are lost after they were chosen do not begin a whole wait each time; one that is
+  // ready always enters.
+  absl::Duration waits = 2 * wanted.wait_for_replacement;
   while (true) {
+    const absl::Time asks = SteadyNow();
     absl::StatusOr<to_rank::Regrouped> next = meeting.Regroup(
-        deadline - SteadyNow(),
-        std::clamp(waits_end - SteadyNow(), absl::ZeroDuration(), wanted.wait_for_replacement),
+        deadline - asks,
+        std::min(std::max(waits, absl::Microseconds(1)), wanted.wait_for_replacement),
         is_newcomer ? std::vector<int>() : members);
+    waits -= SteadyNow() - asks;
     if (!next.ok()) return Annotate(next.status(), where);
-    waits_end = std::min(waits_end, SteadyNow() + wanted.wait_for_replacement);
     From from{&meeting.link(), rank, meeting.link().HubRank(), members};
     if (is_newcomer) {
       from = From{&meeting.link(), IndexOf(rank, next->members),
                   IndexOf(meeting.link().HubRank(), next->members), next->members};
     }
+    for (const int member : next->ranks) {
+      if (member < 0 || member >= static_cast<int>(from.members.size()))
+        return absl::InternalError(absl::StrCat(where, ": the new group has the rank ", member,
+                                                ", the ended one ", from.members.size(), " ranks"));
+    }
     if (IndexOf(from.rank, next->ranks) < 0) {
       return absl::AbortedError(
           absl::StrCat(where, ": the other ranks have declared it lost and continue without it"));
     }
-    // So that there is time for another attempt without the missing ranks.
+    // Leaves time for another attempt without the missing ranks.
     const absl::Duration attempt = std::max(wanted.timeout / 3, kLeastAttempt);
     absl::StatusOr<std::unique_ptr<Communicator>> comm =
         MakeOther(from, NextName(is_newcomer ? next->group : group, next->round), next->ranks,
-                  std::min(SteadyNow() + attempt, deadline), absl::StrCat(kHere, "()"),
+                  std::min(SteadyNow() + attempt, deadline), absl::StrCat(kRegroup, "()"),
                   [&meeting] { return meeting.SurvivorsStatus(); });
     if (comm.ok()) {
       Regrouped regrouped{.comm = *std::move(comm)};

@@ -53,7 +53,7 @@ class ReplacedJob {
     ASSERT_TRUE(children_.Start(command_, variables).ok());
   }
   void Kill(int place) { children_.Kill(child_of_[place]); }
-  // Returns what the last process of a place complained of, when it has ended.
+  // Returns the standard error of the last process of a place, when it has ended.
   std::string ComplaintOf(int place) {
     const int child = child_of_[place];
     children_.Listen(
@@ -139,7 +139,7 @@ TEST(ReplacementTest, EndsAsIfNoRankHadBeenLost) {
   EXPECT_THAT(job.recovered(), testing::Each(testing::HasSubstr("of 4 with")));
 }
 
-// The newcomers, too, die at any moment: while they start, enter, receive the state.
+// Newcomers are killed at any moment, too: while they start, enter, and receive the state.
 TEST(ReplacementTest, NewcomersMayDieAtAnyMoment) {
   constexpr int kSteps = 300;
   const std::string expected = Undisturbed(kSteps);
@@ -209,6 +209,28 @@ TEST(ReplacementTest, TheLauncherStartsNewcomers) {
   EXPECT_THAT(launcher.complaints(0), testing::HasSubstr("and were replaced"));
   EXPECT_THAT(newcomers, testing::ElementsAre("1", "2"));
   EXPECT_THAT(ends, testing::AllOf(testing::SizeIs(kRanks), testing::Each(expected)));
+}
+
+// Newcomers of a place that the group has given up are refused, and the others train on.
+TEST(ReplacementTest, TheLauncherLeavesPlacesThatAreGivenUp) {
+  ChildProcesses launcher;
+  ASSERT_TRUE(launcher
+                  .Start({"tools/launch", absl::StrCat("--nproc=", kRanks), "--on_failure=replace",
+                          "--patience_s=0.5", "--", Rank(), "300", "5000"},
+                         {{"REPLACEMENT_WAIT_S", "0"}})
+                  .ok());
+  int processes = 0, ends = 0, first = 0;
+  EXPECT_TRUE(launcher.Listen(absl::Now() + absl::Seconds(60), [&](int, absl::string_view line) {
+    const std::vector<std::string> words = absl::StrSplit(line, ' ');
+    if (words[0] == "process" && ++processes == 1) first = std::stoi(words[1]);
+    ends += words[0] == "done";
+    if (words[0] == "step" && std::stoi(words[1]) == 10 && first > 0)
+      kill(std::exchange(first, 0), SIGKILL);
+  }));
+  EXPECT_EQ(launcher.exit_code(0), 0) << launcher.complaints(0);
+  EXPECT_EQ(ends, kRanks - 1);
+  EXPECT_LE(processes, kRanks + 3) << launcher.complaints(0);
+  EXPECT_THAT(launcher.complaints(0), testing::HasSubstr("comes too late"));
 }
 
 TEST(ReplacementTest, OneThatComesTooLateIsRefused) {

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <iterator>
 #include <memory>
 #include <system_error>
 #include <utility>
@@ -93,12 +94,13 @@ constexpr size_t kFailuresToList = 8;
 // Failures that are found in so short a time have one cause.
 constexpr absl::Duration kOneBlow = absl::Milliseconds(500);
 
-// What the server's thread knows of the group of all ranks, for the launcher's thread: the ranks
+// State of the group of all ranks, passed from the server's thread to the launcher's: the ranks
 // that caused its failure, none once ranks have made it again; and those that it has lost.
 class GroupNews {
  public:
-  void OnMade() {
+  void OnMade(int world_size) {
     absl::MutexLock lock(&mutex_);
+    world_size_ = world_size;
     culprits_.clear();
     made_at_ = SteadyNow();
   }
@@ -120,6 +122,11 @@ class GroupNews {
     absl::MutexLock lock(&mutex_);
     return made_at_;
   }
+  // Returns the number of ranks of that group.
+  int world_size() const {
+    absl::MutexLock lock(&mutex_);
+    return world_size_;
+  }
   // Returns the ranks that were declared lost since the last call, with the time when their group
   // was made: processes that have started later are others.
   std::vector<std::pair<int, absl::Time>> TakeLost() {
@@ -132,6 +139,7 @@ class GroupNews {
   std::vector<int> culprits_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::pair<int, absl::Time>> lost_ ABSL_GUARDED_BY(mutex_);
   absl::Time made_at_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+  int world_size_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 // Returns whether it is the group of all ranks, or one that they have made again after an error.
@@ -179,7 +187,8 @@ class Job {
         done = ended_well_;
         next_measure = SteadyNow() + patience;
       }
-      for (int signal : signals.Wait(std::min(next_measure, NextStart()))) Forward(signal);
+      for (int signal : signals.Wait(std::min({next_measure, NextStart(), NextEnd()})))
+        Forward(signal);
       if (SteadyNow() < next_measure) continue;
       if (measures_ == 0) {
         waited_ = patience;
@@ -199,9 +208,12 @@ class Job {
         0;  // The signal after which it does nothing until it is continued; 0: it runs.
     int stopped_when_told = 0;  // The same before the job was told to end.
     absl::Time started;
+    absl::Time ends_at = absl::InfiniteFuture();     // The group has declared it lost.
+    bool was_declared_lost = false;                  // And this process has killed it for that.
     int replacements = 0;                            // Processes in this place after the first.
     absl::Time next_start = absl::InfiniteFuture();  // Of another process.
     absl::Duration pause;                            // Before that one.
+    int own_failures = 0;                            // Of processes that lived shortly, in a row.
   };
   struct Failure {
     int rank = 0;
@@ -218,9 +230,7 @@ class Job {
     Place& place = places_[rank];
     std::map<std::string, std::string> variables = variables_;
     variables["RANK"] = variables["LOCAL_RANK"] = absl::StrCat(rank);
-    // Before the group has been made, the process is the rank itself.
-    if (place.replacements > 0 && news_.made_at() > absl::InfinitePast())
-      variables["EVENKEEL_NEWCOMER"] = absl::StrCat(place.replacements);
+    if (place.replacements > 0) variables["EVENKEEL_NEWCOMER"] = absl::StrCat(place.replacements);
     std::vector<std::string> environment = EnvironmentWith(variables), command = options_.command;
     const std::vector<char*> arguments = Pointers(command), pointers = Pointers(environment);
     int error_pipe[2];
@@ -243,18 +253,27 @@ class Job {
     place.pid = pid;
     place.stopped_by = 0;
     place.started = SteadyNow();
-    place.next_start = absl::InfiniteFuture();
+    place.next_start = place.ends_at = absl::InfiniteFuture();
+    place.was_declared_lost = false;
     if (!has_failed) return absl::OkStatus();
     return absl::NotFoundError(
         absl::StrCat("cannot run ", arguments[0], ": ", std::strerror(error)));
   }
 
-  // With kReplace: kills the processes that the group has declared lost and that still exist.
+  // With kReplace: ends the processes that the group has declared lost and that still exist. One
+  // that is not stopped may be about to end with its own error.
   void EndLost() {
     if (options_.on_failure != OnFailure::kReplace) return;
+    const absl::Time now = SteadyNow();
     for (const auto& [rank, made_at] : news_.TakeLost()) {
       Place& place = places_[rank];
-      if (place.pid > 0 && place.started < made_at) kill(place.pid, SIGKILL);
+      if (place.pid > 0 && place.started < made_at) place.ends_at = now + options_.patience;
+    }
+    for (Place& place : places_) {
+      const bool is_due = place.ends_at <= now || place.stopped_by != 0;
+      if (place.pid == 0 || place.ends_at == absl::InfiniteFuture() || !is_due) continue;
+      place.was_declared_lost = true;
+      kill(place.pid, SIGKILL);
     }
   }
 
@@ -264,13 +283,28 @@ class Job {
     for (const Place& place : places_) next = std::min(next, place.next_start);
     return next;
   }
+  // Returns when the next process that is declared lost is to be ended.
+  absl::Time NextEnd() const {
+    absl::Time next = absl::InfiniteFuture();
+    for (const Place& place : places_) {
+      if (place.pid > 0) next = std::min(next, place.ends_at);
+    }
+    return next;
+  }
 
   void StartDue() {
     for (size_t rank = 0; rank < places_.size(); ++rank) {
       Place& place = places_[rank];
       if (place.next_start > SteadyNow()) continue;
       place.next_start = absl::InfiniteFuture();
-      if (measures_ > 0 || was_forwarded_ || ended_well_ > 0 || !why_given_up_.empty()) continue;
+      if (!StartsMore() || !HasSurvivor()) {  // Meanwhile: nothing takes its place.
+        const auto failed =
+            std::find_if(replaced_.rbegin(), replaced_.rend(),
+                         [&](const Failure& f) { return f.rank == static_cast<int>(rank); });
+        failures_.push_back(std::move(*failed));
+        replaced_.erase(std::next(failed).base());
+        continue;
+      }
       ++place.replacements;
       ++replacements_;
       if (const absl::Status started = StartOne(static_cast<int>(rank)); !started.ok())
@@ -280,16 +314,19 @@ class Job {
 
   // Returns whether another process takes the place of the one that has failed.
   bool Replaces(const Failure& failure) {
-    if (options_.on_failure != OnFailure::kReplace || measures_ > 0 || was_forwarded_ ||
-        ended_well_ > 0 || !why_given_up_.empty() ||
+    if (options_.on_failure != OnFailure::kReplace || !StartsMore() ||
         replacements_ + StartsDue() >= options_.max_replacements)
       return false;
     Place& place = places_[failure.rank];
     const bool was_short = SteadyNow() - place.started < options_.short_life;
-    if (!was_short) own_failures_ = 0;
-    own_failures_ += was_short && !failure.by_signal;
-    if (own_failures_ >= options_.most_failures) {
-      why_given_up_ = "processes in its place fail at once";
+    if (!was_short) place.own_failures = 0;
+    place.own_failures += was_short && IsOwn(failure);
+    if (place.own_failures >= options_.most_failures) return false;
+    // Where the group has given up places, a process that comes for one of them is refused.
+    if (place.replacements > 0 && IsOwn(failure) && news_.world_size() < options_.ranks)
+      return false;
+    if (news_.made_at() == absl::InfinitePast()) {
+      why_given_up_ = "the ranks had not met yet";
     } else if (!HasSurvivor()) {
       why_given_up_ = "no rank of the group was left";
     }
@@ -301,13 +338,22 @@ class Job {
     return true;
   }
 
-  // Returns whether a process is left that was in the group; true as long as none has been made.
+  // Returns whether the program is at fault, and not somebody who has killed its process.
+  static bool IsOwn(const Failure& failure) {
+    constexpr int kFaults[] = {SIGSEGV, SIGABRT, SIGBUS, SIGILL, SIGFPE};
+    return !failure.by_signal || std::ranges::count(kFaults, failure.exit_code - 128) > 0;
+  }
+
+  bool StartsMore() const {
+    return measures_ == 0 && !was_forwarded_ && ended_well_ == 0 && why_given_up_.empty();
+  }
+
+  // Returns whether a process is left that was in the group.
   bool HasSurvivor() const {
     const absl::Time made_at = news_.made_at();
-    return made_at == absl::InfinitePast() ||
-           std::ranges::any_of(places_, [made_at](const Place& place) {
-             return place.pid > 0 && place.started < made_at;
-           });
+    return std::ranges::any_of(places_, [made_at](const Place& place) {
+      return place.pid > 0 && place.started < made_at;
+    });
   }
 
   int StartsDue() const {
@@ -345,7 +391,9 @@ class Job {
         Note({rank, 1, false, "ended with an unknown exit status"});
       } else if (WIFSIGNALED(status)) {
         const int signal = WTERMSIG(status);
-        Note({rank, 128 + signal, true, absl::StrCat("was killed by ", SignalName(signal))});
+        Note({rank, 128 + signal, true,
+              place.was_declared_lost ? "was declared lost by its group, and was ended"
+                                      : absl::StrCat("was killed by ", SignalName(signal))});
       } else if (const int code = WEXITSTATUS(status); code != 0) {
         Note({rank, code, false, absl::StrCat("ended with exit code ", code)});
       } else {
@@ -489,7 +537,6 @@ class Job {
   std::vector<Failure> failures_;  // In the order in which they were found.
   std::vector<Failure> replaced_;  // Those in whose places other processes were started.
   int replacements_ = 0;
-  int own_failures_ = 0;      // Of processes that lived shortly, in a row.
   std::string why_given_up_;  // Why no further process is started; empty: they are.
 };
 
@@ -500,7 +547,7 @@ absl::StatusOr<LaunchResult> RunAttempt(const LaunchOptions& options,
   GroupNews news;
   const auto on_group = [&](const std::string& group, int world_size, const absl::Status& status) {
     if (!IsWorld(group)) return;
-    if (status.ok()) return news.OnMade();
+    if (status.ok()) return news.OnMade(world_size);
     if (world_size == options.ranks) news.OnFailed(status);
   };
   EK_ASSIGN_OR_RETURN(std::unique_ptr<TcpStoreServer> server,

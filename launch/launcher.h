@@ -29,13 +29,13 @@
 //              further rank that ends well; then they are ended as with kStop. When any rank has
 //              ended, with or without success, and all others are stopped (SIGSTOP), they have only
 //              `patience`.
-//   kReplace   as kContinue, and a new process takes the place of the failed rank
-//   (EVENKEEL_NEWCOMER
-//              is the number of such processes of that rank; docs/replacement.md), until a rank has
-//              ended well. The first one starts at once; a pause grows while those of one rank fail
-//              within `short_life`. A rank that the group has declared lost (stopped, cut off) is
-//              killed first. Processes of the program's own that fail, `most_failures` in a row
-//              within `short_life`, end the job.
+//   kReplace   as kContinue, and a new process takes the place of a rank that fails, once all ranks
+//              have met and until one has ended well (docs/replacement.md). EVENKEEL_NEWCOMER is
+//              the number of the process among those of this rank. The first one starts at once; a
+//              pause grows while they fail within `short_life`. After `most_failures` such failures
+//              in a row for which the program is to blame, the others continue without the rank. A
+//              rank that the group has declared lost (stopped, cut off) is killed first, as long
+//              as the group has all its ranks. If no rank of the group is left, the job ends.
 //
 // A job that fails (with kContinue: none of its ranks has ended well) can be restarted, all its
 // ranks, with another store, secret and port. EVENKEEL_RESTART is 0 in the first attempt, and grows

@@ -66,8 +66,8 @@ torchrun sets them, and the variables by which evenkeel's ranks find and trust e
                        (60).
 --on_failure=replace   As continue, and another process takes the place of the rank that failed, for
                        programs that call Enter() (EVENKEEL_NEWCOMER; docs/replacement.md), up to
-                       --max_replacements (1000) in all. Three processes that fail by themselves
-                       within a second of their start end the job.
+                       --max_replacements (1000) in all. After three processes of a rank that fail
+                       by themselves within a second of their start, the others go on without it.
 --max_restarts=N       When the job fails (with continue: no rank ended well), all its ranks are
                        restarted, up to N times; EVENKEEL_RESTART is the number of restarts so far.
                        A program that saves its progress and resumes from there loses little. The

@@ -270,41 +270,14 @@ TEST(LaunchTest, GoesOnWithoutAKilledRank) {
   }
 }
 
-// Before ranks have made a group, the process is the rank itself (EVENKEEL_NEWCOMER is not set).
-TEST(LaunchTest, ReplacesRanksThatFail) {
-  const std::string file = absl::StrCat(Folder(), "/replaced");
-  const Outcome outcome = RunLaunch(absl::StrCat(
-      "--nproc=2 --on_failure=replace -- sh -c '[ $RANK = 0 ] && { ", Await(absl::StrCat(file, 2)),
-      "exit 0; }; echo newcomer=$EVENKEEL_NEWCOMER.; [ -e ", file, " ] || { touch ", file,
-      "; kill -KILL $$; }; [ -e ", file, 1, " ] || { touch ", file, 1, "; exit 3; }; touch ", file,
-      2, "'"));
-  EXPECT_EQ(outcome.code, 0) << outcome.output;
-  EXPECT_THAT(outcome.output, HasSubstr("newcomer=.\nnewcomer=.\nnewcomer=.\n"));
-  EXPECT_THAT(outcome.output,
-              HasSubstr("launch: rank 1 was killed by SIGKILL, rank 1 ended with exit code 3, and "
-                        "were replaced\n"));
-}
-
-TEST(LaunchTest, EndsAJobWhoseProgramFailsAtOnceAgainAndAgain) {
+// tests/replacement has ranks that have met.
+TEST(LaunchTest, ReplacesNoRankBeforeTheRanksHaveMet) {
   const Outcome outcome = RunLaunch(
       "--nproc=2 --on_failure=replace --patience_s=0.2 -- sh -c '[ $RANK = 0 ] && sleep "
       "60; exit 7'");
   EXPECT_EQ(outcome.code, 7) << outcome.output;
-  EXPECT_THAT(outcome.output,
-              HasSubstr("rank 1 ended with exit code 7, rank 1 ended with exit code 7, and were "
-                        "replaced; then rank 1 ended with exit code 7"));
-  EXPECT_THAT(outcome.output,
-              HasSubstr("processes in its place fail at once, and the job was ended"));
-}
-
-TEST(LaunchTest, ReplacesNoMoreRanksThanItMay) {
-  const Outcome outcome = RunLaunch(
-      "--nproc=2 --on_failure=replace --max_replacements=1 -- sh -c '[ $RANK = 1 ] && { echo once; "
-      "kill -KILL $$; }; sleep 1'");
-  EXPECT_EQ(outcome.code, 0) << outcome.output;
-  EXPECT_THAT(outcome.output, HasSubstr("once\nonce\nlaunch:"));
-  EXPECT_THAT(outcome.output, HasSubstr("rank 1 was killed by SIGKILL, and was replaced; then rank "
-                                        "1 was killed by SIGKILL; the other rank went on"));
+  EXPECT_THAT(outcome.output, HasSubstr("rank 1 ended with exit code 7"));
+  EXPECT_THAT(outcome.output, HasSubstr("; the ranks had not met yet, and the job was ended\n"));
 }
 
 TEST(LaunchTest, HostsTheStoreUntilTheLastRankHasEnded) {

@@ -65,9 +65,20 @@ class ReplacedRun {
     }
     return false;
   }
+  pid_t PidOf(int rank) const { return PidOfRank(mark_, rank); }
   bool Kill(int rank) const {
-    const pid_t pid = PidOfRank(mark_, rank);
+    const pid_t pid = PidOf(rank);
     return pid > 0 && kill(pid, SIGKILL) == 0;
+  }
+  // Waits for so many lines with a text, at most until the program has ended.
+  void AwaitLines(const std::string& text, int count) const {
+    for (const absl::Time end = absl::Now() + absl::Seconds(40); absl::Now() < end;) {
+      const std::string contents = ReadText(mark_);
+      int found = 0;
+      for (size_t at = 0; (at = contents.find(text, at)) != std::string::npos; at += text.size())
+        ++found;
+      if (found >= count) return;
+    }
   }
   Ended Wait() { return program_->Wait(); }
 
@@ -105,11 +116,38 @@ TEST_P(ReplaceTest, TheRunEndsAsIfNoRankHadBeenLost) {
   EXPECT_EQ(ended.code, 0) << ended.err;
   EXPECT_THAT(ended.err, HasSubstr("lost and replaced")) << kills << " kills";
   EXPECT_THAT(ended.err, HasSubstr("4 ranks continue after step"));
+  for (const nlohmann::json& lost : run.Events("lost")) EXPECT_EQ(lost.at("replaced"), true);
   EXPECT_EQ(run.Events("epoch"), undisturbed.Events("epoch"));
   ASSERT_EQ(run.Events("test").size(), 1) << ended.err;
   EXPECT_EQ(run.Events("test")[0].at("state_hash"), undisturbed.Events("test")[0].at("state_hash"));
   EXPECT_EQ(run.Events("test")[0].at("loss"), undisturbed.Events("test")[0].at("loss"));
   EXPECT_THAT(ProcessesWith("replaced"), testing::IsEmpty());
+}
+
+// The newcomer has not evaluated the last epoch, and the others have. Rank 0 is stopped after it
+// has reported that, and the others wait for it in one of the agreements that follow.
+TEST(ReplaceAtTheEndTest, ALossAfterTheLastEvaluation) {
+  const std::vector<std::string> flags = {"--model=mlp", "--data=" + WriteSmallData("data", kData)};
+  ReplacedRun undisturbed(flags);
+  ASSERT_EQ(undisturbed.Wait().code, 0);
+  int hits = 0;
+  for (int attempt = 0; attempt < 20 && hits < 2; ++attempt) {
+    ReplacedRun run(flags);
+    EXPECT_TRUE(run.WaitForSteps(1));
+    const pid_t rank0 = run.PidOf(0);
+    ASSERT_GT(rank0, 0);
+    run.AwaitLines("\"event\":\"epoch\"", 2);
+    const bool is_stopped = kill(rank0, SIGSTOP) == 0 && run.Events("test").empty();
+    if (is_stopped) absl::SleepFor(absl::Milliseconds(100));
+    kill(rank0, is_stopped ? SIGKILL : SIGCONT);
+    const Ended ended = run.Wait();
+    hits += is_stopped;
+    EXPECT_EQ(ended.code, 0) << ended.err;
+    ASSERT_EQ(run.Events("test").size(), 1) << ended.err;
+    EXPECT_EQ(run.Events("test")[0].at("state_hash"),
+              undisturbed.Events("test")[0].at("state_hash"));
+  }
+  EXPECT_GT(hits, 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, ReplaceTest, testing::Values("mlp", "cnn", "gpt"));

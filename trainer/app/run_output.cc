@@ -104,6 +104,7 @@ void RunOutput::OnLost(const std::vector<LostRank>& lost) {
     WriteMetrics({{"event", "lost"},
                   {"rank", lost[i].rank},
                   {"step", lost[i].step},
+                  {"replaced", lost[i].is_replaced},
                   {"world_size", run_.communicator().world_size()},
                   {"total_steps", run_.plan().total_steps},
                   {"seconds", recorder_.Seconds()}});

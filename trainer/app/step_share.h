@@ -1,12 +1,12 @@
-// Gives all ranks, before the update of a step, what would else be lost with a rank: the sum of the
-// ranks' results, and the buffers with which the next step begins. For runs whose lost ranks are
-// replaced; exhausted ranks take part.
+// Sends all ranks, before the optimizer's update, the data that would otherwise be lost with one
+// rank: the sum of the ranks' results, and the buffers with which the next step begins. For runs
+// whose lost ranks are replaced; exhausted ranks take part.
 //
 //   StepShare share(comm, buffers);
 //   share.on_shared = [&](const Evaluation& all) { ... };         // on an exhausted rank
 //   EK_ASSIGN_OR_RETURN(const Evaluation all, share.Share(mine));  // once in each own step
 //
-// Ownership: the communicator and the buffers outlive it.
+// Ownership: the communicator and the buffers must outlive it.
 // Threads:   thread-compatible.
 
 #ifndef EVENKEEL_TRAINER_APP_STEP_SHARE_H_
@@ -40,7 +40,7 @@ class StepShare : public Joinable {
 
   absl::StatusOr<Evaluation> Share(const Evaluation& mine) {
     EK_RETURN_IF_ERROR(Notify().status());
-    // It has arrived: the gradients have been reduced with it.
+    // Does not block: the answer has arrived with the reduced gradients.
     EK_ASSIGN_OR_RETURN(const StepAnswer answer, StepControl::Of(communicator()).current()->Wait());
     return Exchange(mine, answer);
   }

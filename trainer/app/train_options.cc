@@ -400,21 +400,26 @@ absl::Status CheckGoingOn(const TrainFlags& flags) {
   return absl::OkStatus();
 }
 
-// What has a state that a lost rank takes with it.
+// A lost rank takes a part of the state of these along.
 absl::Status CheckReplacing(const TrainFlags& flags) {
-  const std::pair<const char*, bool> refused[] = {
-      {"--zero: pass --nozero", flags.zero},
+  if (flags.zero) {
+    return InvalidArgument(
+        "--on_failure=replace needs --nozero: the part of the optimizer's state on a lost rank "
+        "cannot be restored");
+  }
+  const bool has_residuals = flags.comm_hook == "int8" || flags.comm_hook == "power_sgd";
+  const std::pair<std::string, bool> refused[] = {
       {"--checkpoint_dir", !flags.checkpoint_dir.empty()},
       {"--report", !flags.report.empty()},
+      {"--save_best", flags.save_best},
       {"--trace", !flags.trace.empty()},
       {"--balance", flags.balance},
-      {"--comm_hook=int8 and power_sgd",
-       flags.comm_hook == "int8" || flags.comm_hook == "power_sgd"},
+      {"--comm_hook=" + flags.comm_hook, has_residuals},
       {"--compute=float16", flags.compute == "float16"}};
   for (const auto& [name, is_set] : refused) {
     if (is_set)
-      return InvalidArgument("--on_failure=replace does not go with ", name,
-                             ": its state would not be that of a run without a loss");
+      return InvalidArgument("--on_failure=replace cannot be combined with ", name,
+                             ": what a lost rank holds of it cannot be restored");
   }
   return absl::OkStatus();
 }

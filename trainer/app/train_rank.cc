@@ -298,6 +298,7 @@ class Job {
 
   absl::Status FindPlace() {
     EK_ASSIGN_OR_RETURN(epoch_, run_.FindPlace(epoch_));
+    test_ = {};  // A newcomer has none; all ranks evaluate again if no epoch is left.
     // The new rank 0 may be on another host: a failure does not end the run.
     if (run_.communicator().rank() == 0)
       failures_.Note("--balance_log",

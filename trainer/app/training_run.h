@@ -299,7 +299,6 @@ class TrainingRun {
   int64_t begin_step_ = 0;    // first_step_, or the step from which the plan goes on after a loss.
   int plan_ranks_ = 0;        // The number of ranks for which the plan was made.
   bool is_newcomer_ = false;  // It has entered, and not found its place yet.
-  int source_ = 0;            // The rank whose state all have since the last GoOn().
   bool asked_to_stop_ = false;
 
   bool failed_locally_ = false;

@@ -41,6 +41,7 @@ constexpr absl::Duration kWaitForReplacement = absl::Seconds(10);
 
 // The epochs that a rank has finished, its evaluations, and the plan of its steps.
 struct Place {
+  bool is_newcomer = false;  // It has entered, and has none of the rest.
   int epochs_done = 0;
   int latest_epoch = 0;
   BestTest best;
@@ -52,8 +53,9 @@ struct Place {
   Evaluation trained;
 
   static void VisitFields(auto& self, auto& visit) {
-    visit(self.epochs_done, self.latest_epoch, self.best, self.before_latest, self.plan_ranks,
-          self.begin_epoch, self.begin_step, self.begin_samples, self.trained_epoch, self.trained);
+    visit(self.is_newcomer, self.epochs_done, self.latest_epoch, self.best, self.before_latest,
+          self.plan_ranks, self.begin_epoch, self.begin_step, self.begin_samples,
+          self.trained_epoch, self.trained);
   }
 };
 
@@ -281,9 +283,9 @@ absl::StatusOr<GoneOn> TrainingRun::GoOn(const absl::Status& why) {
       .timeout = absl::Minutes(2) + comm_->timeout(),
       .wait_for_replacement = options_.replaces ? kWaitForReplacement : absl::ZeroDuration(),
       .why = why};
-  is_newcomer_ = comm_->waiting();
+  is_newcomer_ = is_newcomer_ || comm_->waiting();
   absl::StatusOr<Recovered> recovered =
-      is_newcomer_ ? Enter(with_state, *comm_, how) : Recover(with_state, *comm_, how);
+      comm_->waiting() ? Enter(with_state, *comm_, how) : Recover(with_state, *comm_, how);
   if (!recovered.ok()) {
     const absl::Status& status = recovered.status();
     if (absl::StrContains(status.message(), why.message())) return status;
@@ -298,7 +300,6 @@ absl::StatusOr<GoneOn> TrainingRun::GoOn(const absl::Status& why) {
                                        JoinPhase::kOptimizer);  // It has no state to recover.
   if (recovered->lost.empty()) return why;
   steps_done_ = recovered->steps;
-  source_ = recovered->source;
   if (last_.step >= steps_done_) {
     trained_[last_.epoch] = last_.before;
     last_.step = -1;
@@ -312,7 +313,8 @@ absl::StatusOr<GoneOn> TrainingRun::GoOn(const absl::Status& why) {
 absl::StatusOr<int> TrainingRun::FindPlace(int epochs_done) {
   // Between two epochs the number of steps does not show whether the last one was evaluated.
   step_ = steps_done_;
-  Place mine{.epochs_done = is_newcomer_ ? std::numeric_limits<int>::max() : epochs_done,
+  Place mine{.is_newcomer = is_newcomer_,
+             .epochs_done = is_newcomer_ ? std::numeric_limits<int>::max() : epochs_done,
              .latest_epoch = latest_epoch_,
              .best = best_,
              .before_latest = before_latest_,
@@ -329,7 +331,12 @@ absl::StatusOr<int> TrainingRun::FindPlace(int epochs_done) {
   for (const Place& place : places)
     mine.epochs_done = std::min(mine.epochs_done, place.epochs_done);
   epochs_done = mine.epochs_done;
-  const Place& source = places[source_];
+  const auto found = std::ranges::find(places, false, &Place::is_newcomer);
+  if (found == places.end()) {
+    return absl::FailedPreconditionError(
+        "all ranks have taken the places of lost ones, and none knows the numbers of the epoch");
+  }
+  const Place& source = *found;
   latest_epoch_ = source.latest_epoch;
   best_ = source.best;
   before_latest_ = source.before_latest;

@@ -99,6 +99,7 @@ absl::Status Main(int64_t steps, absl::Duration pause) {
     EK_ASSIGN_OR_RETURN(Recovered entered, Enter(joinables, *comm, options));
     comm = std::move(entered.comm);
     step = entered.steps;
+    std::cout << "entered\n" << std::flush;
   }
   while (true) {
     absl::Status status;

@@ -338,7 +338,7 @@ class Job {
     return true;
   }
 
-  // Returns whether the program is at fault, and not somebody who has killed its process.
+  // Returns whether the program is at fault: its process was not killed from outside.
   static bool IsOwn(const Failure& failure) {
     constexpr int kFaults[] = {SIGSEGV, SIGABRT, SIGBUS, SIGILL, SIGFPE};
     return !failure.by_signal || std::ranges::count(kFaults, failure.exit_code - 128) > 0;

@@ -141,7 +141,7 @@ TEST(NewcomersTest, TheGroupGoesOnWithoutOneThatDoesNotCome) {
 // One that takes long, so a second loss gives all of them time again, and a third does not.
 TEST(NewcomersTest, ASecondLossBeginsTheWaitAgainAndAThirdDoesNot) {
   Server server;
-  constexpr absl::Duration kWait = absl::Milliseconds(400);
+  constexpr absl::Duration kWait = absl::Seconds(1);
   server.Lose(3);
   for (const int rank : {0, 1, 2}) server.Regroup(rank, kWait);
   server.Wait(kWait * 0.6);

@@ -9,6 +9,7 @@
 #include "absl/time/time.h"
 #include "evenkeel/bucket/divergence.h"
 #include "evenkeel/bucket/parameter_facts.h"
+#include "evenkeel/bucket/replica_transfer.h"
 #include "evenkeel/bucket/step_times.h"
 #include "evenkeel/bucket/tensor_snapshot.h"
 #include "evenkeel/comm/status.h"
@@ -327,6 +328,13 @@ absl::Status DataParallel::PrepareTensors(const StepAnswer& answer) {
   return CompareReplicas(syncs_buffers);
 }
 
+std::vector<NamedView> DataParallel::NamedBuffers() const {
+  std::vector<NamedView> buffers;
+  for (size_t b = 0; b < buffers_.size(); ++b)
+    buffers.push_back({absl::StrCat("buffer ", b), buffers_[b]});
+  return buffers;
+}
+
 bool DataParallel::WillCompareReplicas() const {
   return last_step_synced_ && IsCheckDue(options_.check_replicas, communicator(), buffer_turn_);
 }
@@ -334,8 +342,9 @@ bool DataParallel::WillCompareReplicas() const {
 absl::Status DataParallel::CompareReplicas(bool has_equal_buffers) {
   EK_RETURN_IF_ERROR(reducer_->WaitForValues());
   std::vector<NamedView> tensors = NamedValuesOf(*params_);
-  for (size_t b = 0; b < buffers_.size() && has_equal_buffers; ++b)
-    tensors.push_back({absl::StrCat("buffer ", b), buffers_[b]});
+  if (has_equal_buffers) {
+    for (NamedView& buffer : NamedBuffers()) tensors.push_back(std::move(buffer));
+  }
   return evenkeel::CompareReplicas(join_name(), tensors, communicator(), options_.check_replicas,
                                    buffer_turn_, params_->stream());
 }
@@ -661,20 +670,33 @@ absl::StatusOr<Restore> DataParallel::KeepState(std::set<const void*>& kept) {
 }
 
 absl::Status DataParallel::TakeOver(StateTransfer& transfer) {
-  std::vector<TensorView> state;
-  if (transfer.done.insert(params_).second) state = ValuesOf(*params_);
-  state.insert(state.end(), optimizer_state_.begin(), optimizer_state_.end());
-  EK_RETURN_IF_ERROR(
-      BroadcastState(*state_channel_, state, transfer.source, Role::kState, params_->stream()));
+  std::vector<NamedView> state;
+  if (transfer.done.insert(params_).second) state = NamedValuesOf(*params_);
+  for (size_t t = 0; t < optimizer_state_.size(); ++t)
+    state.push_back({absl::StrCat("optimizer state ", t), optimizer_state_[t]});
+  EK_RETURN_IF_ERROR(Transfer(transfer, state));
   if (has_optimizer_state_) {
     refusal_.clear();
     has_stale_state_ = false;
   }
-  return buffers_.empty() ? absl::OkStatus() : TakeOverBuffers(transfer.source);
+  return buffers_.empty() ? absl::OkStatus() : TakeOverBuffers(transfer);
+}
+
+absl::Status DataParallel::Transfer(StateTransfer& transfer, const std::vector<NamedView>& state) {
+  std::vector<TensorView> views;
+  for (const NamedView& tensor : state) views.push_back(tensor.view);
+  return TransferReplicas(communicator(), transfer,
+                          {.tensors = [&] { return state; },
+                           .move =
+                               [&](int source) {
+                                 return BroadcastState(*state_channel_, views, source, Role::kState,
+                                                       params_->stream());
+                               },
+                           .stream = params_->stream()});
 }
 
 // Outside of RunJoined() they follow the lowest rank, inside it the highest that has inputs.
-absl::Status DataParallel::TakeOverBuffers(int source) {
+absl::Status DataParallel::TakeOverBuffers(StateTransfer& transfer) {
   const std::string mine = absl::StrCat(
       buffers_are_right_ ? "r" : "-", kept_->was_joined ? "j" : "-", kept_->was_active ? "a" : "-");
   EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts, Exchange("buffers", mine));
@@ -684,13 +706,16 @@ absl::Status DataParallel::TakeOverBuffers(int source) {
     if (lowest < 0) lowest = rank;
     if (parts[rank] == "rja") highest_active = rank;
   }
-  const int root = highest_active >= 0 ? highest_active : lowest >= 0 ? lowest : source;
+  const int root = highest_active >= 0 ? highest_active : lowest >= 0 ? lowest : transfer.source;
   // Until the others' are there, this rank's own are what a repetition needs.
   KeptBuffers own = *kept_;
   EK_RETURN_IF_ERROR(KeepBuffers(own.was_active));
   kept_->was_joined = own.was_joined;
-  EK_RETURN_IF_ERROR(
-      BroadcastState(*state_channel_, buffers_, root, Role::kState, params_->stream()));
+  StateTransfer buffers{.source = root, .steps = transfer.steps};
+  const absl::Status moved = Transfer(buffers, NamedBuffers());
+  transfer.repaired.insert(transfer.repaired.end(), buffers.repaired.begin(),
+                           buffers.repaired.end());
+  EK_RETURN_IF_ERROR(moved);
   // Buffers that may differ between ranks stay so, where they are those of the right step.
   const bool are_one_ranks =
       options_.buffers.how == BufferSync::kBroadcast && options_.buffers.every == 1;

@@ -225,6 +225,7 @@ class DataParallel : public Joinable, public GradientReducer, private StepPartic
   absl::Status Shadow(const StepAnswer& answer, const Action& action);
   absl::Status EndJoin(bool is_last_joiner);
   absl::Status CheckReplicas();
+  std::vector<NamedView> NamedBuffers() const;
   bool WillCompareReplicas() const;
   absl::Status CompareReplicas(bool has_equal_buffers);
   // Makes buffers equal, then compares replicas, each if it is due in the step that begins.
@@ -248,7 +249,8 @@ class DataParallel : public Joinable, public GradientReducer, private StepPartic
   absl::Status TakeOver(StateTransfer& transfer) override;
   absl::StatusOr<Restore> KeepState(std::set<const void*>& kept) override;
   HeldState CheckState() const override;
-  absl::Status TakeOverBuffers(int source);
+  absl::Status TakeOverBuffers(StateTransfer& transfer);
+  absl::Status Transfer(StateTransfer& transfer, const std::vector<NamedView>& state);
   absl::Status FindStaleRoot();
   // Keeps, before a step of this rank, the state with which a repetition of it must begin.
   absl::Status KeepBuffers(bool is_active);

@@ -4,6 +4,8 @@
 #include <bit>
 #include <cstring>
 #include <map>
+#include <numeric>
+#include <set>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -95,21 +97,27 @@ class TensorHash {
   Memory memory_;
 };
 
-// Sets the ranks whose value differs from the most frequent one; all ranks if two are.
-void NameRanks(const std::vector<uint64_t>& by_rank, Divergence& divergence) {
+// Sets those of `ranks` whose value differs from the most frequent one; all if two are.
+void NameRanks(const std::vector<uint64_t>& hashes, absl::Span<const int> ranks,
+               Divergence& divergence) {
   std::map<uint64_t, int> count;
-  for (const uint64_t hash : by_rank) ++count[hash];
-  uint64_t usual = by_rank[0];
-  for (const uint64_t hash : by_rank) {
+  for (const uint64_t hash : hashes) ++count[hash];
+  uint64_t usual = hashes[0];
+  for (const uint64_t hash : hashes) {
     if (count[hash] > count[usual]) usual = hash;
   }
-  for (const auto& [hash, ranks] : count) {
-    if (hash != usual && ranks == count[usual]) divergence.is_split = true;
+  for (const auto& [hash, number] : count) {
+    if (hash != usual && number == count[usual]) divergence.is_split = true;
   }
-  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
-    if (divergence.is_split || by_rank[rank] != usual)
-      divergence.ranks.push_back(static_cast<int>(rank));
+  for (size_t i = 0; i < hashes.size(); ++i) {
+    if (divergence.is_split || hashes[i] != usual) divergence.ranks.push_back(ranks[i]);
   }
+}
+
+std::vector<int> AllRanksOf(const Communicator& comm) {
+  std::vector<int> ranks(comm.world_size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
 }
 
 }  // namespace
@@ -143,6 +151,8 @@ absl::StatusOr<std::optional<Divergence>> FindDivergence(absl::Span<const NamedV
                                                          const DivergenceOptions& options) {
   absl::Status status = Check(tensors, comm.device(), options);
   const int64_t count = std::max<int64_t>(options.parts, 1), part = options.part % count;
+  const std::vector<int> ranks = options.among.empty() ? AllRanksOf(comm) : options.among;
+  const bool counts = std::ranges::find(ranks, comm.rank()) != ranks.end();
   TensorHash hash(comm, options.stream);
   std::vector<int> looked_at;
   std::vector<uint64_t> own;
@@ -150,10 +160,11 @@ absl::StatusOr<std::optional<Divergence>> FindDivergence(absl::Span<const NamedV
   for (size_t i = 0; i < tensors.size() && status.ok(); ++i) {
     names = StableHash(names, tensors[i].name);
     if (static_cast<int64_t>(i) % count != part) continue;
+    looked_at.push_back(static_cast<int>(i));
+    if (!counts) continue;
     const absl::StatusOr<uint64_t> one = hash.Of(tensors[i].view);
     status = one.status();
     if (!one.ok()) break;
-    looked_at.push_back(static_cast<int>(i));
     own.push_back(*one);
     values = StableHash(values, *one);
   }
@@ -161,15 +172,14 @@ absl::StatusOr<std::optional<Divergence>> FindDivergence(absl::Span<const NamedV
   const std::string mine = internal::ByteWriter().U64(names).I64(part).U64(values).Take();
   EK_ASSIGN_OR_RETURN(const std::vector<std::string> parts,
                       AgreeOn(comm, options.topic, status, mine));
-  bool is_same = true;
   for (const std::string& part : parts) {
-    is_same = is_same && part == parts[0];
     if (absl::string_view(part).substr(0, 16) != absl::string_view(parts[0]).substr(0, 16)) {
       return absl::InvalidArgumentError(
           "FindDivergence: the ranks passed different tensors or options");
     }
   }
-  if (is_same) return std::nullopt;
+  if (std::ranges::all_of(ranks, [&](int rank) { return parts[rank] == parts[ranks[0]]; }))
+    return std::nullopt;
 
   internal::ByteWriter writer;
   for (const uint64_t hash : own) writer.U64(hash);
@@ -177,12 +187,14 @@ absl::StatusOr<std::optional<Divergence>> FindDivergence(absl::Span<const NamedV
                       comm.control().Exchange(options.topic, writer.Take(), comm.timeout()));
   std::vector<internal::ByteReader> readers(hashes.begin(), hashes.end());
   std::optional<Divergence> found;
+  std::set<int> different;
   for (const int index : looked_at) {
-    std::vector<uint64_t> by_rank;
-    for (internal::ByteReader& reader : readers) by_rank.push_back(reader.U64());
+    std::vector<uint64_t> values;
+    for (const int rank : ranks) values.push_back(readers[rank].U64());
     Divergence divergence{.tensor = tensors[index].name, .index = index};
-    NameRanks(by_rank, divergence);
+    NameRanks(values, ranks, divergence);
     if (divergence.ranks.empty()) continue;
+    different.insert(divergence.ranks.begin(), divergence.ranks.end());
     if (found.has_value()) {
       ++found->tensors;
     } else {
@@ -191,6 +203,7 @@ absl::StatusOr<std::optional<Divergence>> FindDivergence(absl::Span<const NamedV
   }
   for (const internal::ByteReader& reader : readers)
     EK_RETURN_IF_ERROR(reader.Finish("a rank's hashes"));
+  if (found.has_value()) found->any_tensor = {different.begin(), different.end()};
   return found;
 }
 

@@ -47,7 +47,8 @@ struct Divergence {
   // is the most frequent: of two ranks either may be wrong.
   std::vector<int> ranks;
   bool is_split = false;
-  int tensors = 1;  // The number of tensors that differ.
+  int tensors = 1;              // The number of tensors that differ.
+  std::vector<int> any_tensor;  // The ranks that differ in any of them, in ascending order.
 };
 
 std::string ToString(const Divergence& divergence);
@@ -66,6 +67,9 @@ struct DivergenceOptions {
   StreamRef stream;
   // Calls from several threads of a rank need a topic each.
   std::string topic = "divergence";
+  // The ranks whose tensors count, in ascending order, equal on all ranks; empty: all. The others
+  // take part as well, with tensors of the same names.
+  std::vector<int> among;
 };
 
 absl::StatusOr<std::optional<Divergence>> FindDivergence(absl::Span<const NamedView> tensors,

@@ -37,8 +37,8 @@
 //          and the ranks that differ from most; with two ranks: "ranks 0 and 1 differ". Its
 //          FailureInfo (kDisagreement) has the same ranks. The step of an Optimizer that returns it
 //          has been taken: do not repeat it. The group remains usable, unless the call was inside
-//          RunJoined() or a FinishStep() that updates in backward. Recover() makes all replicas
-//          equal to that of its source, which may be the wrong one.
+//          RunJoined() or a FinishStep() that updates in backward. Recover() makes replicas equal
+//          again, as bucket/replica_transfer.h describes.
 
 #ifndef EVENKEEL_BUCKET_REPLICA_CHECK_H_
 #define EVENKEEL_BUCKET_REPLICA_CHECK_H_

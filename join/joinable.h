@@ -135,7 +135,11 @@ struct GroupChange {
 struct StateTransfer {
   int source = 0;              // Rank in the group.
   int64_t steps = 0;           // The optimizer steps that the source has finished.
+  std::vector<int> holders;    // The ranks that have the source's state themselves; none if it is
+                               // not whole.
   std::set<const void*> done;  // Parameter sets that are equal on all ranks already.
+  // The damage that was found and repaired, one sentence each; equal on all ranks.
+  std::vector<std::string> repaired;
 };
 
 // Gives a Joinable the state back that it had; null: that cannot be done.

@@ -39,7 +39,8 @@ class RecoveryRun {
   absl::StatusOr<Recovered> In(std::unique_ptr<Communicator> next) {
     absl::StatusOr<RecoveryPlan> plan = Agree(*next);
     absl::Status status = plan.status();
-    if (status.ok()) status = Move(*plan, *next);
+    StateTransfer transfer;
+    if (status.ok()) status = Move(*plan, *next, transfer);
     if (!status.ok()) {
       next->Abort(status);
       EK_RETURN_IF_ERROR(RestoreState());
@@ -49,7 +50,8 @@ class RecoveryRun {
     return Recovered{.comm = std::move(next),
                      .steps = plan->steps,
                      .entered = plan->newcomers,
-                     .source = plan->source};
+                     .source = plan->source,
+                     .repaired = std::move(transfer.repaired)};
   }
 
   // The group in which it failed last. All of them stay until the end: a Joinable may still be in
@@ -133,7 +135,7 @@ class RecoveryRun {
     return internal::PlanRecovery(by_rank);
   }
 
-  absl::Status Move(const RecoveryPlan& plan, Communicator& next) {
+  absl::Status Move(const RecoveryPlan& plan, Communicator& next, StateTransfer& transfer) {
     GroupChange change{.source = plan.source,
                        .last_update = optimizers_.empty() ? -1 : 0,
                        .ahead = plan.ahead[next.rank()],
@@ -148,9 +150,15 @@ class RecoveryRun {
     // From here on a rank that is not where the source is has some of its state and some of its
     // own.
     for (Joinable* joinable : joinables_) joinable->is_taking_over_ = change.ahead != 0;
-    StateTransfer transfer{.source = plan.source, .steps = plan.steps};
+    transfer = {.source = plan.source, .steps = plan.steps};
+    for (size_t rank = 0; rank < plan.ahead.size(); ++rank) {
+      if (plan.ahead[rank] == 0) transfer.holders.push_back(static_cast<int>(rank));
+    }
     for (Joinable* joinable : joinables_) {
+      const size_t known = transfer.repaired.size();
       EK_RETURN_IF_ERROR(Annotate(joinable->TakeOver(transfer), joinable->join_name()));
+      for (size_t i = known; i < transfer.repaired.size(); ++i)
+        transfer.repaired[i] = absl::StrCat(joinable->join_name(), ": ", transfer.repaired[i]);
     }
     // All or nobody: a rank that went on would meet others that have not got its state.
     EK_RETURN_IF_ERROR(next.control().Exchange("recovered", "", TimeLeft(next)).status());

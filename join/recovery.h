@@ -33,6 +33,10 @@
 // receives all of their state. docs/replacement.md has the protocol, and the requirements on a
 // program.
 //
+// All state is compared before and after it is sent: of three or more ranks that have the state of
+// the step, one that differs receives that of the others, and state that arrives with an error is
+// sent again (bucket/replica_transfer.h).
+//
 // Split state cannot be taken back: see LostShard in zero_optim/lost_shard.h. For your own
 // optimizer outside of the list, name its state with DataParallel::SetOptimizerState() on all
 // ranks, and set RecoveryOptions::steps.
@@ -44,10 +48,11 @@
 //          ranks that neither called it nor left. Unavailable: the process that held the group
 //          together is lost, too (rank 0 hosted the store): use tools:launch. Aborted: the other
 //          ranks have declared this one lost and continue without it; it must not write to their
-//          files. After an error the Joinables can be destroyed, or passed to Recover() again with
-//          the same `failed`. Enter(): FailedPrecondition or InvalidArgument: this newcomer is
-//          refused, because it is late, a newer one has come, or its Joinables differ from the
-//          survivors'; the message shows both sides. The survivors continue.
+//          files. DataLoss: replicas differ, and none is known to be right. After an error the
+//          Joinables can be destroyed, or passed to Recover() again with the same `failed`.
+//          Enter(): FailedPrecondition or InvalidArgument: this newcomer is refused, because it is
+//          late, a newer one has come, or its Joinables differ from the survivors'; the message
+//          shows both sides. The survivors continue.
 // If another rank is lost meanwhile, the survivors regroup again.
 
 #ifndef EVENKEEL_JOIN_RECOVERY_H_
@@ -90,6 +95,9 @@ struct Recovered {
                              // the job's first group.
   std::vector<int> entered;  // Ranks of the new group that are newcomers.
   int source = 0;            // The rank, in the new group, whose state all have now.
+  // Damage that was found and repaired, for your log: a bit that had flipped in the memory of a
+  // rank or on its way.
+  std::vector<std::string> repaired;
 };
 
 absl::StatusOr<Recovered> Recover(absl::Span<Joinable* const> joinables, Communicator& failed,

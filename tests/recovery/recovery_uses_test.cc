@@ -160,15 +160,15 @@ struct OwnOptimizer {
 };
 
 TEST(RecoveryUsesTest, AnOptimizerOfTheUsersOwnNamesItsStateAndCountsItsSteps) {
-  Group group = *CreateTestGroup(3);
-  std::vector<OwnOptimizer> ranks(3);
-  OnEach(3, [&](int rank) -> absl::Status {
+  Group group = *CreateTestGroup(4);
+  std::vector<OwnOptimizer> ranks(4);
+  OnEach(4, [&](int rank) -> absl::Status {
     OwnOptimizer& mine = ranks[rank];
     EK_RETURN_IF_ERROR(mine.Create(*group[rank]));
     for (int i = 0; i < 3; ++i) EK_RETURN_IF_ERROR(mine.Step(false));
-    const absl::Status failed = mine.Step(rank == 2);
+    const absl::Status failed = mine.Step(rank == 3);
     EXPECT_FALSE(failed.ok());
-    if (rank == 2) {
+    if (rank == 3) {
       mine.ddp.reset();
       group[rank].reset();
       return absl::OkStatus();
@@ -176,19 +176,48 @@ TEST(RecoveryUsesTest, AnOptimizerOfTheUsersOwnNamesItsStateAndCountsItsSteps) {
     const absl::Status refused = Recover({mine.ddp.get()}, *group[rank], Patient()).status();
     EXPECT_THAT(std::string(refused.message()),
                 HasSubstr("set RecoveryOptions::steps to the number of steps that this rank"));
-    // Once more, with what was missing. As if rank 1's had been damaged, to see whose comes.
+    // Once more, with what was missing. Rank 0's is damaged, and rank 1's is right.
     mine.ddp->SetOptimizerState(mine.State());
-    if (rank == 1) mine.velocity[0][0] += 1;
+    if (rank == 0) mine.velocity[0][0] += 1;
     EK_ASSIGN_OR_RETURN(Recovered recovered,
                         Recover({mine.ddp.get()}, *group[rank], Patient(mine.steps)));
     EXPECT_EQ(recovered.steps, 3);
-    EXPECT_EQ(recovered.source, 0);
+    EXPECT_THAT(recovered.repaired,
+                ElementsAre("data_parallel#0: replicas differ after step 3: \"optimizer state 0\" "
+                            "(tensor 5) differs on rank 0"));
     for (int i = 0; i < 2; ++i) EK_RETURN_IF_ERROR(mine.Step(false));
     mine.ddp.reset();
     return recovered.comm->Finalize();
   });
   EXPECT_EQ(ranks[1].velocity, ranks[0].velocity);
+  EXPECT_EQ(ranks[2].velocity, ranks[0].velocity);
   EXPECT_EQ(ranks[1].model.values(), ranks[0].model.values());
+}
+
+TEST(RecoveryUsesTest, OfTwoRanksThatDifferNoneIsTaken) {
+  Group group = *CreateTestGroup(3);
+  OnEach(3, [&](int rank) -> absl::Status {
+    Replica<> mine;
+    EK_RETURN_IF_ERROR(mine.Create(*group[rank], Sgd{.momentum = 0.9}));
+    EK_RETURN_IF_ERROR(mine.Steps(0, 3));
+    const absl::Status failed = mine.Step(3, [&](Point point) {
+      return rank == 2 && point == Point::kForward ? LostWithinTheStep(*group[rank])
+                                                   : absl::OkStatus();
+    });
+    EXPECT_FALSE(failed.ok());
+    if (rank == 2) {
+      mine.Destroy();
+      group[rank].reset();
+      return absl::OkStatus();
+    }
+    if (rank == 1) mine.model.params()[1].value.as<float>()[0] *= 2;
+    const absl::Status refused = Recover(mine.joinables(), *group[rank], Patient()).status();
+    EXPECT_TRUE(absl::IsDataLoss(refused)) << refused;
+    EXPECT_THAT(std::string(refused.message()),
+                HasSubstr("\"p1\" (tensor 1): ranks 0 and 1 differ: no rank is known to be right"));
+    mine.Destroy();
+    return absl::OkStatus();
+  });
 }
 
 // Sends, at the end of a loop, the first of a rank's two buffers in place of its DataParallel, and

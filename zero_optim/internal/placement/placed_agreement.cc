@@ -12,6 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "evenkeel/bucket/parameter_facts.h"
+#include "evenkeel/bucket/replica_transfer.h"
 #include "evenkeel/bucket/state_sync.h"
 #include "evenkeel/comm/agree.h"
 #include "evenkeel/comm/collective.h"
@@ -131,10 +132,18 @@ absl::Status PlacedOptimizer::EndLoop(bool is_last_joiner) {
 
 absl::Status PlacedOptimizer::TakeOver(StateTransfer& transfer) {
   EK_ASSIGN_OR_RETURN(Channel* const channel, communicator().OpenChannel(join_name()));
-  if (transfer.done.insert(params_).second)
-    EK_RETURN_IF_ERROR(BroadcastState(*channel, ValuesOf(*params_), transfer.source, Role::kState,
-                                      params_->stream()));
-  return TakeOverState(*channel, transfer.source);
+  if (transfer.done.insert(params_).second) {
+    EK_RETURN_IF_ERROR(TransferReplicas(communicator(), transfer,
+                                        {.tensors = [&] { return NamedValuesOf(*params_); },
+                                         .move =
+                                             [&](int source) {
+                                               return BroadcastState(*channel, ValuesOf(*params_),
+                                                                     source, Role::kState,
+                                                                     params_->stream());
+                                             },
+                                         .stream = params_->stream()}));
+  }
+  return TakeOverState(*channel, transfer);
 }
 
 // A split state changes its place with the group, and is not received from another rank.

@@ -253,8 +253,8 @@ class PlacedOptimizer : public Optimizer, private StepParticipant {
   virtual absl::Status OnEnter(const GroupChange& change) = 0;
   // Takes over the state of rank `source`, whose parameters this rank has already. `channel`: this
   // optimizer's.
-  virtual absl::Status TakeOverState(Channel& /*channel*/, int source) {
-    return AdoptSettingsOf(source);
+  virtual absl::Status TakeOverState(Channel& /*channel*/, StateTransfer& transfer) {
+    return AdoptSettingsOf(transfer.source);
   }
 
   // This class's own ------------------------------------------------------------------------------

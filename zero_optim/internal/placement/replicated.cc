@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "evenkeel/bucket/divergence.h"
 #include "evenkeel/bucket/replica_check.h"
+#include "evenkeel/bucket/replica_transfer.h"
 #include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/work.h"
@@ -154,9 +155,16 @@ HeldState ReplicatedOptimizer::CheckState() const {
                        "update them twice: load a checkpoint")};
 }
 
-absl::Status ReplicatedOptimizer::TakeOverState(Channel& channel, int source) {
+absl::Status ReplicatedOptimizer::TakeOverState(Channel& channel, StateTransfer& transfer) {
   is_torn_ = false;
-  EK_RETURN_IF_ERROR(AdoptSettingsOf(source));
+  EK_RETURN_IF_ERROR(AdoptSettingsOf(transfer.source));
+  return TransferReplicas(communicator(), transfer,
+                          {.tensors = [this] { return updater_.NamedState(); },
+                           .move = [&](int source) { return SendState(channel, source); },
+                           .stream = updater_.stream()});
+}
+
+absl::Status ReplicatedOptimizer::SendState(Channel& channel, int source) {
   EK_RETURN_IF_ERROR(updater_.Refresh());
   ByteWriter mine;
   for (int i = 0; i < params_->size() && communicator().rank() == source; ++i)

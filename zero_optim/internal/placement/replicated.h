@@ -56,7 +56,8 @@ class ReplicatedOptimizer : public PlacedOptimizer {
   // Joinable.
   absl::Status OnEnter(const GroupChange& change) override;
   HeldState CheckState() const override;
-  absl::Status TakeOverState(Channel& channel, int source) override;
+  absl::Status TakeOverState(Channel& channel, StateTransfer& transfer) override;
+  absl::Status SendState(Channel& channel, int source);
 
   const std::shared_ptr<OwnerLink<ReplicatedOptimizer>> link_ =
       std::make_shared<OwnerLink<ReplicatedOptimizer>>(this, join_name());

@@ -186,7 +186,7 @@ class SlicesOptimizer : public PlacedOptimizer {
   // Joinable (slices_group.cc).
   void OnLeave(Communicator* old) override;
   absl::Status OnEnter(const GroupChange& change) override;
-  absl::Status TakeOverState(Channel& channel, int source) override;
+  absl::Status TakeOverState(Channel& channel, StateTransfer& transfer) override;
   HeldState CheckState() const override;
   SliceFacts Facts() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

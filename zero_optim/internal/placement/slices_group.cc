@@ -94,9 +94,9 @@ HeldState SlicesOptimizer::CheckState() const {
   return {StateKind::kPatched, absl::StrCat(join_name(), " was in the middle of an update")};
 }
 
-absl::Status SlicesOptimizer::TakeOverState(Channel& /*channel*/, int source) {
+absl::Status SlicesOptimizer::TakeOverState(Channel& /*channel*/, StateTransfer& transfer) {
   absl::MutexLock lock(&mutex_);
-  EK_RETURN_IF_ERROR(AdoptSettingsOf(source));
+  EK_RETURN_IF_ERROR(AdoptSettingsOf(transfer.source));
   groups_ = updater_.groups();
   return absl::OkStatus();
 }

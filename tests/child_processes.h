@@ -47,6 +47,7 @@ class ChildProcesses {
   void Tell(int child, absl::string_view text);
   void Kill(int child);
   void Signal(int child, int signal);
+  pid_t process(int child) const { return children_[child].pid; }
   bool is_running(int child) const { return children_[child].pid > 0; }
   int count() const { return static_cast<int>(children_.size()); }
   // Returns the exit code of an ended child, as a shell reports it: 128 + signal if it was killed.

@@ -4,15 +4,18 @@
 //   REPLACEMENT_SHARDED   1: the optimizer's state is split over the ranks
 //   REPLACEMENT_WAIT_S    RecoveryOptions::wait_for_replacement
 //   REPLACEMENT_STEP      1: a newcomer makes a step before it enters
+//   REPLACEMENT_TIMES     1: place 0 prints "times NS", the median of steps 10 to 110 in each group
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <iostream>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -74,6 +77,27 @@ struct Training {
   }
 };
 
+class StepTimes {
+ public:
+  explicit StepTimes(bool prints) : prints_(prints) {}
+
+  static bool are_taken() { return Variable("REPLACEMENT_TIMES", 0) == 1; }
+  void Begin() { began_ = absl::Now(); }
+  void End() {
+    if (!are_taken() || !prints_ || ++steps_ > 110) return;
+    if (steps_ > 10) times_.push_back(absl::ToInt64Nanoseconds(absl::Now() - began_));
+    if (steps_ < 110) return;
+    std::ranges::nth_element(times_, times_.begin() + 50);
+    std::cout << absl::StrCat("times ", times_[50], "\n") << std::flush;
+  }
+
+ private:
+  const bool prints_;
+  int steps_ = 0;
+  absl::Time began_;
+  std::vector<int64_t> times_;
+};
+
 absl::Status Main(int64_t steps, absl::Duration pause) {
   EK_ASSIGN_OR_RETURN(const Environment environment, ReadEnvironment());
   std::cout << absl::StrCat("process ", getpid(), " newcomer ", environment.newcomer, "\n")
@@ -103,10 +127,13 @@ absl::Status Main(int64_t steps, absl::Duration pause) {
   }
   while (true) {
     absl::Status status;
+    StepTimes times(comm->members()[comm->rank()] == 0);
     for (; step < steps && status.ok(); step += status.ok()) {
-      std::cout << absl::StrCat("step ", step, "\n") << std::flush;
+      if (!times.are_taken()) std::cout << absl::StrCat("step ", step, "\n") << std::flush;
       absl::SleepFor(pause);
+      times.Begin();
       status = training.Step(comm->members()[comm->rank()], step);
+      times.End();
     }
     if (status.ok()) status = comm->Finalize(absl::Seconds(20));
     if (status.ok()) break;

@@ -98,7 +98,7 @@ void ControlGroups::Join(PeerId peer, const Hello& hello) {
                  "another process, number ", hello.incarnation, ", has come to the place of rank ",
                  hello.rank, " (EVENKEEL_NEWCOMER)")));
     }
-    newcomers_[peer] = {.family = family, .place = hello.rank};
+    newcomers_[peer] = {.family = family, .place = hello.rank, .silence = {.heard = clock_}};
     return;
   }
   const std::string key = KeyOf(hello);
@@ -123,7 +123,7 @@ void ControlGroups::Join(PeerId peer, const Hello& hello) {
   member.has_connected = member.is_connected = true;
   member.peer = peer;
   ++group.connected;
-  seats_[peer] = {.group = key, .rank = hello.rank, .heard = clock_};
+  seats_[peer] = {.group = key, .rank = hello.rank, .silence = {.heard = clock_}};
   for (const std::string& payload : std::exchange(member.waiting, {})) send_(peer, payload);
   if (on_group_ != nullptr && group.connected == hello.world_size && !group.has_failed)
     on_group_(hello.group, hello.world_size, absl::OkStatus());
@@ -143,15 +143,14 @@ absl::Status ControlGroups::OnFrame(PeerId peer, absl::string_view frame) {
   }
   Seat& seat = found->second;
   if (const auto* beat = std::get_if<to_hub::Beat>(&message)) {
-    SetMaxSilence(seat, beat->silence_us > 0 ? absl::Microseconds(beat->silence_us)
-                                             : absl::InfiniteDuration());
+    OnBeat(seat.silence, *beat);
   } else if (std::holds_alternative<to_hub::Leave>(message)) {
-    SetMaxSilence(seat, absl::InfiniteDuration());
+    Limit(seat.silence, absl::InfiniteDuration());
   } else if (auto* failed = std::get_if<to_hub::Failed>(&message);
              failed != nullptr && failed->unheard_us > 0) {
     const bool has_run = SteadyNow() - turned_at_ <= 2 * kListening &&
                          clock_ - runs_since_ >= absl::Microseconds(failed->unheard_us);
-    if (has_run && seat.max_silence != absl::InfiniteDuration()) {
+    if (has_run && seat.silence.longest != absl::InfiniteDuration()) {
       seat.report = std::move(*failed);
       seat.reported_at = clock_;
       seat.judge_at = clock_ + kOthersReport;
@@ -179,6 +178,8 @@ bool ControlGroups::IsContinued(const Group& group) const {
 }
 
 void ControlGroups::OnNewcomersFrame(PeerId peer, Newcomer& newcomer, const ToHub& message) {
+  if (const auto* beat = std::get_if<to_hub::Beat>(&message))
+    return OnBeat(newcomer.silence, *beat);
   if (const auto* question = std::get_if<to_hub::WhoIsMissing>(&message))
     return send_(peer, Serialize(ToRank(to_rank::Missing{.request = question->request})));
   const auto* regroup = std::get_if<to_hub::Regroup>(&message);
@@ -263,11 +264,14 @@ void ControlGroups::RemoveGroup(const std::string& key) {
 
 void ControlGroups::OnBytes(PeerId peer) {
   const auto found = seats_.find(peer);
-  if (found != seats_.end()) found->second.heard = clock_;
+  if (found != seats_.end()) found->second.silence.heard = clock_;
+  const auto newcomer = newcomers_.find(peer);
+  if (newcomer != newcomers_.end()) newcomer->second.silence.heard = clock_;
 }
 
 void ControlGroups::OnDisconnect(PeerId peer) {
   if (const auto newcomer = newcomers_.find(peer); newcomer != newcomers_.end()) {
+    Limit(newcomer->second.silence, absl::InfiniteDuration());
     TakeBack(newcomer->second);
     offers_due_.insert(newcomer->second.family);
     newcomers_.erase(newcomer);
@@ -275,7 +279,7 @@ void ControlGroups::OnDisconnect(PeerId peer) {
   }
   const auto found = seats_.find(peer);
   if (found == seats_.end()) return;
-  SetMaxSilence(found->second, absl::InfiniteDuration());
+  Limit(found->second.silence, absl::InfiniteDuration());
   const Seat seat = std::move(found->second);
   seats_.erase(found);
   Group& group = groups_.at(seat.group);
@@ -295,11 +299,16 @@ void ControlGroups::OnDisconnect(PeerId peer) {
   OfferNewcomers();
 }
 
-void ControlGroups::SetMaxSilence(Seat& seat, absl::Duration max_silence) {
-  listening_to_ -= seat.max_silence != absl::InfiniteDuration();
-  seat.max_silence = max_silence;
-  listening_to_ += seat.max_silence != absl::InfiniteDuration();
-  look_at_ = std::min(look_at_, seat.heard + max_silence);
+void ControlGroups::Limit(Silence& silence, absl::Duration longest) {
+  listening_to_ -= silence.longest != absl::InfiniteDuration();
+  silence.longest = longest;
+  listening_to_ += silence.longest != absl::InfiniteDuration();
+  look_at_ = std::min(look_at_, silence.lost_at());
+}
+
+void ControlGroups::OnBeat(Silence& silence, const to_hub::Beat& beat) {
+  Limit(silence,
+        beat.silence_us > 0 ? absl::Microseconds(beat.silence_us) : absl::InfiniteDuration());
 }
 
 std::vector<ControlGroups::PeerId> ControlGroups::PassTime(absl::Duration time) {
@@ -315,26 +324,30 @@ std::vector<ControlGroups::PeerId> ControlGroups::PassTime(absl::Duration time) 
   std::vector<PeerId> lost;
   if (clock_ <= look_at_) return lost;
   look_at_ = absl::InfiniteDuration();
+  for (auto& [peer, newcomer] : newcomers_) {
+    if (clock_ > newcomer.silence.lost_at()) lost.push_back(peer);
+    look_at_ = std::min(look_at_, newcomer.silence.lost_at());
+  }
   for (auto& [peer, seat] : seats_) {
-    const absl::Duration lost_at = std::min(seat.heard + seat.max_silence, seat.judge_at);
+    const absl::Duration lost_at = std::min(seat.silence.lost_at(), seat.judge_at);
     if (clock_ <= lost_at) {
       look_at_ = std::min(look_at_, lost_at);
       continue;
     }
     ControlHub& hub = *groups_.at(seat.group).hub;
-    const bool is_silent = clock_ > seat.heard + seat.max_silence;
+    const bool is_silent = clock_ > seat.silence.lost_at();
     seat.judge_at = absl::InfiniteDuration();
     if (is_silent) {
-      hub.OnSilence(seat.rank, seat.max_silence);
+      hub.OnSilence(seat.rank, seat.silence.longest);
     } else if (!AreAllDeaf(seat.group)) {
       hub.OnDeafness(seat.rank, absl::Microseconds(seat.report.unheard_us));
     } else {  // The hub's network is at fault.
       hub.OnMessage(seat.rank, std::move(seat.report));
-      look_at_ = std::min(look_at_, seat.heard + seat.max_silence);
+      look_at_ = std::min(look_at_, seat.silence.lost_at());
       continue;
     }
     lost.push_back(peer);
-    SetMaxSilence(seat, absl::InfiniteDuration());  // It is reported once.
+    Limit(seat.silence, absl::InfiniteDuration());  // It is reported once.
   }
   return lost;
 }
@@ -342,7 +355,7 @@ std::vector<ControlGroups::PeerId> ControlGroups::PassTime(absl::Duration time) 
 bool ControlGroups::AreAllDeaf(const std::string& group) const {
   return std::none_of(seats_.begin(), seats_.end(), [&](const auto& entry) {
     const Seat& seat = entry.second;
-    return seat.group == group && seat.max_silence != absl::InfiniteDuration() &&
+    return seat.group == group && seat.silence.longest != absl::InfiniteDuration() &&
            clock_ - seat.reported_at > 2 * kOthersReport;
   });
 }
@@ -412,7 +425,7 @@ void ControlGroups::AppendGroup(Group& group, std::string* json) {
     fields.Add("\"waited_ms\":", seen.waited_ms);
     fields.Add("\"waits_for\":[", absl::StrJoin(seen.waits_for, ","), "]");
     if (const auto seat = seats_.find(member.peer); member.is_connected && seat != seats_.end()) {
-      fields.Add("\"silent_ms\":", (clock_ - seat->second.heard) / absl::Milliseconds(1));
+      fields.Add("\"silent_ms\":", (clock_ - seat->second.silence.heard) / absl::Milliseconds(1));
     }
     if (!seen.details.empty()) fields.Add("\"steps\":", seen.details);
   }

@@ -54,7 +54,7 @@ class ControlGroups : public ControlSeats {
   absl::Status OnFrame(PeerId peer, absl::string_view frame) override;
   void OnBytes(PeerId peer) override;
   void OnDisconnect(PeerId peer) override;
-  // Only ranks that have announced heartbeats can be silent.
+  // Only those that have announced heartbeats can be silent.
   std::vector<PeerId> PassTime(absl::Duration time) override;
   bool ListensForBeats() const override;
   bool HasLivingGroup() const override;
@@ -91,9 +91,16 @@ class ControlGroups : public ControlSeats {
     std::map<int, int32_t> incarnations;  // By place: the highest of its newcomers.
     std::set<int> places_left_out;        // Those without which a group has gone on.
   };
+  // When a connection has to send its next bytes.
+  struct Silence {
+    absl::Duration longest = absl::InfiniteDuration();  // Infinite: it sends no heartbeats.
+    absl::Duration heard;  // The value of clock_ when its last bytes came.
+    absl::Duration lost_at() const { return heard + longest; }
+  };
   struct Newcomer {
     std::string family;
     int place = 0;
+    Silence silence;
     bool is_ready = false;
     int64_t request = 0;   // The number of its last request.
     absl::Status refusal;  // Why it never gets the place.
@@ -105,8 +112,7 @@ class ControlGroups : public ControlSeats {
   struct Seat {
     std::string group;  // The key in `groups_`.
     int rank = 0;
-    absl::Duration max_silence = absl::InfiniteDuration();  // The longest permitted silence.
-    absl::Duration heard;  // The value of clock_ when its last bytes came.
+    Silence silence;
     // Its last report that it receives nothing. The values of clock_ when it came, and when it is
     // judged whether this rank or the hub is at fault.
     to_hub::Failed report;
@@ -116,7 +122,8 @@ class ControlGroups : public ControlSeats {
   // Returns whether all ranks of the group that send heartbeats have lately reported that they
   // receive nothing.
   bool AreAllDeaf(const std::string& group) const;
-  void SetMaxSilence(Seat& seat, absl::Duration max_silence);
+  void Limit(Silence& silence, absl::Duration longest);
+  void OnBeat(Silence& silence, const to_hub::Beat& beat);
   void AppendGroup(Group& group, std::string* json);
   // The job goes on, or has ended well: no failure up to now is why it ends.
   void ForgetFailures();
@@ -149,8 +156,8 @@ class ControlGroups : public ControlSeats {
   // The loop has run without a long interruption since clock_ had this value.
   absl::Duration runs_since_;
   absl::Time turned_at_ = absl::InfinitePast();  // The time of the last PassTime().
-  int64_t listening_to_ = 0;  // The number of seats with a limit to their silence.
-  // The value of clock_ before which no seat can be too silent.
+  int64_t listening_to_ = 0;  // The number of connections with a limit to their silence.
+  // The value of clock_ before which none can be too silent.
   absl::Duration look_at_ = absl::InfiniteDuration();
 };
 

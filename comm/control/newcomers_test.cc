@@ -68,8 +68,16 @@ class Server {
   void Lose(int peer) { groups_.OnDisconnect(peer); }
   void Wait(absl::Duration time) {
     absl::SleepFor(time);
-    (void)groups_.PassTime(time);
+    for (const ControlSeats::PeerId peer : groups_.PassTime(time)) {
+      dismissed_.push_back(static_cast<int>(peer));
+      Lose(static_cast<int>(peer));
+    }
   }
+  void Beat(int peer, absl::Duration silence) {
+    groups_.OnBytes(peer);
+    Send(peer, to_hub::Beat{.silence_us = absl::ToInt64Microseconds(silence)});
+  }
+  const std::vector<int>& dismissed() const { return dismissed_; }
   bool HasReply(int peer) const { return regrouped_.contains(peer); }
   const to_rank::Regrouped& Reply(int peer) {
     EXPECT_TRUE(HasReply(peer)) << peer;
@@ -81,6 +89,7 @@ class Server {
   ControlGroups& groups() { return groups_; }
 
  private:
+  std::vector<int> dismissed_;
   void Send(int peer, ToHub message) {
     EXPECT_TRUE(groups_.OnFrame(peer, Serialize(message)).ok());
   }
@@ -192,6 +201,44 @@ TEST(NewcomersTest, OneThatDiesAfterItWasChosenEndsTheWaitForIt) {
   server.Come(kNewcomer + 1, 2, 2);
   EXPECT_EQ(server.Reply(0).round, 2);
   EXPECT_THAT(server.Reply(0).entered, ElementsAre(2));
+}
+
+TEST(NewcomersTest, OneThatFallsSilentLeavesTheList) {
+  Server server;
+  server.Come(kNewcomer, 2);
+  server.Come(kNewcomer + 1, 3);
+  server.Beat(kNewcomer, kShort);
+  server.Beat(kNewcomer + 1, kShort);
+  EXPECT_TRUE(server.groups().ListensForBeats());
+  server.Wait(kShort);
+  server.Beat(kNewcomer + 1, kShort);
+  server.Wait(kShort);
+  EXPECT_THAT(server.dismissed(), ElementsAre(kNewcomer));
+  server.Lose(2);
+  for (const int rank : {0, 1, 3}) server.Regroup(rank, kLong);
+  EXPECT_FALSE(server.HasReply(0));
+}
+
+TEST(NewcomersTest, OneThatFallsSilentAfterItWasChosenEndsTheWaitForIt) {
+  Server server;
+  server.Come(kNewcomer, 2);
+  server.Beat(kNewcomer, kShort);
+  server.Lose(2);
+  for (const int rank : {0, 1, 3}) server.Regroup(rank, kLong);
+  EXPECT_TRUE(server.HasReply(kNewcomer));
+  server.Wait(2 * kShort);
+  EXPECT_THAT(std::string(server.LossAt(0).message()),
+              HasSubstr("the newcomer in the place of rank 2 is lost"));
+}
+
+TEST(NewcomersTest, OneThatHasEnteredIsNotMissedHere) {
+  Server server;
+  server.Come(kNewcomer, 2);
+  server.Beat(kNewcomer, kShort);
+  server.Beat(kNewcomer, absl::ZeroDuration());
+  server.Wait(2 * kShort);
+  EXPECT_THAT(server.dismissed(), IsEmpty());
+  EXPECT_FALSE(server.groups().ListensForBeats());
 }
 
 TEST(NewcomersTest, TheLossOfASurvivorReachesANewcomerThatWasChosen) {

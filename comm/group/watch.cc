@@ -137,6 +137,11 @@ absl::Duration Watch::LongestSilence() const {
   return options_.silence + std::max(options_.beat, kShortestBeat);
 }
 
+absl::Duration Watch::Beat(ControlChannel& control) const {
+  control.Beat("", LongestSilence());
+  return std::max(options_.beat, kShortestBeat);
+}
+
 absl::Duration Watch::Look() {
   const absl::Duration beat = std::max(options_.beat, kShortestBeat);
   const absl::Duration silence = LongestSilence();

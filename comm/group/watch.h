@@ -46,8 +46,11 @@ class Watch {
 
   // Returns whether there are heartbeats.
   bool is_on() const { return options_.beat < absl::InfiniteDuration(); }
-  // Send a heartbeat: empty, or with this rank's report.
-  void Beat() { control_.Beat("", LongestSilence()); }
+  // Sends an empty heartbeat, also over another connection to the hub. Returns the time until the
+  // next one.
+  absl::Duration Beat() { return Beat(control_); }
+  absl::Duration Beat(ControlChannel& control) const;
+  // Sends a heartbeat with this rank's report.
   void Report() { control_.Beat(RankStatusNow().Serialize(), absl::ZeroDuration()); }
   // Sends the heartbeat, ends operations that have missed their deadline, and logs warnings.
   // Returns the time until the next call.

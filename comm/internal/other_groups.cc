@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
@@ -11,6 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/base/clock.h"
 #include "evenkeel/comm/base/fields.h"
+#include "evenkeel/comm/control/watchdog.h"
 #include "evenkeel/comm/internal/communicator_core.h"
 #include "evenkeel/comm/ranks/parties.h"
 #include "evenkeel/comm/status.h"
@@ -155,6 +157,13 @@ absl::StatusOr<Regrouped> GroupCore::Regroup(const RegroupOptions& wanted) {
     newcomer_control = std::make_unique<ControlChannel>(rank, world_size, *std::move(link));
   }
   ControlChannel& meeting = is_newcomer ? *newcomer_control : *control;
+  // A rank's own heartbeats go on; a newcomer sends some only here.
+  Watchdog beats([this, &meeting] { return watch.Beat(meeting); });
+  if (is_newcomer && watch.is_on()) EK_RETURN_IF_ERROR(beats.Start());
+  const absl::Cleanup end_beats = [&] {
+    beats.Stop();
+    if (is_newcomer) meeting.Beat("", absl::ZeroDuration());
+  };
   // Newcomers that are lost after they were chosen do not begin a whole wait each time; one that is
   // ready always enters.
   absl::Duration waits = 2 * wanted.wait_for_replacement;

@@ -51,10 +51,11 @@ class Replica {
     mean_ = MeanOf(rank_, step);
     count_ = CountOf(rank_, step);
   }
-  absl::Status Step(int step, StepMode mode = StepMode::kSync) {
+  absl::Status Step(int step, StepMode mode = StepMode::kSync, bool moves = false) {
     model_.params().ClearGradients();
     EK_RETURN_IF_ERROR(ddp_->BeginStep(mode));
     begun_with_ = mean_;
+    if (moves) MoveBuffers(step);
     EK_RETURN_IF_ERROR(
         model_.Backward(rank_, step, [this](int param) { return ddp_->GradientReady(param); }));
     return ddp_->FinishStep();
@@ -201,6 +202,51 @@ TEST_P(BuffersTest, EveryLoopEndsWithEqualBuffers) {
       });
     }
   }
+}
+
+// Those of the highest rank that has inputs in the step, or their mean; outside of a loop those of
+// rank 0.
+TEST_P(BuffersTest, EveryStepEndsWithEqualBuffers) {
+  for (const BufferSync how : {BufferSync::kBroadcast, BufferSync::kAverage}) {
+    Run({.buffers = {.how = how, .when = BufferTime::kStepEnd}},
+        [&](Communicator& comm, Replica& replica) -> absl::Status {
+          const int rank = comm.rank(), last = comm.world_size() - 1;
+          const auto expect = [&](int first, int root, int step) {
+            EXPECT_FLOAT_EQ(replica.mean(), how == BufferSync::kAverage
+                                                ? Mean(first, comm.world_size(), step)
+                                                : Replica::MeanOf(root, step));
+            EXPECT_EQ(replica.count(), Replica::CountOf(root, step));
+          };
+          EXPECT_FALSE(replica.ddp().WillSyncBuffers());
+          EXPECT_EQ(replica.ddp().StepSchedule().entries.back().role, Role::kBuffers);
+          for (int step = 1; step < 3; ++step) {
+            EK_RETURN_IF_ERROR(replica.Step(step, StepMode::kSync, /*moves=*/true));
+            expect(0, 0, step);
+          }
+          // Rank r has r + 1 inputs.
+          EK_RETURN_IF_ERROR(RunJoined({&replica.ddp()}, {}, [&](JoinScope&) -> absl::Status {
+            for (int step = 0; step <= rank; ++step) {
+              EK_RETURN_IF_ERROR(replica.Step(step, StepMode::kSync, /*moves=*/true));
+              expect(step, last, step);
+            }
+            return absl::OkStatus();
+          }));
+          expect(last, last, last);
+          return absl::OkStatus();
+        });
+  }
+}
+
+TEST_P(BuffersTest, EveryNthStepEndsWithEqualOnes) {
+  Run({.buffers = {.every = 2, .when = BufferTime::kStepEnd}},
+      [&](Communicator& comm, Replica& replica) -> absl::Status {
+        for (int step = 0; step < 6; ++step) {
+          EK_RETURN_IF_ERROR(replica.Step(step, StepMode::kSync, /*moves=*/true));
+          EXPECT_EQ(replica.mean(), Replica::MeanOf(step % 2 == 1 ? 0 : comm.rank(), step)) << step;
+          EK_RETURN_IF_ERROR(replica.Step(step, StepMode::kAccumulate, /*moves=*/true));
+        }
+        return absl::OkStatus();
+      });
 }
 
 // The interval counts steps after a synchronising one; exhausted ranks count on.

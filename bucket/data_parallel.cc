@@ -144,6 +144,8 @@ std::vector<Fact> DataParallel::Facts() const {
   facts.push_back(
       {"buffers.how", options_.buffers.how == BufferSync::kAverage ? "average" : "broadcast"});
   facts.push_back({"buffers.every", absl::StrCat(options_.buffers.every)});
+  facts.push_back({"buffers.when",
+                   options_.buffers.when == BufferTime::kStepEnd ? "the step's end" : "its start"});
   facts.push_back({"broadcast_initial_state", options_.broadcast_initial_state ? "true" : "false"});
   std::string caps;
   const ReducerOptions& reducer = options_.reducer;
@@ -224,6 +226,13 @@ absl::Status DataParallel::FinishStep() {
     EK_RETURN_IF_ERROR(ActionHook<Action>::Announce(*this, {Action::Finish()}));
   EK_RETURN_IF_ERROR(reducer_->FinishStep());
   if (mode_ == StepMode::kSync) {
+    if (ends_with_sync_) {
+      StepAnswer answer;  // It has arrived with the gradients.
+      if (join_config().enable) {
+        EK_ASSIGN_OR_RETURN(answer, StepControl::Of(communicator()).current()->Wait());
+      }
+      EK_RETURN_IF_ERROR(BeginBufferSync(answer));
+    }
     phases_->EndReduction(ReadyIn(reducer_->last_step(), phases_->backward_began()));
     step_is_open_ = false;
     CountStep();
@@ -296,10 +305,22 @@ absl::Status DataParallel::RebuildNow() {
 
 bool DataParallel::WillSyncBuffers() const {
   const int64_t every = options_.buffers.every;
-  return every > 0 && !buffers_.empty() && last_step_synced_ && buffer_turn_ % every == 0;
+  return options_.buffers.when == BufferTime::kStepStart && every > 0 && !buffers_.empty() &&
+         last_step_synced_ && buffer_turn_ % every == 0;
+}
+
+bool DataParallel::WillEndWithSync() const {
+  const int64_t every = options_.buffers.every;
+  return options_.buffers.when == BufferTime::kStepEnd && every > 0 && !buffers_.empty() &&
+         (buffer_turn_ + last_step_synced_) % every == 0;
+}
+
+bool DataParallel::HasEqualBuffers() const {
+  return options_.buffers.when == BufferTime::kStepEnd && options_.buffers.every == 1;
 }
 
 void DataParallel::NoteStepBegun(bool synchronises) {
+  ends_with_sync_ = synchronises && WillEndWithSync();
   if (last_step_synced_) ++buffer_turn_;
   last_step_synced_ = synchronises;
 }
@@ -325,7 +346,7 @@ absl::Status DataParallel::PrepareTensors(const StepAnswer& answer) {
   // An optimizer outside of RunJoined()'s list does not step on exhausted ranks.
   const bool has_stale_ranks = !answer.everyone_active() && !join_config().has_optimizer;
   if (!WillCompareReplicas() || has_stale_ranks) return absl::OkStatus();
-  return CompareReplicas(syncs_buffers);
+  return CompareReplicas(syncs_buffers || HasEqualBuffers());
 }
 
 std::vector<NamedView> DataParallel::NamedBuffers() const {
@@ -396,10 +417,12 @@ absl::Status DataParallel::FollowMemory() {
 
 Schedule DataParallel::StepSchedule() const {
   Schedule schedule = reducer_->schedule();
-  if (!WillSyncBuffers()) return schedule;
+  const bool ends_with_sync = WillEndWithSync();
+  if (!WillSyncBuffers() && !ends_with_sync) return schedule;
   const std::vector<Collective> entries =
       PlanStateSync(buffers_, options_.buffers.how, Role::kBuffers);
-  schedule.entries.insert(schedule.entries.begin(), entries.begin(), entries.end());
+  schedule.entries.insert(ends_with_sync ? schedule.entries.end() : schedule.entries.begin(),
+                          entries.begin(), entries.end());
   return schedule;
 }
 
@@ -454,6 +477,7 @@ absl::Status DataParallel::Shadow(const StepAnswer& answer, const Action& action
       [&](const Action::BeginAccumulation&) { return begin(false); },
       [&](const Action::Finish&) -> absl::Status {
         EK_RETURN_IF_ERROR(reducer_->FinishShadow());
+        if (ends_with_sync_) EK_RETURN_IF_ERROR(BeginBufferSync(answer));
         step_is_open_ = false;
         CountStep();
         return absl::OkStatus();
@@ -467,7 +491,7 @@ absl::Status DataParallel::Shadow(const StepAnswer& answer, const Action& action
 }
 
 absl::Status DataParallel::EndJoin(bool is_last_joiner) {
-  const bool syncs_buffers = options_.buffers.every > 0 && !buffers_.empty();
+  const bool syncs_buffers = options_.buffers.every > 0 && !buffers_.empty() && !HasEqualBuffers();
   EK_RETURN_IF_ERROR(FollowMemory());
   // The ranks that were active to the end have what the others lack; the highest of them stands for
   // all.

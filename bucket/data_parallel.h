@@ -95,12 +95,21 @@
 
 namespace evenkeel {
 
+enum class BufferTime : uint8_t {
+  kStepStart,  // BeginStep(), with the values that forward then reads.
+  // FinishStep(), with the same bytes: no rank has statistics of a finished step that are lost with
+  // it, which replacing a rank needs (docs/replacement.md).
+  kStepEnd,
+};
+
 struct BufferOptions {
   BufferSync how = BufferSync::kBroadcast;
   // 1: buffers are made equal at the start of each step that follows a synchronising one; n: at
   // every n-th of those (the count restarts in another group); 0: only by SyncBuffers(), so that
-  // each rank keeps its own, also after an uneven loop.
+  // each rank keeps its own, also after an uneven loop. With kStepEnd: at the end of each
+  // synchronising step, or of every n-th.
   int64_t every = 1;
+  BufferTime when = BufferTime::kStepStart;
 };
 
 // Functions that return the current addresses of tensors that another library may move. BeginStep()
@@ -226,6 +235,10 @@ class DataParallel : public Joinable, public GradientReducer, private StepPartic
   absl::Status EndJoin(bool is_last_joiner);
   absl::Status CheckReplicas();
   std::vector<NamedView> NamedBuffers() const;
+  // Returns whether the next step, if it synchronises, ends with equal buffers.
+  bool WillEndWithSync() const;
+  // Returns whether all ranks have had the same buffers since the last step.
+  bool HasEqualBuffers() const;
   bool WillCompareReplicas() const;
   absl::Status CompareReplicas(bool has_equal_buffers);
   // Makes buffers equal, then compares replicas, each if it is due in the step that begins.
@@ -269,7 +282,8 @@ class DataParallel : public Joinable, public GradientReducer, private StepPartic
   StepMode mode_ = StepMode::kSync;
   PhaseClock* phases_ = nullptr;  // The group's, once a step has begun in it.
   bool last_step_synced_ = true;
-  int64_t buffer_turn_ = 0;  // Steps that followed a synchronising one.
+  bool ends_with_sync_ = false;  // The step that was begun last makes buffers equal at its end.
+  int64_t buffer_turn_ = 0;      // Steps that followed a synchronising one.
 
   DeviceRuntime* runtime_ = nullptr;  // Null on the CPU.
   // Before the step that was begun last, and before the one before it.

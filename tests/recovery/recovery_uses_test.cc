@@ -293,6 +293,39 @@ TEST(RecoveryUsesTest, ALossAtTheEndOfALoopLeavesTheBuffersOfOneRank) {
   });
 }
 
+// The rank whose buffers count is lost when it has ended a step.
+TEST(RecoveryUsesTest, BuffersThatAStepEndsWithAreNotLostWithARank) {
+  Group group = *CreateTestGroup(3);
+  ToyModel expected(kSizes);
+  for (int step = 0; step < 2; ++step) expected.Forward(/*rank=*/0, step);
+  OnEach(3, [&](int rank) -> absl::Status {
+    ToyModel model(kSizes);
+    EK_ASSIGN_OR_RETURN(auto ddp,
+                        DataParallel::Create(group[rank].get(), &model.params(), model.buffers(),
+                                             {.buffers = {.when = BufferTime::kStepEnd}}));
+    ddp->SetOptimizerState({});
+    const auto run = [&](int step, bool is_lost) -> absl::Status {
+      EK_RETURN_IF_ERROR(ddp->BeginStep());
+      model.Forward(ddp->communicator().rank(), step);
+      EK_RETURN_IF_ERROR(model.Backward(rank, step, [&](int param) {
+        return is_lost ? LostWithinTheStep(ddp->communicator()) : ddp->GradientReady(param);
+      }));
+      return ddp->FinishStep();
+    };
+    for (int step = 0; step < 2; ++step) EK_RETURN_IF_ERROR(run(step, false));
+    EXPECT_FALSE(run(2, rank == 0).ok());
+    if (rank == 0) {
+      ddp.reset();
+      group[rank].reset();
+      return absl::OkStatus();
+    }
+    EK_ASSIGN_OR_RETURN(Recovered recovered, Recover({ddp.get()}, *group[rank], Patient(2)));
+    EXPECT_EQ(model.buffer(), expected.buffer());
+    ddp.reset();
+    return recovered.comm->Finalize();
+  });
+}
+
 TEST(RecoveryUsesTest, RanksAreLostOneAfterTheOther) {
   Group group = *CreateTestGroup(4);
   std::vector<std::vector<std::vector<float>>> values(4);

@@ -120,6 +120,7 @@ absl::Status Main(int64_t steps, absl::Duration pause) {
   int64_t step = 0;
   if (comm->waiting()) {
     if (Variable("REPLACEMENT_STEP", 0) == 1) return training.Step(comm->rank(), 0);
+    std::cout << "ready\n" << std::flush;
     EK_ASSIGN_OR_RETURN(Recovered entered, Enter(joinables, *comm, options));
     comm = std::move(entered.comm);
     step = entered.steps;

@@ -159,7 +159,7 @@ absl::Status CheckpointFolder::RemoveLeftovers() {
 absl::StatusOr<std::string> CheckpointFolder::Begin(int64_t step) {
   Discard();
   step_ = step;
-  saving_ = absl::StrCat(Below(path_, kSaving, step), ".", own_);
+  saving_ = absl::StrCat(Below(path_, kSaving, step), ".", own_, ".", ++attempts_);
   std::error_code error;
   fs::create_directory(saving_, error);
   EK_RETURN_IF_ERROR(StatusOf(error, "cannot make the folder", saving_));
@@ -169,7 +169,13 @@ absl::StatusOr<std::string> CheckpointFolder::Begin(int64_t step) {
 absl::StatusOr<std::string> CheckpointFolder::Publish(int keep) {
   const std::string path = CheckpointPath(path_, step_);
   EK_RETURN_IF_ERROR(FlushFolder(saving_));
-  EK_RETURN_IF_ERROR(Rename(saving_, path));
+  const absl::Status renamed = Rename(saving_, path);
+  std::error_code error;
+  if (!renamed.ok() && fs::is_directory(path, error) && fs::is_directory(saving_, error)) {
+    Discard();
+    return path;
+  }
+  EK_RETURN_IF_ERROR(renamed);
   // From here on the checkpoint is complete: another error does not change that, and what Prune()
   // leaves is tried again next time. While the new one may not be on the disk, older ones stay.
   if (FlushFolder(path_).ok()) Prune(keep).IgnoreError();

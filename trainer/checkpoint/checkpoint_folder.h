@@ -15,9 +15,10 @@
 //
 // A process that its job has given up may still exist and continue later: it was stopped or
 // disconnected. Its successor opens the folder with the job's name without waiting for it. The
-// unfinished checkpoints of that process are renamed before they are removed, and each process uses
-// names of its own for unfinished checkpoints. So a process that continues publishes a checkpoint
-// that was complete before its successor opened the folder, or none.
+// unfinished checkpoints of that process are renamed before they are removed, and each attempt at a
+// checkpoint has a name of its own. So a process that continues publishes a checkpoint that was
+// complete before its successor opened the folder, or none, and adds no file to another attempt at
+// the same step.
 //
 // Threads: thread-compatible.
 // Errors:  the file system's own, with the path; FailedPrecondition if another process has the
@@ -94,7 +95,8 @@ class CheckpointFolder {
   // Returns the path of an empty folder for the checkpoint of `step`.
   absl::StatusOr<std::string> Begin(int64_t step);
   // Renames the complete checkpoint to its final name, removes the oldest ones except `keep` (0:
-  // removes none), and returns its path.
+  // removes none), and returns its path. A complete one of that step, which another process of the
+  // job has published, stays in its place.
   absl::StatusOr<std::string> Publish(int keep);
   // Removes the folder of Begin() if it still exists.
   void Discard();
@@ -111,6 +113,7 @@ class CheckpointFolder {
   const std::string job_;
   const std::string own_;  // Unique part of the names of unfinished checkpoints of this process.
   const internal::UniqueFd lock_;
+  int attempts_ = 0;    // Calls of Begin().
   int64_t step_ = -1;   // The step of the last Begin().
   std::string saving_;  // Its folder; empty: Begin() was not called.
   int removed_ = 0;     // Numbers the folders that are being removed.

@@ -251,6 +251,37 @@ TEST(CheckpointFolderTest, ASuccessorTakesOverFromAProcessThatIsStillThere) {
   EXPECT_THAT(NamesIn(path + "/step-000000010"), ElementsAre("file"));
 }
 
+// A rank that was lost in the first attempt still writes to it, and the others repeat the step.
+TEST(CheckpointFolderTest, ALostRankWritesNothingIntoTheNextAttemptAtTheStep) {
+  const std::string path = Folder("attempts");
+  auto folder = CheckpointFolder::Open(path);
+  ASSERT_TRUE(folder.ok()) << folder.status();
+  const auto first = (*folder)->Begin(5);
+  (*folder)->Discard();
+  const auto second = (*folder)->Begin(5);
+  ASSERT_TRUE(first.ok() && second.ok());
+  Write(*second + "/file");
+  Write(*first + "/late");
+  ASSERT_TRUE((*folder)->Publish(0).ok());
+  EXPECT_THAT(NamesIn(path + "/step-000000005"), ElementsAre("file"));
+}
+
+// A rank 0 that was lost has published it, and no other rank knows.
+TEST(CheckpointFolderTest, ACompleteOneOfTheSameStepStays) {
+  const std::string path = Folder("twice");
+  auto folder = CheckpointFolder::Open(path);
+  ASSERT_TRUE(folder.ok()) << folder.status();
+  Save(**folder, 5, 0);
+  const auto again = (*folder)->Begin(5);
+  ASSERT_TRUE(again.ok()) << again.status();
+  Write(*again + "/other");
+  const auto published = (*folder)->Publish(0);
+  ASSERT_TRUE(published.ok()) << published.status();
+  EXPECT_EQ(*published, path + "/step-000000005");
+  EXPECT_THAT(NamesIn(*published), ElementsAre("file"));
+  EXPECT_THAT(NamesIn(path), UnorderedElementsAre("step-000000005", ".lock"));
+}
+
 TEST(CheckpointFolderTest, OtherJobsWaitForTheSuccessor) {
   const std::string path = Folder("waited");
   auto first = CheckpointFolder::Open(path);

@@ -7,14 +7,20 @@
 // Fields keep their order. NaN and infinities, which JSON lacks, become null. Each line is passed
 // to the system at once, so that a crash loses no earlier line.
 //
+// Each line of a step, an evaluation, a sample, an epoch and the test is there once, also where a
+// rank was lost: one that was written already is not repeated. A process that takes over from rank
+// 0 finds the last lines in the file; if that is a pipe, it knows of none.
+//
 // Threads: thread-compatible.
 // Errors:  the file system's own, with the path; later lines can still be written. An existing
-//          file is overwritten, unless the mode is kAppend.
+//          file is overwritten, unless the mode is another one than kNew.
 
 #ifndef EVENKEEL_TRAINER_APP_METRICS_H_
 #define EVENKEEL_TRAINER_APP_METRICS_H_
 
+#include <cstdint>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -28,7 +34,11 @@ namespace evenkeel {
 // A JSON object, whose fields keep their order.
 using MetricsFields = nlohmann::ordered_json;
 
-enum class MetricsMode { kNew, kAppend };
+enum class MetricsMode {
+  kNew,
+  kAppend,    // For a resumed run, which repeats steps.
+  kTakeOver,  // Another process of this run has written the file until now.
+};
 
 class MetricsWriter {
  public:
@@ -36,6 +46,10 @@ class MetricsWriter {
       const std::string& path, MetricsMode mode = MetricsMode::kNew);
 
   absl::Status Write(const MetricsFields& fields);
+  // The lines of steps from `step` on are written again, since they are those of other ranks.
+  void GoBack(int64_t step);
+  // Returns true if the line of `step` is missing and the one before it is there.
+  bool Lacks(int64_t step) const;
 
  private:
   struct Close {
@@ -43,10 +57,15 @@ class MetricsWriter {
   };
   MetricsWriter(std::string path, std::FILE* file, bool is_torn)
       : path_(std::move(path)), file_(file), is_torn_(is_torn) {}
+  // Reads the last lines.
+  void FindLast();
+  // Notes the line; returns false if it was noted before.
+  bool Note(const MetricsFields& fields);
 
   const std::string path_;
   const std::unique_ptr<std::FILE, Close> file_;
-  bool is_torn_;  // The file ends within a line.
+  bool is_torn_;                         // The file ends within a line.
+  std::map<std::string, int64_t> last_;  // By event: the last step or epoch with a line.
 };
 
 // Returns the line for `fields`, without the newline.

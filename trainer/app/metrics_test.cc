@@ -61,6 +61,34 @@ TEST(MetricsTest, WhatIsAppendedBeginsWithALineOfItsOwn) {
   }
 }
 
+MetricsFields StepLine(int64_t step) { return {{"event", "step"}, {"step", step}}; }
+
+TEST(MetricsTest, ALineThatIsThereIsNotRepeated) {
+  const std::string path = testing::TempDir() + "/once.jsonl";
+  const auto first = MetricsWriter::Create(path);
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_TRUE((*first)->Write({{"event", "run"}, {"first_step", 0}}).ok());
+  EXPECT_TRUE((*(*MetricsWriter::Create(path, MetricsMode::kTakeOver))).Lacks(0));
+  for (const int64_t step : {0, 1, 1, 0}) EXPECT_TRUE((*first)->Write(StepLine(step)).ok());
+  for (int i = 0; i < 2; ++i)
+    EXPECT_TRUE((*first)->Write({{"event", "lost"}, {"step", 1}, {"replaced", true}}).ok());
+
+  const auto next = MetricsWriter::Create(path, MetricsMode::kTakeOver);
+  ASSERT_TRUE(next.ok()) << next.status();
+  EXPECT_FALSE((*next)->Lacks(1));
+  EXPECT_TRUE((*next)->Lacks(2));
+  EXPECT_FALSE((*next)->Lacks(3));
+  EXPECT_TRUE((*next)->Write(StepLine(1)).ok());
+  EXPECT_TRUE((*next)->Write(StepLine(2)).ok());
+  (*next)->GoBack(2);  // With other ranks.
+  EXPECT_TRUE((*next)->Write(StepLine(2)).ok());
+  const std::string text = *ReadFile(path), before = "\"step\",\"step\":";
+  std::string steps;
+  for (size_t at = text.find(before); at != std::string::npos; at = text.find(before, at + 1))
+    steps += text[at + before.size()];
+  EXPECT_EQ(steps, "0122");
+}
+
 // The limit stands for a full disk, which has room again later.
 TEST(MetricsTest, ALineThatIsTornIsALineOfItsOwn) {
   const std::string path = testing::TempDir() + "/torn.jsonl";

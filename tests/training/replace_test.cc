@@ -17,6 +17,7 @@
 #include "absl/time/time.h"
 #include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/tests/training/program.h"
+#include "evenkeel/tests/training/replaced_run.h"
 #include "evenkeel/tests/training/small_data.h"
 #include "evenkeel/tests/training/train_program.h"
 
@@ -25,70 +26,9 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr int kRanks = 4;
+constexpr int kRanks = ReplacedRun::kRanks;
 // Some ranks have a batch more than others.
 constexpr SmallData kData{.train = 60 * kRanks * 4 + 6, .test = 50};
-
-class ReplacedRun {
- public:
-  explicit ReplacedRun(const std::vector<std::string>& flags)
-      : mark_(TempPath(absl::StrCat("replaced", number_++, ".jsonl"))) {
-    std::vector<std::string> command = {kTrain,
-                                        BackendFlagOfProcesses(),
-                                        absl::StrCat("--nproc=", kRanks),
-                                        "--nozero",
-                                        "--batch_size=4",
-                                        "--epochs=2",
-                                        "--on_failure=replace",
-                                        "--metrics=" + mark_};
-    command.insert(command.end(), flags.begin(), flags.end());
-    program_ = std::make_unique<Program>(command);
-  }
-
-  // Returns the events of a kind, without the times of day, of the last run through their steps.
-  std::vector<nlohmann::json> Events(absl::string_view kind) const {
-    std::vector<nlohmann::json> events;
-    for (const std::string& line : Lines(ReadText(mark_))) {
-      nlohmann::json event = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-      if (event.is_discarded() || event.at("event") != std::string(kind)) continue;
-      event.erase("seconds");
-      events.push_back(std::move(event));
-    }
-    return events;
-  }
-  // Returns whether that many steps have been reported before the run ends.
-  bool WaitForSteps(size_t steps) const {
-    for (const absl::Time end = absl::Now() + absl::Seconds(40); absl::Now() < end;) {
-      if (Events("step").size() >= steps) return true;
-      if (!Events("test").empty()) return false;
-      absl::SleepFor(absl::Milliseconds(5));
-    }
-    return false;
-  }
-  pid_t PidOf(int rank) const { return PidOfRank(mark_, rank); }
-  bool Kill(int rank) const {
-    const pid_t pid = PidOf(rank);
-    return pid > 0 && kill(pid, SIGKILL) == 0;
-  }
-  // Waits for so many lines with a text, at most until the program has ended.
-  void AwaitLines(const std::string& text, int count) const {
-    for (const absl::Time end = absl::Now() + absl::Seconds(40); absl::Now() < end;) {
-      const std::string contents = ReadText(mark_);
-      int found = 0;
-      for (size_t at = 0; (at = contents.find(text, at)) != std::string::npos; at += text.size())
-        ++found;
-      if (found >= count) return;
-    }
-  }
-  Ended Wait() { return program_->Wait(); }
-
- private:
-  static int number_;
-  const std::string mark_;
-  std::unique_ptr<Program> program_;
-};
-
-int ReplacedRun::number_ = 0;
 
 class ReplaceTest : public testing::TestWithParam<std::string> {};
 
@@ -118,6 +58,7 @@ TEST_P(ReplaceTest, TheRunEndsAsIfNoRankHadBeenLost) {
   EXPECT_THAT(ended.err, HasSubstr("4 ranks continue after step"));
   for (const nlohmann::json& lost : run.Events("lost")) EXPECT_EQ(lost.at("replaced"), true);
   EXPECT_EQ(run.Events("epoch"), undisturbed.Events("epoch"));
+  EXPECT_EQ(run.Steps(), undisturbed.Steps());
   ASSERT_EQ(run.Events("test").size(), 1) << ended.err;
   EXPECT_EQ(run.Events("test")[0].at("state_hash"), undisturbed.Events("test")[0].at("state_hash"));
   EXPECT_EQ(run.Events("test")[0].at("loss"), undisturbed.Events("test")[0].at("loss"));

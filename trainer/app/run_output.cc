@@ -46,8 +46,7 @@ std::string DescribeBatches(const std::vector<int64_t>& batches) {
 }  // namespace
 
 RunOutput::RunOutput(const TrainStreams& streams, const TrainingRun& run,
-                     const RunRecorder& recorder, OutputFailures& failures,
-                     const std::vector<LostRank>& lost)
+                     const RunRecorder& recorder, OutputFailures& failures, const RunPast& past)
     : out_(streams.out),
       run_(run),
       recorder_(recorder),
@@ -58,13 +57,29 @@ RunOutput::RunOutput(const TrainStreams& streams, const TrainingRun& run,
       epochs_reported_(run.first_epoch()) {
   progress_.emplace(out_, HowToShow());
   if (const std::string& path = run.options().flags.metrics; !path.empty()) {
-    const bool is_new = lost.empty() && run.first_step() == 0;
     absl::StatusOr<std::unique_ptr<MetricsWriter>> metrics =
-        MetricsWriter::Create(path, is_new ? MetricsMode::kNew : MetricsMode::kAppend);
+        MetricsWriter::Create(path, !past.lost.empty()      ? MetricsMode::kTakeOver
+                                    : run.first_step() == 0 ? MetricsMode::kNew
+                                                            : MetricsMode::kAppend);
     failures_.Note("--metrics", metrics.status());
     if (metrics.ok()) metrics_ = *std::move(metrics);
   }
-  lost.empty() ? OnStart() : OnLost(lost);
+  past.lost.empty() ? OnStart() : TakeOver(past);
+}
+
+void RunOutput::TakeOver(const RunPast& past) {
+  const int64_t step = past.lost.back().step;
+  frozen_ = FrozenAt(run_.options().freeze, step - 1, run_.model().parameters());
+  // The other ranks had finished this step, and rank 0 was lost before it wrote the line.
+  for (const StepFacts& facts : past.steps) {
+    if (facts.step != step - 1 || metrics_ == nullptr || !metrics_->Lacks(facts.step)) continue;
+    StepFacts shared = facts;
+    shared.own.reset();
+    shared.took = absl::ZeroDuration();
+    WriteStep(shared, NumbersOf(shared, predictions_per_sample_));
+  }
+  lost_.assign(past.lost.begin(), past.lost.begin() + past.lost_told);
+  OnLost(past.lost);
 }
 
 void RunOutput::OnStart() {
@@ -94,6 +109,7 @@ void RunOutput::OnStart() {
                 {"zero", options.sharding != Sharding::kNone},
                 {"join", options.flags.join},
                 {"batch_size", options.batch_size},
+                {"first_step", run_.first_step()},
                 {"total_steps", plan.total_steps}});
 }
 
@@ -105,9 +121,11 @@ void RunOutput::OnLost(const std::vector<LostRank>& lost) {
                   {"rank", lost[i].rank},
                   {"step", lost[i].step},
                   {"replaced", lost[i].is_replaced},
+                  {"pause_ms", lost[i].pause_ms},
                   {"world_size", run_.communicator().world_size()},
                   {"total_steps", run_.plan().total_steps},
                   {"seconds", recorder_.Seconds()}});
+    if (!lost[i].is_replaced && metrics_ != nullptr) metrics_->GoBack(lost[i].step);
     sinks_.OnGoBack(lost[i].step, absl::Now());
   }
   lost_ = lost;

@@ -9,13 +9,13 @@
 //   EK_RETURN_IF_ERROR(report.OnEnd(test, state_hash));
 //
 // When a rank is lost and the others continue, OnLost() reports it. If rank 0 was lost, the new
-// rank 0 creates an output with the list of lost ranks, which continues where the old one ended:
+// rank 0 creates an output with the past of the run, which continues where the old one ended:
 // nothing is written twice.
 //
 // Each JSON line has a field `event`; trainer/README.md has a table of the events and their fields.
 // A run that is resumed appends its lines, and repeats the steps since the checkpoint; after the
-// loss of a rank, too, steps are repeated with their lines. TensorBoard and Prometheus get the same
-// numbers (dashboards.h).
+// loss of a rank that was not replaced, too, steps are repeated with their lines. TensorBoard and
+// Prometheus get the same numbers (dashboards.h).
 //
 // Threads: thread-compatible.
 // Errors:  a file that cannot be written is noted in `failures` and does not end the run; OnEnd()
@@ -56,6 +56,20 @@ struct LostRank {
   int rank = 0;      // Its number in the job's first group.
   int64_t step = 0;  // The first step without it.
   bool is_replaced = false;
+  double pause_ms = 0;  // From the error until the ranks continued.
+
+  static void VisitFields(auto& self, auto& visit) {
+    visit(self.rank, self.step, self.is_replaced, self.pause_ms);
+  }
+};
+
+// The past of a run that a new rank 0 needs for its output.
+struct RunPast {
+  std::vector<LostRank> lost;
+  int lost_told = 0;             // The number of them that another rank 0 has written.
+  std::vector<StepFacts> steps;  // The last two.
+
+  static void VisitFields(auto& self, auto& visit) { visit(self.lost, self.lost_told, self.steps); }
 };
 
 class RunOutput {
@@ -63,7 +77,7 @@ class RunOutput {
   // The streams, `run`, `recorder` and `failures` must outlive the object. The caller passes the
   // events of the run to the recorder.
   RunOutput(const TrainStreams& streams, const TrainingRun& run, const RunRecorder& recorder,
-            OutputFailures& failures, const std::vector<LostRank>& lost = {});
+            OutputFailures& failures, const RunPast& past = {});
 
   void OnStep(const StepFacts& facts);
   // `news`: StragglerNews(), may be empty. `recent`: RecentStragglersOf().
@@ -88,6 +102,7 @@ class RunOutput {
 
  private:
   void OnStart();
+  void TakeOver(const RunPast& past);
   ProgressOptions HowToShow() const;
   void ShowProgress(const StepFacts& facts, const StepNumbers& numbers);
   void ReportFreezing(int64_t step);

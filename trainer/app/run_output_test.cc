@@ -262,10 +262,12 @@ TEST(RunOutputTest, AnotherRankGoesOnWithTheReport) {
     const RunRecorder recorder(*run);
     OutputFailures failures(out);
     RunOutput first(streams, *run, recorder, failures);
-    RunOutput second(streams, *run, recorder, failures, {{.rank = 0, .step = 1}});
+    // It had not written the line of step 0, which the others had finished.
+    RunOutput second(streams, *run, recorder, failures,
+                     {.lost = {{.rank = 0, .step = 1}}, .steps = {{.step = 0, .active = 2}}});
     // The first one may be a rank that was given up and wakes up later: its lines are added, and
     // overwrite none.
-    first.OnStep({.active = 1});
+    first.OnStep({.step = 7, .active = 1});
     EK_RETURN_IF_ERROR(second.OnEnd({.predictions = 2, .correct = 1}, 0));
     std::fclose(out);
     return absl::OkStatus();
@@ -275,7 +277,7 @@ TEST(RunOutputTest, AnotherRankGoesOnWithTheReport) {
   for (absl::string_view line : absl::StrSplit(*ReadFile(flags.metrics), '\n', absl::SkipEmpty())) {
     events.push_back(nlohmann::json::parse(std::string(line)).at("event"));
   }
-  EXPECT_THAT(events, testing::ElementsAre("run", "lost", "step", "test"));
+  EXPECT_THAT(events, testing::ElementsAre("run", "step", "lost", "step", "test"));
   const std::string text = *ReadFile(out_path);
   EXPECT_EQ(text.find("mlp with"), text.rfind("mlp with"));  // Once.
 }

@@ -137,6 +137,13 @@ RunRecorder::RunRecorder(const TrainingRun& run, RunRecord history)
           absl::StrCat("with ", ranks, ranks == 1 ? " rank" : " ranks"));
 }
 
+void RunRecorder::TakeOver(RunRecord record) {
+  start_ = SteadyNow();
+  record_ = std::move(record);
+  steps_ = StepSeries(std::move(record_.steps));
+  frozen_ = FrozenAt(run_.options().freeze, record_.total_steps - 1, run_.model().parameters());
+}
+
 double RunRecorder::Seconds() const {
   return record_.seconds + absl::ToDoubleSeconds(SteadyNow() - start_);
 }
@@ -194,12 +201,14 @@ void RunRecorder::OnEvent(int64_t step, absl::string_view kind, std::string text
       {.step = step, .seconds = Seconds(), .kind = std::string(kind), .text = std::move(text)});
 }
 
-void RunRecorder::OnLost(const std::vector<int>& members, const GoneOn& gone_on) {
+void RunRecorder::OnLost(const std::vector<int>& members, const GoneOn& gone_on,
+                         absl::Duration pause) {
   for (int rank : gone_on.lost) {
     const bool is_replaced = std::ranges::count(gone_on.replaced, rank) > 0;
     OnEvent(gone_on.steps, "lost",
             absl::StrCat("rank ", rank, is_replaced ? ", and replaced" : "",
-                         "; the other ranks continue from this step"));
+                         "; the other ranks continue from this step, after a pause of ",
+                         absl::ToInt64Milliseconds(pause), " ms"));
   }
   const StepPlan& plan = run_.plan();
   const int epoch = plan.PositionAfter(gone_on.steps).epoch;

@@ -53,8 +53,10 @@ class RunRecorder {
   // `steps`: before the evaluation. Ignores one that it has already.
   void OnTest(int64_t steps, const Evaluation& test);
   void OnEvent(int64_t step, absl::string_view kind, std::string text);
+  // Continues the record of another rank, from now on.
+  void TakeOver(RunRecord record);
   // The plan of the run is still that of `members`, before the loss.
-  void OnLost(const std::vector<int>& members, const GoneOn& gone_on);
+  void OnLost(const std::vector<int>& members, const GoneOn& gone_on, absl::Duration pause);
   // Adds a point to the curves of the ranks' costs.
   void OnStragglers(int64_t step, const StragglerReport& recent);
 
@@ -73,7 +75,7 @@ class RunRecorder {
   void NoteFreezing(int64_t step);
 
   const TrainingRun& run_;
-  const absl::Time start_;
+  absl::Time start_;
   RunRecord record_;         // Its ranks, plans and seconds are the history's.
   StepSeries steps_;         // The record's.
   std::vector<int> frozen_;  // In the last step.

@@ -37,6 +37,7 @@
 namespace evenkeel {
 namespace {
 
+using testing::Contains;
 using testing::ElementsAre;
 using testing::EndsWith;
 using testing::HasSubstr;
@@ -261,9 +262,10 @@ TEST(RunRecorderTest, TheNextRankZeroReportsTheWholeRun) {
   EXPECT_EQ(report["world_size"], 3);
   EXPECT_EQ(report["ranks_left"], 2);
   EXPECT_EQ(report["reporter"], 1);
-  EXPECT_THAT(EventsOf(report),
-              IsSupersetOf({"lost: rank 0; the other ranks continue from this step",
-                            "frozen: fc1.weight, fc1.bias"}));
+  EXPECT_THAT(EventsOf(report), Contains("frozen: fc1.weight, fc1.bias"));
+  EXPECT_THAT(
+      EventsOf(report),
+      Contains(HasSubstr("lost: rank 0; the other ranks continue from this step, after a")));
   const std::string trace = ReadFile(options.flags.trace).value_or("");
   EXPECT_EQ(CheckTrace(trace), "");
   // 9 steps of three ranks are an epoch, 13 of two. Rank 1 has a batch in each step but the last of

@@ -409,13 +409,7 @@ absl::Status CheckReplacing(const TrainFlags& flags) {
   }
   const bool has_residuals = flags.comm_hook == "int8" || flags.comm_hook == "power_sgd";
   const std::pair<std::string, bool> refused[] = {
-      {"--checkpoint_dir", !flags.checkpoint_dir.empty()},
-      {"--report", !flags.report.empty()},
-      {"--save_best", flags.save_best},
-      {"--trace", !flags.trace.empty()},
-      {"--balance", flags.balance},
-      {"--comm_hook=" + flags.comm_hook, has_residuals},
-      {"--compute=float16", flags.compute == "float16"}};
+      {"--balance", flags.balance}, {"--comm_hook=" + flags.comm_hook, has_residuals}};
   for (const auto& [name, is_set] : refused) {
     if (is_set)
       return InvalidArgument("--on_failure=replace cannot be combined with ", name,

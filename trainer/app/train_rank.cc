@@ -30,6 +30,7 @@
 #include "evenkeel/trainer/app/rank_setup.h"
 #include "evenkeel/trainer/app/run_recorder.h"
 #include "evenkeel/trainer/app/share_log.h"
+#include "evenkeel/trainer/app/sum_over_ranks.h"
 #include "evenkeel/trainer/app/training_run.h"
 #include "evenkeel/trainer/checkpoint/checkpoint_folder.h"
 #include "evenkeel/trainer/checkpoint/run_checkpoints.h"
@@ -59,7 +60,8 @@ class Job {
         streams_(streams),
         failures_(streams.log),
         recorder_(run, std::move(history)),
-        epoch_(run.first_epoch()) {
+        epoch_(run.first_epoch()),
+        has_record_(!run.communicator().waiting()) {
     run_.SetOnSaved(
         [this](const EndedCheckpoint& ended, bool goes_on) { OnSaved(ended, goes_on); });
   }
@@ -87,8 +89,18 @@ class Job {
   }
 
  private:
+  // The facts about the run's past that a newcomer takes over.
+  struct Taken {
+    std::string record;
+    RunPast past;
+
+    static void VisitFields(auto& self, auto& visit) { visit(self.record, self.past); }
+  };
+
   // Continues after `why`, if this rank can.
   absl::Status Continue(const absl::Status& why) {
+    const std::vector<LostRank>& lost = past_.lost;
+    if (lost.empty() || lost.back().pause_ms > 0) paused_ = SteadyNow();
     if (const absl::Status left = LeaveLostRanks(why); !left.ok()) {
       has_given_up_ = true;  // No rank can continue, or all except this one do.
       is_left_behind_ = absl::IsAborted(left);
@@ -102,10 +114,13 @@ class Job {
     EK_RETURN_IF_ERROR(ShareHosts());
     // The current rank 0 reports.
     if (run_.communicator().rank() == 0 && output_ == nullptr) {
-      output_ = std::make_unique<RunOutput>(streams_, run_, recorder_, failures_, lost_);
+      output_ = std::make_unique<RunOutput>(streams_, run_, recorder_, failures_, past_);
     }
     const auto on_step = [this](const StepFacts& facts) {
       recorder_.OnStep(facts);
+      past_.lost_told = static_cast<int>(past_.lost.size());
+      if (past_.steps.size() == 2) past_.steps.erase(past_.steps.begin());
+      past_.steps.push_back(facts);
       if (output_ != nullptr) output_->OnStep(facts);
       ReportShares(facts.step);
       if ((facts.step + 1) % kStepsPerStragglerReport == 0) ReportStragglers(facts.step);
@@ -134,6 +149,10 @@ class Job {
       recorder_.OnEpoch(epoch_, result, tested);
       if (output_ != nullptr) output_->OnEpoch(epoch_, result, tested);
       EK_RETURN_IF_ERROR(SaveIfBest(tested));
+      // If rank 0 is lost before it has written the line and the best weights, the others have not
+      // finished the epoch, and evaluate again. Within an epoch the next step waits for rank 0.
+      if (options_.goes_on)
+        EK_RETURN_IF_ERROR(ExchangeValues(run_.communicator(), "epoch written", epoch_).status());
       stopped = result.stopped_early;
       if (run_.has_converged()) {
         NoteConvergence(tested.steps);
@@ -286,24 +305,52 @@ class Job {
     const std::vector<int> members = run_.communicator().members();
     EK_ASSIGN_OR_RETURN(const GoneOn gone_on, run_.GoOn(why));
     for (int rank : gone_on.lost) {
-      lost_.push_back({.rank = rank,
-                       .step = gone_on.steps,
-                       .is_replaced = std::ranges::count(gone_on.replaced, rank) > 0});
+      past_.lost.push_back({.rank = rank,
+                            .step = gone_on.steps,
+                            .is_replaced = std::ranges::count(gone_on.replaced, rank) > 0});
     }
-    recorder_.OnLost(members, gone_on);
+    recorder_.OnLost(members, gone_on, SteadyNow() - paused_);
     if (run_.communicator().rank() == 0)
       LogLostRanks(gone_on, is_newcomer ? "this process has taken its place" : cause);
     return absl::OkStatus();
   }
 
+  // The first rank that has the record of the run sends it to those that have entered.
+  absl::Status ShareRecord() {
+    Communicator& comm = run_.communicator();
+    EK_ASSIGN_OR_RETURN(const std::vector<int> have,
+                        ExchangeValues<int>(comm, "has record", has_record_ ? 1 : 0));
+    if (std::ranges::count(have, 0) == 0) return absl::OkStatus();
+    constexpr char kTopic[] = "record of the run";
+    const auto source = std::ranges::find(have, 1) - have.begin();
+    if (!has_record_) {
+      EK_ASSIGN_OR_RETURN(const std::string bytes, comm.control().Receive(kTopic, comm.timeout()));
+      EK_ASSIGN_OR_RETURN(Taken taken, internal::FromBytes<Taken>(bytes, kTopic));
+      EK_ASSIGN_OR_RETURN(RunRecord record, ParseRunRecord(taken.record));
+      recorder_.TakeOver(std::move(record));
+      past_ = std::move(taken.past);
+      has_record_ = true;
+    } else if (comm.rank() == source) {
+      const std::string bytes = internal::ToBytes(Taken{Serialize(recorder_.Now()), past_});
+      for (int rank = 0; rank < comm.world_size(); ++rank) {
+        if (have[rank] == 0) comm.control().Send(rank, kTopic, bytes);
+      }
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status FindPlace() {
     EK_ASSIGN_OR_RETURN(epoch_, run_.FindPlace(epoch_));
+    for (LostRank& lost : past_.lost) {
+      if (lost.pause_ms == 0) lost.pause_ms = absl::ToDoubleMilliseconds(SteadyNow() - paused_);
+    }
+    if (options_.replaces) EK_RETURN_IF_ERROR(ShareRecord());
     test_ = {};  // A newcomer has none; all ranks evaluate again if no epoch is left.
     // The new rank 0 may be on another host: a failure does not end the run.
     if (run_.communicator().rank() == 0)
       failures_.Note("--balance_log",
-                     EndShareLog(run_.communicator(), options_, lost_.back().step));
-    if (output_ != nullptr) output_->OnLost(lost_);
+                     EndShareLog(run_.communicator(), options_, past_.lost.back().step));
+    if (output_ != nullptr) output_->OnLost(past_.lost);
     return absl::OkStatus();
   }
 
@@ -332,7 +379,9 @@ class Job {
   Evaluation test_;                    // After the last finished epoch.
   std::map<int, std::string> hosts_;   // By rank of the job's first group.
   bool has_one_host_ = true;
-  std::vector<LostRank> lost_;
+  RunPast past_;
+  absl::Time paused_;                 // When the ranks paused last, because one was lost.
+  bool has_record_;                   // False on a newcomer until it has those of the others.
   absl::Time renewed_ = SteadyNow();  // When the report was written.
   bool has_given_up_ = false;         // This rank cannot continue.
   bool is_left_behind_ = false;       // The other ranks continue without this one.

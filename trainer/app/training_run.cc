@@ -107,6 +107,8 @@ absl::Status TrainingRun::Init() {
   samples_of_part_ = options_.flags.eval_batches > 0
                          ? options_.flags.eval_batches * options_.batch_size * comm_->world_size()
                          : std::numeric_limits<int64_t>::max();
+  // The same on a newcomer, which does not know yet how the run was resumed.
+  if (options_.wants_record()) recorder_ = StepRecorder(plan().total_steps);
   EK_RETURN_IF_ERROR(FindBeginning());
   begin_step_ = first_step_;
   plan_ranks_ = comm_->world_size();
@@ -121,10 +123,7 @@ absl::Status TrainingRun::Init() {
                           .every = options_.check_trainable_every,
                           .warn_on_change = false};  // The report has the events of the schedule.
   options.check_replicas.every = options_.flags.check_replicas;
-  if (options_.wants_record()) {
-    recorder_ = StepRecorder(plan().total_steps);
-    options.reducer.stats_every = recorder_.sampled_every();
-  }
+  if (recorder_.is_on()) options.reducer.stats_every = recorder_.sampled_every();
   const LostShard lost_shard =
       options_.lost_shard_is_fresh ? LostShard::kFresh : LostShard::kRefuse;
   const std::vector<ParameterGroup> groups = GroupsOf(*setup_.model, options_);
@@ -202,7 +201,7 @@ absl::Status TrainingRun::FindBeginning() {
   Evaluation& mine = trained_[first_epoch_];
   for (int rank = 0; rank < state->world_size; ++rank) {
     const int holder = checkpoints_->terms().is_exact ? rank : 0;
-    if (holder == comm_->rank()) mine += state->trained[rank];
+    if (holder == comm_->rank() || options_.replaces) mine += state->trained[rank];
   }
   return absl::OkStatus();
 }

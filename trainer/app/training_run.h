@@ -279,6 +279,8 @@ class TrainingRun {
 
   Communicator* comm_;
   std::unique_ptr<Communicator> own_comm_;  // Null until a rank is lost.
+  // Earlier groups, in which a checkpoint is still being written.
+  std::vector<std::unique_ptr<Communicator>> left_comms_;
   const TrainOptions options_;
   RankSetup setup_;
   std::unique_ptr<LossScaler> scaler_;  // Null: losses are not scaled.
@@ -306,6 +308,7 @@ class TrainingRun {
   int64_t steps_done_ = 0;       // By all ranks, at the last GoOn().
   int64_t step_ = 0;             // Steps of the group until now.
   int64_t saved_step_ = -1;      // The step of the last checkpoint that was started; -1: none.
+  bool save_is_left_ = false;    // The one being written was begun in an earlier group.
   BestTest best_;                // Equal on all ranks.
   BestTest before_latest_;       // best_ before the latest evaluation.
   int latest_epoch_ = 0;         // The epoch of the latest evaluation.

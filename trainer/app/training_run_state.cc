@@ -29,6 +29,7 @@
 #include "evenkeel/trainer/app/sum_over_ranks.h"
 #include "evenkeel/trainer/app/training_run.h"
 #include "evenkeel/trainer/checkpoint/run_state.h"
+#include "evenkeel/trainer/checkpoint/stop_signals.h"
 #include "evenkeel/trainer/gpt/generate_tokens.h"
 #include "evenkeel/trainer/gpt/gpt.h"
 #include "evenkeel/trainer/report/gather_records.h"
@@ -51,11 +52,14 @@ struct Place {
   int64_t begin_step = 0, begin_samples = 0;
   int trained_epoch = 0;
   Evaluation trained;
+  int epoch = 0;
+  int64_t saved_step = -1;
+  std::string job;  // RunCheckpoints::job().
 
   static void VisitFields(auto& self, auto& visit) {
     visit(self.is_newcomer, self.epochs_done, self.latest_epoch, self.best, self.before_latest,
           self.plan_ranks, self.begin_epoch, self.begin_step, self.begin_samples,
-          self.trained_epoch, self.trained);
+          self.trained_epoch, self.trained, self.epoch, self.saved_step, self.job);
   }
 };
 
@@ -79,7 +83,8 @@ absl::Status TrainingRun::Save(int epoch, int64_t steps, int model_rank) {
                           .best = best_},
                 .model = setup_.model.get(),
                 .model_rank = model_rank,
-                .trained = trained_[epoch],
+                // With share_ each rank has the numbers of all.
+                .trained = share_ != nullptr && comm_->rank() > 0 ? Evaluation() : trained_[epoch],
                 .record = Record(),
                 .optimizer = optimizer_->Pieces(),
                 .optimizer_name = optimizer_->join_name(),
@@ -92,11 +97,13 @@ absl::Status TrainingRun::Save(int epoch, int64_t steps, int model_rank) {
   }
   checkpoints_->Start(*comm_, std::move(run));
   saved_step_ = steps;
+  save_is_left_ = false;
   return absl::OkStatus();
 }
 
 void TrainingRun::NoteSaved(const std::optional<EndedCheckpoint>& ended, bool goes_on) {
   if (!ended.has_value()) return;
+  if (!checkpoints_->is_writing()) left_comms_.clear();
   if (ended->status.ok()) {
     NoteCheckpoint(ended->path);
   } else if (saved_step_ == ended->step) {
@@ -109,8 +116,8 @@ absl::StatusOr<std::string> TrainingRun::WaitForSave() {
   if (checkpoints_ == nullptr) return "";
   // Waits for other ranks have deadlines in it; this rank's disk has none.
   const std::optional<EndedCheckpoint> ended = checkpoints_->Wait(absl::InfiniteDuration());
-  NoteSaved(ended, /*goes_on=*/false);
-  if (!ended.has_value()) return "";
+  NoteSaved(ended, /*goes_on=*/save_is_left_);
+  if (!ended.has_value() || save_is_left_) return "";
   if (ended->status.ok()) return ended->path;
   if (comm_->status().ok()) {
     // All ranks have this error, unless rank 0 did not send it in time.
@@ -271,17 +278,17 @@ void TrainingRun::NoteCheckpoint(absl::string_view path) { optimizer_->SetCheckp
 
 absl::StatusOr<GoneOn> TrainingRun::GoOn(const absl::Status& why) {
   std::optional<EndedCheckpoint> ended;
-  if (checkpoints_ != nullptr) ended = checkpoints_->Wait(comm_->timeout());
-  // It uses the group, with which it ends unless it is complete.
-  if (ended.has_value() && checkpoints_->is_writing()) return ended->status;
+  if (checkpoints_ != nullptr) ended = checkpoints_->Poll();
   const std::vector<int> members = comm_->members();
   std::vector<Joinable*> with_state = Joinables();
   std::erase(with_state, pause_.get());
   if (ended.has_value() && ended->status.ok()) NoteCheckpoint(ended->path);
-  // The other ranks may still write their part of a checkpoint.
+  // A job that is told to stop, and with it all its ranks, starts no newcomer.
+  const bool waits = options_.replaces && StopSignal() == 0;
+  // The other ranks may be in an evaluation, or write the best weights.
   const RecoveryOptions how{
       .timeout = absl::Minutes(2) + comm_->timeout(),
-      .wait_for_replacement = options_.replaces ? kWaitForReplacement : absl::ZeroDuration(),
+      .wait_for_replacement = waits ? kWaitForReplacement : absl::ZeroDuration(),
       .why = why};
   is_newcomer_ = is_newcomer_ || comm_->waiting();
   absl::StatusOr<Recovered> recovered =
@@ -292,6 +299,8 @@ absl::StatusOr<GoneOn> TrainingRun::GoOn(const absl::Status& why) {
     return absl::Status(status.code(), absl::StrCat(why.message(), "; ", status.message()));
   }
   balance_.reset();  // It uses the group.
+  save_is_left_ = checkpoints_ != nullptr && checkpoints_->is_writing();
+  if (save_is_left_) left_comms_.push_back(std::move(own_comm_));
   own_comm_ = std::move(recovered->comm);
   comm_ = own_comm_.get();
   NoteSaved(ended, /*goes_on=*/true);  // The new rank 0 reports it.
@@ -321,7 +330,10 @@ absl::StatusOr<int> TrainingRun::FindPlace(int epochs_done) {
              .plan_ranks = plan_ranks_,
              .begin_epoch = plan().begin.epoch,
              .begin_step = plan().begin.step,
-             .begin_samples = plan().begin.samples};
+             .begin_samples = plan().begin.samples,
+             .epoch = epoch_,
+             .saved_step = save_is_left_ ? -1 : saved_step_,
+             .job = checkpoints_ == nullptr ? "" : checkpoints_->job()};
   if (!trained_.empty()) {
     mine.trained_epoch = trained_.rbegin()->first;
     mine.trained = trained_.rbegin()->second;
@@ -343,7 +355,10 @@ absl::StatusOr<int> TrainingRun::FindPlace(int epochs_done) {
   // It will be repeated: rank 0 may have been lost before it saved the weights.
   if (best_.latest == step_ && epochs_done <= latest_epoch_) best_ = before_latest_;
   if (share_ != nullptr) trained_[source.trained_epoch] = source.trained;
+  saved_step_ = source.saved_step;
   if (is_newcomer_) {
+    epoch_ = source.epoch;
+    if (checkpoints_ != nullptr) checkpoints_->SetJob(source.job);
     plan_ranks_ = source.plan_ranks;
     EK_ASSIGN_OR_RETURN(setup_.plan,
                         PlanOf(options_, *setup_.data, plan_ranks_,

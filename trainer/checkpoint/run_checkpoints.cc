@@ -131,6 +131,7 @@ absl::StatusOr<std::unique_ptr<RunCheckpoints>> RunCheckpoints::Open(
     Model& model) {
   std::unique_ptr<RunCheckpoints> opened(new RunCheckpoints(options, settings));
   opened->companions_ = model.companions();
+  if (comm.waiting()) return opened;
   const std::string flag = options.resumes_from_path()
                                ? absl::StrCat("--resume=", options.resume)
                                : absl::StrCat("--checkpoint_dir=", options.folder);
@@ -165,7 +166,7 @@ absl::StatusOr<std::unique_ptr<RunCheckpoints>> RunCheckpoints::Open(
 absl::Status RunCheckpoints::OpenFolder() {
   if (options_.folder.empty() || folder_ != nullptr) return absl::OkStatus();
   EK_ASSIGN_OR_RETURN(folder_, CheckpointFolder::Open(options_.folder, {.job = chosen_.job}));
-  chosen_.job = folder_->job();
+  if (chosen_.job.empty()) chosen_.job = folder_->job();
   return absl::OkStatus();
 }
 

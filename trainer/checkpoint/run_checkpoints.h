@@ -23,8 +23,12 @@
 // (zero_optim/checkpoint/checkpoint_writer.h). Rank 0 creates the checkpoint, and publishes it when
 // everything is on the disk. If a rank fails to write, or has a loss, a weight or a buffer that is
 // not finite, all ranks get its error, the unfinished checkpoint is removed, and older ones stay.
-// When rank 0 is lost, the rank 0 of the remaining group takes the folder over, also from a process
-// that still runs.
+//
+// When a rank is lost, the save under way is finished if rank 0 has the parts of all ranks, and
+// otherwise abandoned; no rank waits for that before it continues. When rank 0 is lost, the rank 0
+// of the next group takes the folder over with its next save, also from a process that still runs.
+// A newcomer (Communicator::waiting()) opens nothing, and gets the name of the job when it has
+// entered.
 //
 // Resuming:  `auto` uses the newest. A damaged one is an error, which names it and the remedy: no
 //            checkpoint is skipped silently. With CheckpointOptions::passes_over_damaged a damaged
@@ -32,7 +36,7 @@
 //            checksums of all files, each rank those of its share.
 // Memory:    one copy of the rank's part, kept for the next checkpoint: its optimizer state and
 //            buffers, and on one rank the parameters.
-// Order:     all ranks call Open() and Start() together.
+// Order:     all ranks call Open() and Start() together. The group outlives a save (is_writing()).
 // Threads:   thread-compatible. The arguments of Start() may change once it returns.
 // Errors:    the same one on all ranks; the group still works.
 
@@ -113,6 +117,9 @@ class RunCheckpoints {
   // Returns the bytes of the memory for copies, which is taken by the first save and kept.
   int64_t copy_bytes() const { return writer_.copy_bytes(); }
   const RunSettings& settings() const { return settings_; }
+  // Identifies this run for the next rank 0; a newcomer's is set before its first Start().
+  const std::string& job() const { return chosen_.job; }
+  void SetJob(const std::string& job) { chosen_.job = job; }
   // The history in that checkpoint; empty: none; an error if it cannot be read.
   const absl::StatusOr<std::string>& history() const { return history_; }
   void SetHistory(MakeHistory make) { make_history_ = std::move(make); }

@@ -30,7 +30,7 @@
 //          done.
 // Errors:  see PendingSave. If one rank fails, all get its error, the files of the save are
 //          removed, and an older checkpoint in the folder stays. A lost rank ends the save, as it
-//          ends the group: wait for the save before you continue in another group.
+//          ends the group, unless rank 0 has all parts already. The group outlives the save.
 
 #ifndef EVENKEEL_ZERO_OPTIM_CHECKPOINT_CHECKPOINT_WRITER_H_
 #define EVENKEEL_ZERO_OPTIM_CHECKPOINT_CHECKPOINT_WRITER_H_

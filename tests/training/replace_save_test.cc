@@ -214,6 +214,7 @@ TEST_P(ReplaceSaveTest, TheReportShowsAllLosses) {
   for (size_t i = 0; i < lost.size(); ++i) {
     EXPECT_EQ(lost[i].at("rank"), std::vector<int>({2, 0, 3, 0})[i]);
     EXPECT_GT(lost[i].at("pause_ms"), 0);
+    EXPECT_THAT(lost[i].at("cause").get<std::string>(), HasSubstr("of 4 is lost: it was killed"));
     EXPECT_THAT(ended.out, HasSubstr(absl::StrCat("rank ", lost[i].at("rank").get<int>(),
                                                   " was lost and replaced; the other ranks "
                                                   "continued after step ",

@@ -121,6 +121,7 @@ void RunOutput::OnLost(const std::vector<LostRank>& lost) {
                   {"rank", lost[i].rank},
                   {"step", lost[i].step},
                   {"replaced", lost[i].is_replaced},
+                  {"cause", lost[i].cause},
                   {"pause_ms", lost[i].pause_ms},
                   {"world_size", run_.communicator().world_size()},
                   {"total_steps", run_.plan().total_steps},

@@ -28,6 +28,7 @@
 #include <cstdio>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -56,10 +57,11 @@ struct LostRank {
   int rank = 0;      // Its number in the job's first group.
   int64_t step = 0;  // The first step without it.
   bool is_replaced = false;
-  double pause_ms = 0;  // From the error until the ranks continued.
+  std::string cause;    // The error of the ranks that continued.
+  double pause_ms = 0;  // From that error until they continued.
 
   static void VisitFields(auto& self, auto& visit) {
-    visit(self.rank, self.step, self.is_replaced, self.pause_ms);
+    visit(self.rank, self.step, self.is_replaced, self.cause, self.pause_ms);
   }
 };
 

@@ -307,7 +307,8 @@ class Job {
     for (int rank : gone_on.lost) {
       past_.lost.push_back({.rank = rank,
                             .step = gone_on.steps,
-                            .is_replaced = std::ranges::count(gone_on.replaced, rank) > 0});
+                            .is_replaced = std::ranges::count(gone_on.replaced, rank) > 0,
+                            .cause = cause});
     }
     recorder_.OnLost(members, gone_on, SteadyNow() - paused_);
     if (run_.communicator().rank() == 0)

@@ -367,6 +367,8 @@ class Job {
                   BeginLine(streams_.log), program_invocation_short_name, is_one ? "" : "s",
                   absl::StrJoin(gone_on.lost, ", "), is_one ? "is" : "are", replaced, cause, left,
                   left == 1 ? " continues" : "s continue", gone_on.steps);
+    for (const std::string& damage : gone_on.repaired)
+      absl::FPrintF(streams_.log, "%s: repaired: %s\n", program_invocation_short_name, damage);
     std::fflush(streams_.log);
   }
 

@@ -123,6 +123,7 @@ absl::Status TrainingRun::Init() {
                           .every = options_.check_trainable_every,
                           .warn_on_change = false};  // The report has the events of the schedule.
   options.check_replicas.every = options_.flags.check_replicas;
+  if (options_.replaces) options.buffers.when = BufferTime::kStepEnd;  // None is lost with a rank.
   if (recorder_.is_on()) options.reducer.stats_every = recorder_.sampled_every();
   const LostShard lost_shard =
       options_.lost_shard_is_fresh ? LostShard::kFresh : LostShard::kRefuse;
@@ -143,11 +144,7 @@ absl::Status TrainingRun::Init() {
   if (!composes) {
     EK_ASSIGN_OR_RETURN(optimizer_, Optimizer::Create(*ddp_, groups, placed));
   }
-  if (options_.replaces) {
-    std::vector<TensorView> shared;
-    for (const NamedBuffer& buffer : setup_.model->buffers()) shared.push_back(buffer.value);
-    share_ = std::make_unique<StepShare>(comm_, std::move(shared));
-  }
+  if (options_.replaces) share_ = std::make_unique<StepShare>(comm_);
   if (options_.compute == DType::kFloat16) {
     EK_ASSIGN_OR_RETURN(scaler_,
                         LossScaler::Create(comm_, {.initial_scale = options_.flags.loss_scale}));

@@ -104,9 +104,10 @@ struct Pauses {
 
 // The result of a recovery.
 struct GoneOn {
-  std::vector<int> lost;      // By their numbers in the job's first group.
-  std::vector<int> replaced;  // Those of them in whose place another process continues.
-  int64_t steps = 0;          // Steps of the group that all remaining ranks had finished.
+  std::vector<int> lost;              // By their numbers in the job's first group.
+  std::vector<int> replaced;          // Those of them in whose place another process continues.
+  int64_t steps = 0;                  // Steps of the group that all remaining ranks had finished.
+  std::vector<std::string> repaired;  // Damage of replicas (Recovered::repaired).
 };
 
 class TrainingRun {

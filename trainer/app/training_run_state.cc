@@ -313,7 +313,7 @@ absl::StatusOr<GoneOn> TrainingRun::GoOn(const absl::Status& why) {
     trained_[last_.epoch] = last_.before;
     last_.step = -1;
   }
-  GoneOn gone_on{.steps = steps_done_};
+  GoneOn gone_on{.steps = steps_done_, .repaired = std::move(recovered->repaired)};
   for (int rank : recovered->lost) gone_on.lost.push_back(members[rank]);
   for (int rank : recovered->entered) gone_on.replaced.push_back(comm_->members()[rank]);
   return gone_on;

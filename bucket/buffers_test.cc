@@ -204,8 +204,8 @@ TEST_P(BuffersTest, EveryLoopEndsWithEqualBuffers) {
   }
 }
 
-// Those of the highest rank that has inputs in the step, or their mean; outside of a loop those of
-// rank 0.
+// The highest rank that has inputs in the step counts, or the mean of these ranks; outside of a
+// loop rank 0.
 TEST_P(BuffersTest, EveryStepEndsWithEqualBuffers) {
   for (const BufferSync how : {BufferSync::kBroadcast, BufferSync::kAverage}) {
     Run({.buffers = {.how = how, .when = BufferTime::kStepEnd}},
@@ -232,12 +232,18 @@ TEST_P(BuffersTest, EveryStepEndsWithEqualBuffers) {
             return absl::OkStatus();
           }));
           expect(last, last, last);
+          // The last step of a loop accumulates.
+          EK_RETURN_IF_ERROR(RunJoined({&replica.ddp()}, {}, [&](JoinScope&) -> absl::Status {
+            EK_RETURN_IF_ERROR(replica.Step(1, StepMode::kSync, /*moves=*/true));
+            return replica.Step(2, StepMode::kAccumulate, /*moves=*/true);
+          }));
+          expect(0, last, 2);
           return absl::OkStatus();
         });
   }
 }
 
-TEST_P(BuffersTest, EveryNthStepEndsWithEqualOnes) {
+TEST_P(BuffersTest, EveryNthStepEndsWithEqualBuffers) {
   Run({.buffers = {.every = 2, .when = BufferTime::kStepEnd}},
       [&](Communicator& comm, Replica& replica) -> absl::Status {
         for (int step = 0; step < 6; ++step) {

@@ -231,6 +231,7 @@ absl::Status DataParallel::FinishStep() {
       if (join_config().enable) {
         EK_ASSIGN_OR_RETURN(answer, StepControl::Of(communicator()).current()->Wait());
       }
+      EK_RETURN_IF_ERROR(FollowMemory());  // Forward may have moved buffers.
       EK_RETURN_IF_ERROR(BeginBufferSync(answer));
     }
     phases_->EndReduction(ReadyIn(reducer_->last_step(), phases_->backward_began()));
@@ -316,7 +317,8 @@ bool DataParallel::WillEndWithSync() const {
 }
 
 bool DataParallel::HasEqualBuffers() const {
-  return options_.buffers.when == BufferTime::kStepEnd && options_.buffers.every == 1;
+  return options_.buffers.when == BufferTime::kStepEnd && options_.buffers.every == 1 &&
+         options_.broadcast_initial_state;
 }
 
 void DataParallel::NoteStepBegun(bool synchronises) {
@@ -477,7 +479,10 @@ absl::Status DataParallel::Shadow(const StepAnswer& answer, const Action& action
       [&](const Action::BeginAccumulation&) { return begin(false); },
       [&](const Action::Finish&) -> absl::Status {
         EK_RETURN_IF_ERROR(reducer_->FinishShadow());
-        if (ends_with_sync_) EK_RETURN_IF_ERROR(BeginBufferSync(answer));
+        if (ends_with_sync_) {
+          EK_RETURN_IF_ERROR(FollowMemory());
+          EK_RETURN_IF_ERROR(BeginBufferSync(answer));
+        }
         step_is_open_ = false;
         CountStep();
         return absl::OkStatus();
@@ -491,7 +496,8 @@ absl::Status DataParallel::Shadow(const StepAnswer& answer, const Action& action
 }
 
 absl::Status DataParallel::EndJoin(bool is_last_joiner) {
-  const bool syncs_buffers = options_.buffers.every > 0 && !buffers_.empty() && !HasEqualBuffers();
+  const bool syncs_buffers =
+      options_.buffers.every > 0 && !buffers_.empty() && !(HasEqualBuffers() && last_step_synced_);
   EK_RETURN_IF_ERROR(FollowMemory());
   // The ranks that were active to the end have what the others lack; the highest of them stands for
   // all.
@@ -585,8 +591,10 @@ void DataParallel::LeaveGroup(Communicator* old, const GroupChange& change) {
   if (old != nullptr) StepControl::Of(*old).Unregister(this);
   phases_ = nullptr;
   // A step is not finished either if its gradients are there, but no optimizer has used them.
-  const bool is_open =
-      step_is_open_ || (change.last_update >= 0 && kept_->step > change.last_update);
+  // With updates in backward the optimizer has finished a step whose buffers are still being sent.
+  const bool is_updated = ends_with_sync_ && change.last_update >= kept_->step;
+  const bool is_open = (step_is_open_ && !is_updated) ||
+                       (change.last_update >= 0 && kept_->step > change.last_update);
   const int64_t steps_back = change.ahead + is_open;
   buffers_are_right_ = change.ahead >= 0 && steps_back <= 2;
   if (buffers_are_right_ && steps_back > 0) {
@@ -707,6 +715,7 @@ absl::Status DataParallel::TakeOver(StateTransfer& transfer) {
 }
 
 absl::Status DataParallel::Transfer(StateTransfer& transfer, const std::vector<NamedView>& state) {
+  if (state.empty()) return absl::OkStatus();
   std::vector<TensorView> views;
   for (const NamedView& tensor : state) views.push_back(tensor.view);
   return TransferReplicas(communicator(), transfer,
@@ -724,21 +733,23 @@ absl::Status DataParallel::TakeOverBuffers(StateTransfer& transfer) {
   const std::string mine = absl::StrCat(
       buffers_are_right_ ? "r" : "-", kept_->was_joined ? "j" : "-", kept_->was_active ? "a" : "-");
   EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts, Exchange("buffers", mine));
+  StateTransfer buffers{.steps = transfer.steps};
   int lowest = -1, highest_active = -1;
   for (int rank = 0; rank < static_cast<int>(parts.size()); ++rank) {
     if (parts[rank].size() != 3 || parts[rank][0] != 'r') continue;
+    if (HasEqualBuffers()) buffers.holders.push_back(rank);
     if (lowest < 0) lowest = rank;
     if (parts[rank] == "rja") highest_active = rank;
   }
-  const int root = highest_active >= 0 ? highest_active : lowest >= 0 ? lowest : transfer.source;
+  buffers.source = highest_active >= 0 ? highest_active : lowest >= 0 ? lowest : transfer.source;
   // Until the others' are there, this rank's own are what a repetition needs.
   KeptBuffers own = *kept_;
   EK_RETURN_IF_ERROR(KeepBuffers(own.was_active));
   kept_->was_joined = own.was_joined;
-  StateTransfer buffers{.source = root, .steps = transfer.steps};
   const absl::Status moved = Transfer(buffers, NamedBuffers());
   transfer.repaired.insert(transfer.repaired.end(), buffers.repaired.begin(),
                            buffers.repaired.end());
+  transfer.is_torn = transfer.is_torn || buffers.is_torn;
   EK_RETURN_IF_ERROR(moved);
   // Buffers that may differ between ranks stay so, where they are those of the right step.
   const bool are_one_ranks =

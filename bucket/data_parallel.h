@@ -25,8 +25,8 @@
 //                inside RunJoined() those of the highest rank that has inputs. RunJoined() ends
 //                with equal buffers, also if it stops early: those of the highest rank that had
 //                inputs to the end. BufferOptions has other ways: the mean over the ranks that have
-//                inputs, every so many steps, or SyncBuffers() only, which the end of RunJoined()
-//                does not call.
+//                inputs, every so many steps, at the end of a step, or SyncBuffers() only, which
+//                the end of RunJoined() does not call.
 // Memory:        parameters and buffers may move between steps: ParameterSet::Rebind(),
 //                RebindBuffer(), or readers that each step calls (DataParallelOptions::memory).
 //                Accumulated gradients move with them.
@@ -237,7 +237,7 @@ class DataParallel : public Joinable, public GradientReducer, private StepPartic
   std::vector<NamedView> NamedBuffers() const;
   // Returns whether the next step, if it synchronises, ends with equal buffers.
   bool WillEndWithSync() const;
-  // Returns whether all ranks have had the same buffers since the last step.
+  // Returns whether each synchronising step begins and ends with the same buffers on all ranks.
   bool HasEqualBuffers() const;
   bool WillCompareReplicas() const;
   absl::Status CompareReplicas(bool has_equal_buffers);

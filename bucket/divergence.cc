@@ -139,6 +139,17 @@ uint64_t HashOf(const TensorView& tensor) {
   return HashOfBytes(0, static_cast<const char*>(tensor.data), tensor.bytes());
 }
 
+absl::StatusOr<uint64_t> HashOf(absl::Span<const NamedView> tensors, Communicator& comm,
+                                StreamRef stream) {
+  TensorHash hash(comm, stream);
+  uint64_t all = tensors.size();
+  for (const NamedView& tensor : tensors) {
+    EK_ASSIGN_OR_RETURN(const uint64_t one, hash.Of(tensor.view));
+    all = StableHash(all, one);
+  }
+  return all;
+}
+
 std::vector<NamedView> NamedValuesOf(const ParameterSet& params) {
   std::vector<NamedView> values;
   for (int i = 0; i < params.size(); ++i)
@@ -152,7 +163,7 @@ absl::StatusOr<std::optional<Divergence>> FindDivergence(absl::Span<const NamedV
   absl::Status status = Check(tensors, comm.device(), options);
   const int64_t count = std::max<int64_t>(options.parts, 1), part = options.part % count;
   const std::vector<int> ranks = options.among.empty() ? AllRanksOf(comm) : options.among;
-  const bool counts = std::ranges::find(ranks, comm.rank()) != ranks.end();
+  const bool is_compared = std::ranges::find(ranks, comm.rank()) != ranks.end();
   TensorHash hash(comm, options.stream);
   std::vector<int> looked_at;
   std::vector<uint64_t> own;
@@ -161,7 +172,7 @@ absl::StatusOr<std::optional<Divergence>> FindDivergence(absl::Span<const NamedV
     names = StableHash(names, tensors[i].name);
     if (static_cast<int64_t>(i) % count != part) continue;
     looked_at.push_back(static_cast<int>(i));
-    if (!counts) continue;
+    if (!is_compared) continue;
     const absl::StatusOr<uint64_t> one = hash.Of(tensors[i].view);
     status = one.status();
     if (!one.ok()) break;

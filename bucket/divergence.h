@@ -55,6 +55,9 @@ std::string ToString(const Divergence& divergence);
 
 // Returns a hash of a tensor in the CPU's memory, the same on all ranks.
 uint64_t HashOf(const TensorView& tensor);
+// Returns a hash of tensors, also on a device, after the work on `stream`. No collective.
+absl::StatusOr<uint64_t> HashOf(absl::Span<const NamedView> tensors, Communicator& comm,
+                                StreamRef stream = {});
 
 // Returns all parameters, in their order; ignored ones are empty.
 std::vector<NamedView> NamedValuesOf(const ParameterSet& params);
@@ -67,8 +70,8 @@ struct DivergenceOptions {
   StreamRef stream;
   // Calls from several threads of a rank need a topic each.
   std::string topic = "divergence";
-  // The ranks whose tensors count, in ascending order, equal on all ranks; empty: all. The others
-  // take part as well, with tensors of the same names.
+  // The ranks whose tensors are compared, in ascending order, equal on all ranks; empty: all. The
+  // others take part as well, with tensors of the same names.
   std::vector<int> among;
 };
 

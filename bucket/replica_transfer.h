@@ -10,16 +10,18 @@
 //          }});
 //   }
 //
-// 1. The ranks that have the state (StateTransfer::holders) compare theirs. Of three or more, those
-//    that differ from most receive it from one that does not; StateTransfer::repaired names them.
+// 1. The ranks that have the state (StateTransfer::holders) compare theirs. Those that differ from
+//    the most frequent value receive it from one that does not, which becomes
+//    StateTransfer::source; StateTransfer::repaired names them.
 // 2. `move` sends it to all ranks. They compare; if it is not equal, it is sent again, twice at
 //    most.
 //
-// Cost:    each rank reads its tensors twice; two exchanges of 24 bytes over the control plane.
-// Order:   a collective, with tensors of the same names in the same order.
-// Threads: blocking.
-// Errors:  DataLoss on all ranks: two holders differ, or no value is that of most, with all of
-//          them; or a state does not arrive unchanged, with the ranks.
+// Cost:    each rank reads its tensors two to three times; two exchanges of 24 bytes over the
+// control plane. Order:   a collective, with tensors of the same names in the same order. Threads:
+// blocking. Errors:  DataLoss on all ranks: two holders differ, or no value is the most frequent
+// one; or a
+//          state does not arrive unchanged. It names the ranks by their numbers in the job. After
+//          any error StateTransfer::is_torn says whether this rank has lost the state that it had.
 
 #ifndef EVENKEEL_BUCKET_REPLICA_TRANSFER_H_
 #define EVENKEEL_BUCKET_REPLICA_TRANSFER_H_

@@ -36,13 +36,15 @@ struct End {
   absl::Status status;
   Replicas replicas;
   std::vector<std::string> repaired;
+  bool is_torn = false;
 };
 
-// Rank 3 has no state; `damage` changes the replicas of a rank before they are compared, `on_way`
-// after the move of an attempt, counted from 1.
+// Rank 3 has no state. `damage` changes the replicas of a rank before they are compared, `on_way`
+// after the move of an attempt, counted from 1; attempt `fails_at` fails.
 std::vector<End> Transfer(std::vector<int> holders,
                           const std::function<void(int rank, Replicas&)>& damage,
-                          const std::function<void(int rank, int attempt, Replicas&)>& on_way) {
+                          const std::function<void(int rank, int attempt, Replicas&)>& on_way,
+                          int fails_at = 0) {
   std::vector<End> ends(kRanks);
   const absl::Status status = RunTestRanks(kRanks, [&](Communicator& comm) -> absl::Status {
     const int rank = comm.rank();
@@ -60,12 +62,14 @@ std::vector<End> Transfer(std::vector<int> holders,
                                              {"bias", absl::MakeSpan(own.bias)}};
              },
          .move = [&](int source) -> absl::Status {
+           if (fails_at == ++attempts) return absl::UnavailableError("rank 0 is lost");
            EK_RETURN_IF_ERROR(channel->Broadcast(absl::MakeSpan(own.weights), source).Wait());
            EK_RETURN_IF_ERROR(channel->Broadcast(absl::MakeSpan(own.bias), source).Wait());
-           on_way(rank, ++attempts, own);
+           on_way(rank, attempts, own);
            return absl::OkStatus();
          }});
     ends[rank].repaired = transfer.repaired;
+    ends[rank].is_torn = transfer.is_torn;
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
@@ -157,6 +161,20 @@ TEST(ReplicaTransferTest, DamageOnTheWayThatStaysIsAnError) {
                             if (rank == 2) own.weights[0] = 8;
                           }),
                  "differs on rank 2, also not when it was sent again", {2});
+}
+
+// The next source must be a rank that still has the state.
+TEST(ReplicaTransferTest, AHolderThatReceivedDamageIsTornIfTheSourceIsLostThen) {
+  const std::vector<End> ends = Transfer(
+      {0, 1, 2}, Nothing,
+      [](int rank, int /*attempt*/, Replicas& own) {
+        if (rank == 1) own.weights[2] = 30;
+      },
+      /*fails_at=*/2);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    EXPECT_TRUE(absl::IsUnavailable(ends[rank].status)) << ends[rank].status;
+    EXPECT_EQ(ends[rank].is_torn, rank == 1) << rank;
+  }
 }
 
 }  // namespace

@@ -133,13 +133,14 @@ struct GroupChange {
 
 // A transfer of state from one rank to all, in Recover().
 struct StateTransfer {
-  int source = 0;              // Rank in the group.
+  int source = 0;              // Rank in the group, whose state is right.
   int64_t steps = 0;           // The optimizer steps that the source has finished.
   std::vector<int> holders;    // The ranks that have the source's state themselves; none if it is
                                // not whole.
   std::set<const void*> done;  // Parameter sets that are equal on all ranks already.
   // The damage that was found and repaired, one sentence each; equal on all ranks.
   std::vector<std::string> repaired;
+  bool is_torn = false;  // This rank had the state, and what it received instead is damaged.
 };
 
 // Gives a Joinable the state back that it had; null: that cannot be done.

@@ -50,8 +50,8 @@ class RecoveryRun {
     return Recovered{.comm = std::move(next),
                      .steps = plan->steps,
                      .entered = plan->newcomers,
-                     .source = plan->source,
-                     .repaired = std::move(transfer.repaired)};
+                     .source = transfer.source,
+                     .repaired = std::move(repaired_)};
   }
 
   // The group in which it failed last. All of them stay until the end: a Joinable may still be in
@@ -156,9 +156,11 @@ class RecoveryRun {
     }
     for (Joinable* joinable : joinables_) {
       const size_t known = transfer.repaired.size();
-      EK_RETURN_IF_ERROR(Annotate(joinable->TakeOver(transfer), joinable->join_name()));
+      const absl::Status taken = joinable->TakeOver(transfer);
+      joinable->is_taking_over_ = joinable->is_taking_over_ || transfer.is_torn;
       for (size_t i = known; i < transfer.repaired.size(); ++i)
-        transfer.repaired[i] = absl::StrCat(joinable->join_name(), ": ", transfer.repaired[i]);
+        repaired_.push_back(absl::StrCat(joinable->join_name(), ": ", transfer.repaired[i]));
+      EK_RETURN_IF_ERROR(Annotate(taken, joinable->join_name()));
     }
     // All or nobody: a rank that went on would meet others that have not got its state.
     EK_RETURN_IF_ERROR(next.control().Exchange("recovered", "", TimeLeft(next)).status());
@@ -175,7 +177,8 @@ class RecoveryRun {
   const absl::Time deadline_;
   const bool is_newcomer_;
   bool has_newcomers_ = false;
-  std::vector<Restore> restores_;  // By Joinable; empty: this rank keeps no state of its own.
+  std::vector<Restore> restores_;      // By Joinable; empty: this rank keeps no state of its own.
+  std::vector<std::string> repaired_;  // In all groups.
   std::vector<std::unique_ptr<Communicator>> left_behind_;
 };
 

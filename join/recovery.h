@@ -33,9 +33,9 @@
 // receives all of their state. docs/replacement.md has the protocol, and the requirements on a
 // program.
 //
-// All state is compared before and after it is sent: of three or more ranks that have the state of
-// the step, one that differs receives that of the others, and state that arrives with an error is
-// sent again (bucket/replica_transfer.h).
+// Parameters and optimizer state are compared before they are sent, and with buffers afterwards: of
+// three or more ranks that have the state of the step, one that differs receives that of the
+// others, and state that arrives with an error is sent again (bucket/replica_transfer.h).
 //
 // Split state cannot be taken back: see LostShard in zero_optim/lost_shard.h. For your own
 // optimizer outside of the list, name its state with DataParallel::SetOptimizerState() on all
@@ -96,7 +96,7 @@ struct Recovered {
   std::vector<int> entered;  // Ranks of the new group that are newcomers.
   int source = 0;            // The rank, in the new group, whose state all have now.
   // Damage that was found and repaired, for your log: a bit that had flipped in the memory of a
-  // rank or on its way.
+  // rank or on its way. Ranks have their numbers in the job.
   std::vector<std::string> repaired;
 };
 

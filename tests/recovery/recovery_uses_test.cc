@@ -166,9 +166,9 @@ TEST(RecoveryUsesTest, AnOptimizerOfTheUsersOwnNamesItsStateAndCountsItsSteps) {
     OwnOptimizer& mine = ranks[rank];
     EK_RETURN_IF_ERROR(mine.Create(*group[rank]));
     for (int i = 0; i < 3; ++i) EK_RETURN_IF_ERROR(mine.Step(false));
-    const absl::Status failed = mine.Step(rank == 3);
+    const absl::Status failed = mine.Step(rank == 0);
     EXPECT_FALSE(failed.ok());
-    if (rank == 3) {
+    if (rank == 0) {
       mine.ddp.reset();
       group[rank].reset();
       return absl::OkStatus();
@@ -176,22 +176,23 @@ TEST(RecoveryUsesTest, AnOptimizerOfTheUsersOwnNamesItsStateAndCountsItsSteps) {
     const absl::Status refused = Recover({mine.ddp.get()}, *group[rank], Patient()).status();
     EXPECT_THAT(std::string(refused.message()),
                 HasSubstr("set RecoveryOptions::steps to the number of steps that this rank"));
-    // Once more, with what was missing. Rank 0's is damaged, and rank 1's is right.
+    // Once more, with what was missing. The state of rank 1 is damaged, which is rank 0 now.
     mine.ddp->SetOptimizerState(mine.State());
-    if (rank == 0) mine.velocity[0][0] += 1;
+    if (rank == 1) mine.velocity[0][0] += 1;
     EK_ASSIGN_OR_RETURN(Recovered recovered,
                         Recover({mine.ddp.get()}, *group[rank], Patient(mine.steps)));
     EXPECT_EQ(recovered.steps, 3);
     EXPECT_THAT(recovered.repaired,
                 ElementsAre("data_parallel#0: replicas differ after step 3: \"optimizer state 0\" "
-                            "(tensor 5) differs on rank 0"));
+                            "(tensor 5) differs on rank 1"));
+    EXPECT_EQ(recovered.source, 1);
     for (int i = 0; i < 2; ++i) EK_RETURN_IF_ERROR(mine.Step(false));
     mine.ddp.reset();
     return recovered.comm->Finalize();
   });
-  EXPECT_EQ(ranks[1].velocity, ranks[0].velocity);
-  EXPECT_EQ(ranks[2].velocity, ranks[0].velocity);
-  EXPECT_EQ(ranks[1].model.values(), ranks[0].model.values());
+  EXPECT_EQ(ranks[1].velocity, ranks[3].velocity);
+  EXPECT_EQ(ranks[2].velocity, ranks[3].velocity);
+  EXPECT_EQ(ranks[1].model.values(), ranks[3].model.values());
 }
 
 TEST(RecoveryUsesTest, OfTwoRanksThatDifferNoneIsTaken) {

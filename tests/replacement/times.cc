@@ -1,5 +1,5 @@
-// How long a job pauses when ranks are lost and replaced: kills or stops random ranks of a job of
-// four, one after the other, and prints medians and maxima.
+// Measures the pause of a job whose ranks are lost and replaced: kills or stops random ranks of a
+// job of four, one after the other, and prints medians and maxima.
 //
 //   bazel run -c opt //tests/replacement:times -- --backend=shm --losses=25
 //   bazel run -c opt //tests/replacement:times -- --backend=tcp --losses=5 --stop

@@ -143,7 +143,7 @@ TEST_P(ReplaceSaveTest, ALossInTheLastSave) {
     const absl::Time deadline = absl::Now() + absl::Seconds(30);
     while (!IsSaving(folder_) && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(1));
     absl::SleepFor(absl::Microseconds(static_cast<int64_t>(random_() % 60000)));
-    const bool is_hit = kill(pid, SIGKILL) == 0;
+    const bool is_hit = IsSaving(folder_) && kill(pid, SIGKILL) == 0;
     const Ended ended = run.Wait();
     SCOPED_TRACE(ended.err);
     EXPECT_EQ(ended.code, 0);

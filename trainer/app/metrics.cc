@@ -74,7 +74,11 @@ void MetricsWriter::FindLast() {
     const MetricsFields fields =
         MetricsFields::parse(line, /*cb=*/nullptr, /*allow_exceptions=*/false);
     if (!fields.is_object()) continue;  // A part of a line.
-    if (Is(fields, "event", "run")) last_ = {{"step", NumberOf(fields, "first_step") - 1}};
+    if (Is(fields, "event", "run")) {
+      last_ = {{"step", NumberOf(fields, "first_step") - 1}};
+      lost_ = 0;
+    }
+    lost_ += Is(fields, "event", "lost");
     if (Is(fields, "event", "lost") && Is(fields, "replaced", false))
       GoBack(NumberOf(fields, "step"));
     Note(fields);

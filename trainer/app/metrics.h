@@ -9,7 +9,7 @@
 //
 // Each line of a step, an evaluation, a sample, an epoch and the test is there once, also where a
 // rank was lost: one that was written already is not repeated. A process that takes over from rank
-// 0 finds the last lines in the file; if that is a pipe, it knows of none.
+// 0 finds the last lines in the file, unless that is a pipe.
 //
 // Threads: thread-compatible.
 // Errors:  the file system's own, with the path; later lines can still be written. An existing
@@ -50,6 +50,8 @@ class MetricsWriter {
   void GoBack(int64_t step);
   // Returns true if the line of `step` is missing and the one before it is there.
   bool Lacks(int64_t step) const;
+  // Returns the number of `lost` lines of this run that were there when the writer was made.
+  int lost() const { return lost_; }
 
  private:
   struct Close {
@@ -66,6 +68,7 @@ class MetricsWriter {
   const std::unique_ptr<std::FILE, Close> file_;
   bool is_torn_;                         // The file ends within a line.
   std::map<std::string, int64_t> last_;  // By event: the last step or epoch with a line.
+  int lost_ = 0;
 };
 
 // Returns the line for `fields`, without the newline.

@@ -78,7 +78,10 @@ void RunOutput::TakeOver(const RunPast& past) {
     shared.took = absl::ZeroDuration();
     WriteStep(shared, NumbersOf(shared, predictions_per_sample_));
   }
-  lost_.assign(past.lost.begin(), past.lost.begin() + past.lost_told);
+  // The last rank 0 may have written more lines than steps.
+  const int written = std::max(past.lost_written, metrics_ == nullptr ? 0 : metrics_->lost());
+  lost_.assign(past.lost.begin(),
+               past.lost.begin() + std::min(written, static_cast<int>(past.lost.size())));
   OnLost(past.lost);
 }
 

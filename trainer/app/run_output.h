@@ -68,10 +68,12 @@ struct LostRank {
 // The past of a run that a new rank 0 needs for its output.
 struct RunPast {
   std::vector<LostRank> lost;
-  int lost_told = 0;             // The number of them that another rank 0 has written.
+  int lost_written = 0;          // The number of them that another rank 0 has written.
   std::vector<StepFacts> steps;  // The last two.
 
-  static void VisitFields(auto& self, auto& visit) { visit(self.lost, self.lost_told, self.steps); }
+  static void VisitFields(auto& self, auto& visit) {
+    visit(self.lost, self.lost_written, self.steps);
+  }
 };
 
 class RunOutput {

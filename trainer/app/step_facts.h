@@ -38,7 +38,7 @@ struct StepFacts {
   StepClock clock = StepClock::kHost;  // Clock of the two times above: the device's on a device,
                                        // the host's on an exhausted rank.
 
-  // Those that are the same on all ranks.
+  // The fields that are the same on all ranks.
   static void VisitFields(auto& self, auto& visit) {
     visit(self.epoch, self.step, self.active, self.samples, self.learning_rate, self.loss_scale);
   }

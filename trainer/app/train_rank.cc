@@ -118,7 +118,7 @@ class Job {
     }
     const auto on_step = [this](const StepFacts& facts) {
       recorder_.OnStep(facts);
-      past_.lost_told = static_cast<int>(past_.lost.size());
+      past_.lost_written = static_cast<int>(past_.lost.size());
       if (past_.steps.size() == 2) past_.steps.erase(past_.steps.begin());
       past_.steps.push_back(facts);
       if (output_ != nullptr) output_->OnStep(facts);
@@ -321,9 +321,10 @@ class Job {
     Communicator& comm = run_.communicator();
     EK_ASSIGN_OR_RETURN(const std::vector<int> have,
                         ExchangeValues<int>(comm, "has record", has_record_ ? 1 : 0));
-    if (std::ranges::count(have, 0) == 0) return absl::OkStatus();
-    constexpr char kTopic[] = "record of the run";
     const auto source = std::ranges::find(have, 1) - have.begin();
+    if (source == comm.world_size()) has_record_ = true;  // The last one is lost: it begins here.
+    if (source == comm.world_size() || std::ranges::count(have, 0) == 0) return absl::OkStatus();
+    constexpr char kTopic[] = "record of the run";
     if (!has_record_) {
       EK_ASSIGN_OR_RETURN(const std::string bytes, comm.control().Receive(kTopic, comm.timeout()));
       EK_ASSIGN_OR_RETURN(Taken taken, internal::FromBytes<Taken>(bytes, kTopic));

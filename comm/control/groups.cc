@@ -153,7 +153,7 @@ absl::Status ControlGroups::OnFrame(PeerId peer, absl::string_view frame) {
     if (has_run && seat.silence.longest != absl::InfiniteDuration()) {
       seat.report = std::move(*failed);
       seat.reported_at = clock_;
-      seat.judge_at = clock_ + kOthersReport;
+      seat.judge_at = std::min(seat.judge_at, clock_ + kOthersReport);  // It may report again.
       look_at_ = std::min(look_at_, seat.judge_at);
       return absl::OkStatus();
     }

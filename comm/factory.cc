@@ -107,11 +107,11 @@ class NoBackend final : public Backend {
       "backend none has a control plane alone, and moves no data: choose auto");
 };
 
-absl::StatusOr<std::unique_ptr<Communicator>> MakeNone(int rank, int world_size,
-                                                       std::unique_ptr<ControlLink> link,
-                                                       const FactoryOptions& options) {
+absl::StatusOr<std::unique_ptr<Communicator>> MakeNoneOver(int rank, int world_size,
+                                                           std::unique_ptr<ControlLink> link,
+                                                           const FactoryOptions& options) {
   return internal::MakeGroup(
-      "the backend none", rank, world_size, std::move(link), options, MakeNone,
+      "the backend none", rank, world_size, std::move(link), options, MakeNoneOver,
       std::make_unique<NoBackend>(),
       [](NoBackend&, Communicator& comm, const FactoryOptions& options) {
         return internal::AwaitArrival(
@@ -119,6 +119,10 @@ absl::StatusOr<std::unique_ptr<Communicator>> MakeNone(int rank, int world_size,
                    {options.group, options.connect_timeout, options.communicator.watch.warn})
             .status();
       });
+}
+
+Made MakeNone(const Environment& environment, Route route, const FactoryOptions& options) {
+  return MakeNoneOver(environment.rank, environment.world_size, std::move(route.link), options);
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> CreateLocal(const Environment& environment,
@@ -137,6 +141,7 @@ MakeFunction MakeFunctionOf(absl::string_view backend) {
   if (backend == "auto" || backend == "hierarchical") return MakeHierarchical;
   if (backend == "tcp" || backend == "gloo") return MakeTcp;
   if (backend == "shm") return MakeShm;
+  if (backend == "none") return MakeNone;
   return nullptr;
 }
 
@@ -167,7 +172,7 @@ Made CreateWaiting(const Environment& environment, const FactoryOptions& options
     its.connect_timeout = timeout;
     return make(next, {std::move(link), *local_host}, its);
   };
-  if (make != MakeTcp) waiting.allocate = internal::AllocateRegistered;
+  if (make != MakeTcp && make != MakeNone) waiting.allocate = internal::AllocateRegistered;
   return internal::MakeWaiting(environment.rank, environment.world_size, std::move(waiting));
 }
 
@@ -186,10 +191,9 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateCommunicator(const Environme
     return CreateLocal(environment, options);
   if (options.backend == "nccl") return CreateNccl(environment, options);
   const MakeFunction make = MakeFunctionOf(options.backend);
-  if (make != nullptr || options.backend == "none") {
+  if (make != nullptr) {
     EK_ASSIGN_OR_RETURN(Route route, Connect(environment, options, options.connect_timeout));
-    if (make != nullptr) return make(environment, std::move(route), options);
-    return MakeNone(environment.rank, environment.world_size, std::move(route.link), options);
+    return make(environment, std::move(route), options);
   }
   return absl::InvalidArgumentError(
       absl::StrCat("unknown backend \"", options.backend,

@@ -245,7 +245,7 @@ TEST(CreateCommunicatorTest, ANewcomersCommunicatorWaits) {
                     {"EVENKEEL_SECRET", "00112233445566778899aabbccddeeff"},
                     {"EVENKEEL_NEWCOMER", "1"}});
   const Environment environment = ParseEnvironment(variables, {}).value();
-  for (const char* backend : {"auto", "shm", "tcp", "hierarchical"}) {
+  for (const char* backend : {"auto", "shm", "tcp", "hierarchical", "none"}) {
     auto comm = CreateCommunicator(environment, {.backend = backend});
     ASSERT_TRUE(comm.ok()) << comm.status();
     EXPECT_TRUE((*comm)->waiting());

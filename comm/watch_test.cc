@@ -360,13 +360,12 @@ struct Failures {
 // A link whose hub can fall silent, and that counts the failures that this rank reports to it.
 class FakeLink : public ControlLink {
  public:
-  FakeLink(std::unique_ptr<ControlLink> link, const std::atomic<bool>* is_silent,
-           Failures* failures)
-      : link_(std::move(link)), is_silent_(is_silent), failures_(failures) {}
+  FakeLink(std::unique_ptr<ControlLink> link, const std::atomic<int>* silence, Failures* failures)
+      : link_(std::move(link)), silence_(silence), failures_(failures) {}
   void Start(std::function<void(ToRank)> receive, std::function<void(absl::Status)> lost) override {
     link_->Start(
         [this, receive](ToRank message) {
-          if (!*is_silent_) receive(std::move(message));
+          if (*silence_ == 0) receive(std::move(message));
         },
         std::move(lost));
   }
@@ -376,29 +375,28 @@ class FakeLink : public ControlLink {
       ++failures_->reported;
       if (failed->unheard_us > 0) ++failures_->hub_must_judge;
     }
-    if (!*is_silent_) link_->Send(std::move(message));
+    if (*silence_ == 0) link_->Send(std::move(message));
   }
   absl::StatusOr<std::unique_ptr<ControlLink>> Open(absl::string_view, int, int, absl::Duration,
                                                     const Origin&) override {
     return absl::UnimplementedError("a fake");
   }
   std::string Key(absl::string_view purpose) const override { return link_->Key(purpose); }
-  absl::Duration Silence() const override {
-    return *is_silent_ ? absl::Seconds(7) : absl::ZeroDuration();
-  }
+  absl::Duration Silence() const override { return absl::Seconds(silence_->load()); }
   int HubRank() const override { return 1; }
   ControlCounters Counters() const override { return link_->Counters(); }
   void Stop() override { link_->Stop(); }
 
  private:
   const std::unique_ptr<ControlLink> link_;
-  const std::atomic<bool>* const is_silent_;
+  const std::atomic<int>* const silence_;  // In seconds.
   Failures* const failures_;
 };
 
-// Two ranks; whether the hub is silent for each, and how many failures they report.
-std::vector<std::unique_ptr<Communicator>> GroupWithHub(const std::atomic<bool>* silent0,
-                                                        const std::atomic<bool>* silent1,
+// Two ranks; for how long the hub is silent for each, in seconds, and how many failures they
+// report.
+std::vector<std::unique_ptr<Communicator>> GroupWithHub(const std::atomic<int>* silence0,
+                                                        const std::atomic<int>* silence1,
                                                         Failures* failures = nullptr) {
   std::vector<std::unique_ptr<Backend>> backends = internal::CreateLocalBackends(2);
   std::vector<std::unique_ptr<ControlLink>> links = internal::CreateLocalLinks(2);
@@ -408,7 +406,7 @@ std::vector<std::unique_ptr<Communicator>> GroupWithHub(const std::atomic<bool>*
         std::move(backends[rank]),
         std::make_unique<ControlChannel>(
             rank, 2,
-            std::make_unique<FakeLink>(std::move(links[rank]), rank == 0 ? silent0 : silent1,
+            std::make_unique<FakeLink>(std::move(links[rank]), rank == 0 ? silence0 : silence1,
                                        failures)),
         CommunicatorOptions{.watch = {.beat = kQuick}}));
   }
@@ -416,10 +414,10 @@ std::vector<std::unique_ptr<Communicator>> GroupWithHub(const std::atomic<bool>*
 }
 
 TEST(SilenceTest, ASilentHubEndsTheGroupHere) {
-  std::atomic<bool> is_silent = false;
-  const auto group = GroupWithHub(&is_silent, &is_silent);
+  std::atomic<int> silence = 0;
+  const auto group = GroupWithHub(&silence, &silence);
   const Work work = group[0]->user().Barrier();
-  is_silent = true;
+  silence = 7;
   const absl::Status status = work.Wait();
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;
   EXPECT_THAT(Message(status),
@@ -434,11 +432,11 @@ TEST(SilenceTest, ASilentHubEndsTheGroupHere) {
 // It swallows what the rank that has lost patience says, too; what tells the other is that it goes
 // for a new group.
 TEST(SilenceTest, AHubThatIsSilentForOneRankEndsTheGroupForTheOther) {
-  std::atomic<bool> is_silent = false, is_not = false;
-  const auto group = GroupWithHub(&is_silent, &is_not);
-  is_silent = true;
+  std::atomic<int> silence = 0, none = 0;
+  const auto group = GroupWithHub(&silence, &none);
+  silence = 7;
   EXPECT_TRUE(absl::IsUnavailable(EndOf(*group[0])));
-  is_silent = false;
+  silence = 0;
   std::thread survivor([&] { (void)group[0]->control().Regroup(absl::Seconds(30)); });
   EXPECT_THAT(Message(group[1]->AgreeAny(true).status()),
               HasSubstr("rank 0 has left the group for a new one"));
@@ -449,16 +447,36 @@ TEST(SilenceTest, AHubThatIsSilentForOneRankEndsTheGroupForTheOther) {
 // A rank that receives nothing is in two groups, and the error of the first ends the second.
 TEST(SilenceTest, TheHubJudgesAnErrorOfAnotherGroupThatTakesItForLost) {
   for (const bool is_hubs : {true, false}) {
-    std::atomic<bool> is_silent = false, is_not = false;
+    std::atomic<int> silence = 0, none = 0;
     Failures failures;
-    const auto group = GroupWithHub(&is_silent, &is_not, &failures);
-    is_silent = true;
+    const auto group = GroupWithHub(&silence, &none, &failures);
+    silence = 7;
     group[0]->Abort(is_hubs ? WithFailureInfo(absl::UnavailableError("it has received nothing"),
                                               {.kind = FailureKind::kRankLost})
                             : absl::DataLossError("the disk is gone"));
     // The watchdog may have reported the hub's silence, too.
     EXPECT_EQ(failures.reported - failures.hub_must_judge, is_hubs ? 0 : 1);
   }
+}
+
+// The hub does not judge the first report if it did not run for a while.
+TEST(SilenceTest, ARankThatReceivesNothingReportsItAgainAfterAsLong) {
+  std::atomic<int> silence = 0, none = 0;
+  Failures failures;
+  const auto group = GroupWithHub(&silence, &none, &failures);
+  const auto await_reports = [&](int reports) {
+    for (int i = 0; i < 1000 && failures.hub_must_judge < reports; ++i)
+      absl::SleepFor(absl::Milliseconds(10));
+    absl::SleepFor(10 * kQuick);
+    EXPECT_EQ(failures.hub_must_judge, reports);
+  };
+  silence = 7;
+  await_reports(1);
+  silence = 11;
+  await_reports(1);
+  silence = 13;
+  await_reports(2);
+  silence = 0;
 }
 
 class FinalStates final : public internal::GroupExtension {
@@ -480,9 +498,9 @@ class FinalStates final : public internal::GroupExtension {
 void Extend(Communicator& comm, const std::string& state) { comm.Extension<FinalStates>(state); }
 
 TEST(FinalizeTest, EqualStatesOfExtensionsAreNoDisagreement) {
-  std::atomic<bool> is_silent = false;
+  std::atomic<int> silence = 0;
   Failures failures;
-  const auto group = GroupWithHub(&is_silent, &is_silent, &failures);
+  const auto group = GroupWithHub(&silence, &silence, &failures);
   for (const auto& comm : group) Extend(*comm, "1 step");
   absl::Status end;
   std::thread other([&] { end = group[1]->Finalize(absl::Seconds(30)); });
@@ -501,8 +519,8 @@ std::vector<absl::Status> FinalizeAll(const std::vector<std::unique_ptr<Communic
 
 TEST(FinalizeTest, ARankWithoutAnExtensionLearnsOfTheOthersStates) {
   for (const int extended : {0, 1}) {
-    std::atomic<bool> is_silent = false;
-    const auto group = GroupWithHub(&is_silent, &is_silent);
+    std::atomic<int> silence = 0;
+    const auto group = GroupWithHub(&silence, &silence);
     Extend(*group[extended], "1 step");
     for (const absl::Status& end : FinalizeAll(group)) {
       EXPECT_TRUE(absl::IsFailedPrecondition(end)) << end;
@@ -512,8 +530,8 @@ TEST(FinalizeTest, ARankWithoutAnExtensionLearnsOfTheOthersStates) {
 }
 
 TEST(FinalizeTest, ARankWithoutAnExtensionIsEqualToOneWithoutAState) {
-  std::atomic<bool> is_silent = false;
-  const auto group = GroupWithHub(&is_silent, &is_silent);
+  std::atomic<int> silence = 0;
+  const auto group = GroupWithHub(&silence, &silence);
   Extend(*group[0], "");
   for (const absl::Status& end : FinalizeAll(group)) EXPECT_TRUE(end.ok()) << end;
 }
@@ -521,9 +539,9 @@ TEST(FinalizeTest, ARankWithoutAnExtensionIsEqualToOneWithoutAState) {
 // Each rank finds the disagreement by itself. The first rank to end its process would count as
 // lost if it had not reported the reason to the hub before.
 TEST(FinalizeTest, EachRankReportsADisagreementBeforeItIsGone) {
-  std::atomic<bool> is_silent = false;
+  std::atomic<int> silence = 0;
   Failures failures;
-  const auto group = GroupWithHub(&is_silent, &is_silent, &failures);
+  const auto group = GroupWithHub(&silence, &silence, &failures);
   Extend(*group[0], "1 step");
   Extend(*group[1], "2 steps");
   std::vector<absl::Status> ends(2);

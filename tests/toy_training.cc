@@ -44,12 +44,20 @@ std::vector<float> Momentum(const OptimizerState& state) {
   return flat;
 }
 
+std::vector<int> SizesOf(const ToySettings& settings) {
+  std::vector<int> sizes = kSizes;
+  sizes[0] += settings.is_misfit;
+  return sizes;
+}
+
 }  // namespace
 
 class ToyTrainer::Parts {
  public:
-  explicit Parts(const Communicator& comm)
-      : model(kSizes, /*seed=*/0, comm.device()), runtime(comm.runtime()) {}
+  Parts(const Communicator& comm, const ToySettings& settings)
+      : model(SizesOf(settings), /*seed=*/0, comm.device()), runtime(comm.runtime()) {
+    if (settings.is_exact) model.RoundGradients();
+  }
 
   // The host's arithmetic begins when what the device does has ended. Nothing on the CPU.
   absl::Status Finish() {
@@ -74,7 +82,7 @@ absl::StatusOr<std::unique_ptr<ToyTrainer>> ToyTrainer::Create(Communicator* com
 ToyTrainer::ToyTrainer(const ToySettings& settings, const Communicator& comm)
     : settings_(settings),
       data_rank_(settings.data_rank >= 0 ? settings.data_rank : comm.rank()),
-      parts_(std::make_unique<Parts>(comm)) {
+      parts_(std::make_unique<Parts>(comm, settings)) {
   result_.last.weights = Flat(parts_->model.values());
 }
 
@@ -165,6 +173,10 @@ absl::Status ToyTrainer::Step(int step, int batch) {
   return At(StepPoint::kStepped, step);
 }
 
+ToyState ToyTrainer::state() const {
+  return {Flat(parts_->model.values()), Momentum(parts_->optimizer->state())};
+}
+
 absl::Status ToyTrainer::TakeState() {
   EK_RETURN_IF_ERROR(parts_->Finish());
   EK_ASSIGN_OR_RETURN(const OptimizerState state, parts_->optimizer->Consolidate());
@@ -196,8 +208,9 @@ std::vector<ToyStep> GroupSteps(const std::vector<std::vector<int>>& batches) {
   return steps;
 }
 
-std::vector<ToyState> TrainToyAlone(const std::vector<ToyStep>& steps) {
+std::vector<ToyState> TrainToyAlone(const std::vector<ToyStep>& steps, bool is_exact) {
   ToyModel model(kSizes);
+  if (is_exact) model.RoundGradients();
   std::vector<std::vector<float>> momentum;
   for (int size : kSizes) momentum.emplace_back(size, 0.0f);
   std::vector<ToyState> states = {{Flat(model.values()), Flat(momentum)}};
@@ -211,7 +224,7 @@ std::vector<ToyState> TrainToyAlone(const std::vector<ToyStep>& steps) {
             static_cast<float>(kMomentum) * momentum[p][j] + sum / static_cast<float>(step.divisor);
       }
       for (int j = 0; j < kSizes[p]; ++j)
-        weights[j] -= static_cast<float>(kLearningRate) * momentum[p][j];
+        weights[j] = std::fma(momentum[p][j], static_cast<float>(-kLearningRate), weights[j]);
     }
     states.push_back({Flat(model.values()), Flat(momentum)});
   }

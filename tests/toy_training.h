@@ -56,6 +56,9 @@ struct ToySettings {
   int accumulating_step = -1;     // This one does not synchronise.
   std::vector<Bytes> caps = {Bytes{8}, Bytes{24}};
   int data_rank = -1;  // Whose data this is; -1: the rank's in the group.
+  // The bits of the state depend on no order of additions, in groups of 2, 4, 8, ... ranks.
+  bool is_exact = false;
+  bool is_misfit = false;  // The first parameter has one element more.
   JoinOptions join_options;
   // The scope in which the loop runs, before it begins.
   std::function<void(JoinScope&)> on_scope;
@@ -88,6 +91,8 @@ class ToyTrainer {
   absl::Status Train(int first_step = 0);
   const ToyResult& result() const { return result_; }
   std::vector<Joinable*> joinables() const;
+  // This rank's at the moment, of an optimizer that is not sharded.
+  ToyState state() const;
 
  private:
   class Parts;
@@ -118,7 +123,7 @@ struct ToyStep {
 std::vector<ToyStep> GroupSteps(const std::vector<std::vector<int>>& batches);
 // [0]: at the start; [k]: after k steps. No library of ours computes it, apart from the model's
 // gradient.
-std::vector<ToyState> TrainToyAlone(const std::vector<ToyStep>& steps);
+std::vector<ToyState> TrainToyAlone(const std::vector<ToyStep>& steps, bool is_exact = false);
 
 // Returns true if they differ by no more than another order of additions can explain.
 bool IsClose(const std::vector<float>& a, const std::vector<float>& b);

@@ -12,6 +12,7 @@
 #define EVENKEEL_BUCKET_TESTING_TOY_MODEL_H_
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -46,6 +47,9 @@ class ToyModel {
   }
 
   ParameterSet& params() { return params_; }
+  // From now on gradients depend on rank and batch alone, and are multiples of 1/256: sums over
+  // ranks have the same bits in any order.
+  void RoundGradients() { rounds_ = true; }
   void CopyValuesFrom(const ToyModel& other) {
     for (size_t p = 0; p < values_.size(); ++p)
       std::copy(other.values_[p].begin(), other.values_[p].end(), values_[p].begin());
@@ -60,8 +64,9 @@ class ToyModel {
   }
 
   float GradientAt(int param, int j, int rank, int batch) const {
-    return 0.25f * values_[param][j] + Noise(rank, batch, param, j) +
-           0.125f * buffer_[j % buffer_.size()];
+    const float noise = Noise(rank, batch, param, j);
+    if (rounds_) return std::round(noise * 256) / 256;
+    return 0.25f * values_[param][j] + noise + 0.125f * buffer_[j % buffer_.size()];
   }
 
   // Adds to gradients that are there, as a real backward does, and announces each trained
@@ -104,6 +109,7 @@ class ToyModel {
   std::vector<std::vector<float>> values_;
   std::vector<std::vector<float>> grads_;
   std::vector<float> buffer_ = {0.5f, -0.25f, 0.125f};
+  bool rounds_ = false;
   ParameterSet params_;
 };
 

@@ -92,7 +92,7 @@ void ControlGroups::Join(PeerId peer, const Hello& hello) {
   if (hello.incarnation > 0) {
     families_[family].incarnations[hello.rank] = hello.incarnation;
     for (auto& [other, newcomer] : newcomers_) {
-      if (newcomer.family != family || newcomer.place != hello.rank || newcomer.rank >= 0) continue;
+      if (newcomer.family != family || newcomer.place != hello.rank || newcomer.is_holder) continue;
       Refuse(other, newcomer,
              absl::FailedPreconditionError(absl::StrCat(
                  "another process, number ", hello.incarnation, ", has come to the place of rank ",
@@ -153,7 +153,7 @@ absl::Status ControlGroups::OnFrame(PeerId peer, absl::string_view frame) {
     if (has_run && seat.silence.longest != absl::InfiniteDuration()) {
       seat.report = std::move(*failed);
       seat.reported_at = clock_;
-      seat.judge_at = clock_ + kOthersReport;
+      seat.judge_at = std::min(seat.judge_at, clock_ + kOthersReport);  // It may report again.
       look_at_ = std::min(look_at_, seat.judge_at);
       return absl::OkStatus();
     }
@@ -207,6 +207,20 @@ void ControlGroups::TakeBack(Newcomer& newcomer) {
   group->second.hub->OnNewcomerLost(rank);
 }
 
+bool ControlGroups::HoldsPlace(const Newcomer& newcomer) const {
+  const auto group = groups_.find(newcomer.group);
+  return newcomer.is_holder && group != groups_.end() && !IsContinued(group->second);
+}
+
+bool ControlGroups::MayEnter(const Newcomer& newcomer) const {
+  return newcomer.is_ready &&
+         (newcomer.is_holder || std::ranges::none_of(newcomers_, [&](const auto& entry) {
+            const Newcomer& other = entry.second;
+            return other.family == newcomer.family && other.place == newcomer.place &&
+                   HoldsPlace(other);
+          }));
+}
+
 void ControlGroups::OfferNewcomers() {
   while (!offers_due_.empty()) {
     const std::string name = *offers_due_.begin();
@@ -222,7 +236,7 @@ void ControlGroups::OfferNewcomers() {
                 "the job has ended, and with it the wait for the place of rank ", newcomer.place)));
       } else if (family->second.places_left_out.contains(newcomer.place)) {
         Refuse(peer, newcomer, TooLate(newcomer.place));
-      } else {
+      } else if (MayEnter(newcomer)) {
         ready.insert(newcomer.place);
       }
     }
@@ -237,12 +251,13 @@ void ControlGroups::Enter(Group& group, const std::string& key, absl::Span<const
   for (const int rank : ranks) {
     const auto found = std::ranges::find_if(newcomers_, [&](const auto& entry) {
       const Newcomer& newcomer = entry.second;
-      return newcomer.is_ready && newcomer.family == group.family &&
+      return MayEnter(newcomer) && newcomer.family == group.family &&
              newcomer.place == regrouped.members[rank];
     });
     if (found == newcomers_.end()) continue;  // It is offered as long as it is ready.
     auto& [peer, newcomer] = *found;
     newcomer.is_ready = false;
+    newcomer.is_holder = true;
     newcomer.group = key;
     newcomer.rank = rank;
     group.entered[rank] = peer;
@@ -441,6 +456,9 @@ void ControlGroups::Deliver(const std::string& key, absl::Span<const int> to,
       families_[group.family].places_left_out.insert(place);
     offers_due_.insert(group.family);
   }
+  if (const auto* exchanged = std::get_if<to_rank::Exchanged>(&message);
+      exchanged != nullptr && exchanged->id.topic == kMadeTopic)
+    offers_due_.insert(group.family);
   if (const auto* failed = std::get_if<to_rank::Failed>(&message)) {
     if (!std::exchange(group.has_failed, true)) AppendGroup(group, &group.failure);
     const bool is_to_all = !failed->is_cut_off;  // A lost rank gets another text.

@@ -102,8 +102,9 @@ class ControlGroups : public ControlSeats {
     int place = 0;
     Silence silence;
     bool is_ready = false;
-    int64_t request = 0;   // The number of its last request.
-    absl::Status refusal;  // Why it never gets the place.
+    bool is_holder = false;  // A hub has given it the place.
+    int64_t request = 0;     // The number of its last request.
+    absl::Status refusal;    // Why it never gets the place.
     // The group (the key in `groups_`) in which the hub has given it the place of `rank`, until it
     // asks again. The group may be gone.
     std::string group;
@@ -130,6 +131,10 @@ class ControlGroups : public ControlSeats {
   void Deliver(const std::string& key, absl::Span<const int> to, const ToRank& message);
   absl::Status CheckNewcomer(const Hello& hello) const;
   void OnNewcomersFrame(PeerId peer, Newcomer& newcomer, const ToHub& message);
+  // Returns whether it has the place, and no seat yet in a group that is made.
+  bool HoldsPlace(const Newcomer& newcomer) const;
+  // Returns whether it is ready, and no other newcomer holds its place.
+  bool MayEnter(const Newcomer& newcomer) const;
   // Informs the hubs of the families in `offers_due_` which newcomers are ready, and refuses those
   // that are too late. Called at the end of each call, when no hub delivers.
   void OfferNewcomers();

@@ -284,6 +284,27 @@ TEST(NewcomersTest, OfTwoForOnePlaceTheLaterProcessCounts) {
   EXPECT_THAT(server.Reply(kNewcomer + 1).ranks, ElementsAre(0, 1, 2, 3));
 }
 
+TEST(NewcomersTest, OneThatWasChosenKeepsThePlaceUntilItIsLost) {
+  Server server;
+  server.Lose(2);
+  server.Come(kNewcomer, 2, 1);
+  for (const int rank : {0, 1, 3}) server.Regroup(rank, kLong);
+  EXPECT_TRUE(server.HasReply(kNewcomer));
+  server.Lose(3);  // The new group is made again.
+  server.Come(kNewcomer + 1, 2, 2);
+  server.Come(kNewcomer + 2, 3, 1);
+  for (const int rank : {0, 1}) server.Regroup(rank, kLong);
+  EXPECT_EQ(server.Replies(0), 1) << "number 1 has not asked yet";
+  server.Ask(kNewcomer);
+  EXPECT_EQ(server.Replies(kNewcomer), 2);
+  EXPECT_THAT(server.Reply(kNewcomer).entered, ElementsAre(2, 3));
+  EXPECT_FALSE(server.HasReply(kNewcomer + 1)) << "it waits";
+  server.Lose(kNewcomer);
+  for (const int rank : {0, 1}) server.Regroup(rank, kLong);
+  server.Ask(kNewcomer + 2);
+  EXPECT_THAT(server.Reply(kNewcomer + 1).entered, ElementsAre(2, 3));
+}
+
 TEST(NewcomersTest, OneOfAnotherWorldIsRefused) {
   Server server;
   Hello other = Server::NewcomerFor(2, 1);
@@ -326,6 +347,29 @@ TEST(NewcomersTest, OneEntersTheGroupThatContinuesTheFirst) {
   EXPECT_THAT(server.Reply(kNewcomer).members, ElementsAre(0, 2, 3));
   EXPECT_FALSE(server.groups().Check(Server::NewcomerFor(1, 1)).ok())
       << "it went on without rank 1";
+}
+
+// Its connection as a newcomer may end later than that to the group.
+TEST(NewcomersTest, OneThatIsLostInTheNewGroupHasThePlaceNoMore) {
+  Server server;
+  server.Come(kNewcomer, 2, 1);
+  server.Lose(2);
+  for (const int rank : {0, 1, 3}) server.Regroup(rank, kLong);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    server.groups().Join(10 + rank, {.kind = Hello::Kind::kControl,
+                                     .group = "world+1",
+                                     .members = "0,1,2,3",
+                                     .rank = rank,
+                                     .world_size = kRanks});
+  }
+  server.Come(kNewcomer + 1, 2, 2);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const to_hub::Exchange made{.id = {kMadeTopic, 0}, .parts = {{1, ""}}};
+    EXPECT_TRUE(server.groups().OnFrame(10 + rank, Serialize(ToHub(made))).ok());
+  }
+  server.Lose(12);
+  for (const int rank : {10, 11, 13}) server.Regroup(rank, kLong);
+  EXPECT_EQ(server.Reply(kNewcomer + 1).group, "world+1");
 }
 
 // A rank whose attempt has ended just before does not meet those that are left behind: two groups

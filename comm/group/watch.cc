@@ -172,8 +172,10 @@ absl::Duration Watch::Look() {
 void Watch::CheckHub() {
   if (options_.silence <= absl::ZeroDuration()) return;
   const absl::Duration silence = control_.link().Silence();
-  const bool has_reported = std::exchange(has_reported_silence_, silence > options_.silence);
-  if (has_reported || !has_reported_silence_) return;
+  if (silence <= options_.silence) reported_silence_ = absl::ZeroDuration();
+  // Reports again after as long: a hub that did not run for a while judges no report then.
+  if (silence <= reported_silence_ + options_.silence) return;
+  reported_silence_ = silence;
   const absl::Status why = WithFailureInfo(
       absl::UnavailableError(
           absl::StrCat("rank ", control_.rank(), " has received nothing for ", Short(silence),

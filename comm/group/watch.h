@@ -90,8 +90,8 @@ class Watch {
   const ExtensionSlot& extension_;
   const Agreements& agreements_;
   const WatchOptions& options_;
-  std::set<int64_t> warned_;           // Waits with a warning; the watchdog's thread only.
-  bool has_reported_silence_ = false;  // The watchdog's thread only.
+  std::set<int64_t> warned_;         // Waits with a warning; the watchdog's thread only.
+  absl::Duration reported_silence_;  // At the last report of it.
   std::atomic<bool> any_left_ = false;
   absl::Mutex mutex_;
   // The positions of ranks that have left: rank -> channel -> position.

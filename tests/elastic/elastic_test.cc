@@ -39,7 +39,7 @@ Reports RunAsThreads(const ElasticTraining& training) {
   for (size_t rank = 0; rank < reports.size(); ++rank) {
     threads.emplace_back([&, rank, comm = std::move((*group)[rank])]() mutable {
       try {
-        reports[rank] = TrainElastically(std::move(comm), training, [] { throw Dead(); });
+        reports[rank] = TrainElastically(std::move(comm), training, {.die = [] { throw Dead(); }});
       } catch (const Dead&) {
       }
     });
@@ -121,16 +121,16 @@ INSTANTIATE_TEST_SUITE_P(, ElasticTest, testing::ValuesIn(Cases()),
                          });
 
 TEST(ElasticReferenceTest, IsThePlainTrainingWhereNobodyIsLost) {
-  EXPECT_EQ(TrainElasticallyAlone({3, 2}, {}).weights,
+  EXPECT_EQ(TrainElasticallyAlone({.inputs = {3, 2}}, {}).weights,
             TrainToyAlone(GroupSteps({{0, 1, 2}, {0, 1}})).back().weights);
 }
 
 TEST(ElasticReferenceTest, DependsOnWhoIsLostAndWhen) {
   const std::vector<int> inputs = {4, 4, 4};
-  const std::vector<float> weights = TrainElasticallyAlone(inputs, {{2, {0}}}).weights;
-  EXPECT_FALSE(IsClose(weights, TrainElasticallyAlone(inputs, {{2, {1}}}).weights));
-  EXPECT_FALSE(IsClose(weights, TrainElasticallyAlone(inputs, {{3, {0}}}).weights));
-  EXPECT_FALSE(IsClose(weights, TrainElasticallyAlone(inputs, {}).weights));
+  const std::vector<float> weights = TrainElasticallyAlone({.inputs = inputs}, {{2, {0}}}).weights;
+  EXPECT_FALSE(IsClose(weights, TrainElasticallyAlone({.inputs = inputs}, {{2, {1}}}).weights));
+  EXPECT_FALSE(IsClose(weights, TrainElasticallyAlone({.inputs = inputs}, {{3, {0}}}).weights));
+  EXPECT_FALSE(IsClose(weights, TrainElasticallyAlone({.inputs = inputs}, {}).weights));
 }
 
 }  // namespace

@@ -25,8 +25,9 @@ absl::Status Main(absl::string_view text) {
   EK_ASSIGN_OR_RETURN(const Environment environment, ReadEnvironment());
   EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> comm,
                       CreateCommunicator(environment, {.backend = BackendOfProcesses()}));
-  EK_ASSIGN_OR_RETURN(const ElasticReport report,
-                      TrainElastically(std::move(comm), training, [] { kill(getpid(), SIGKILL); }));
+  EK_ASSIGN_OR_RETURN(
+      const ElasticReport report,
+      TrainElastically(std::move(comm), training, {.die = [] { kill(getpid(), SIGKILL); }}));
   const std::string line = ToLine(report);
   (void)!write(STDOUT_FILENO, line.data(), line.size());  // In one piece: all ranks write there.
   return absl::OkStatus();

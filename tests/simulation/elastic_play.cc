@@ -92,7 +92,8 @@ class ElasticPlay : public Play {
       lost_.insert(rank);
       stage.world.Kill(stage.ranks[rank]);
     };
-    reports_[rank] = TrainElastically(std::move(comm), training_, die, [this] { ++begun_; });
+    reports_[rank] =
+        TrainElastically(std::move(comm), training_, {.die = die, .begin = [this] { ++begun_; }});
     has_ended_[rank] = true;
   }
 

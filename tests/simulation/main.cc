@@ -43,7 +43,8 @@ DEFINE_string(worlds, "2,3,4,5,8", "The numbers of ranks to choose from.");
 DEFINE_string(backends, "tcp",
               "The backends to choose from: tcp, shm (all ranks on one machine), hierarchical "
               "(several ranks on each machine).");
-DEFINE_string(play, "", "Runs only plays of this kind: fault, program, elastic or balance.");
+DEFINE_string(play, "",
+              "Runs only plays of this kind: fault, program, elastic, replace or balance.");
 DEFINE_int32(jobs, 2, "The number of worlds that run at a time, one on each processor.");
 DEFINE_bool(list, false, "Only lists the runs.");
 DEFINE_bool(trace, false, "Prints every event.");
@@ -54,11 +55,12 @@ DEFINE_int32(most_failures, 20, "Starts no more seeds after so many failures.");
 namespace evenkeel::simulation {
 namespace {
 
-constexpr Nanos kLimit = 90 * kSecond;          // Virtual time.
-constexpr Nanos kBalanceLimit = 300 * kSecond;  // Up to 80 steps, in each of which ranks may pause.
-constexpr int kMostTries = 300;                 // To cut a run down.
-constexpr size_t kMostLines = 20;               // Of a failure's complaints, and of its warnings.
-constexpr unsigned kPatienceSeconds = 600;      // Real time, for one world.
+constexpr Nanos kLimit = 90 * kSecond;  // Virtual time.
+// Of up to 80 steps, in each of which ranks may pause; or of several waits for newcomers.
+constexpr Nanos kLongLimit = 300 * kSecond;
+constexpr int kMostTries = 300;             // To cut a run down.
+constexpr size_t kMostLines = 20;           // Of a failure's complaints, and of its warnings.
+constexpr unsigned kPatienceSeconds = 600;  // Real time, for one world.
 
 struct Result {
   uint64_t seed = 0;
@@ -99,6 +101,7 @@ std::unique_ptr<Play> PlayOf(uint64_t seed) {
   if (FLAGS_play == "fault") return MakeFaultPlay(seed, options);
   if (FLAGS_play == "program") return MakeProgramPlay(seed, options);
   if (FLAGS_play == "elastic") return MakeElasticPlay(seed, options);
+  if (FLAGS_play == "replace") return MakeReplacePlay(seed, options);
   if (FLAGS_play == "balance") return MakeBalancePlay(seed, options);
   return MakePlay(seed, options);
 }
@@ -121,7 +124,8 @@ void AppendLines(const std::vector<std::string>& lines, std::string& text) {
 [[noreturn]] void RunHere(Play& play, const Weather& weather, int out) {
   alarm(kPatienceSeconds);
   const absl::Time start = absl::Now();
-  const PlayedRun run = Perform(play, weather, FLAGS_play == "balance" ? kBalanceLimit : kLimit);
+  const bool is_long = FLAGS_play == "balance" || FLAGS_play == "replace";
+  const PlayedRun run = Perform(play, weather, is_long ? kLongLimit : kLimit);
   const Verdict& verdict = run.verdict;
   const double slowest = verdict.seconds.empty()
                              ? 0
@@ -319,10 +323,10 @@ int main(int argc, char** argv) {
   evenkeel::simulation::LeaveTheShell();
   gflags::SetUsageMessage("Runs the real code of many ranks in simulated worlds.");
   gflags::ParseCommandLineFlags(&argc, &argv, /*remove_flags=*/true);
-  constexpr const char* kPlays[] = {"", "fault", "program", "elastic", "balance"};
+  constexpr const char* kPlays[] = {"", "fault", "program", "elastic", "replace", "balance"};
   if (std::find(std::begin(kPlays), std::end(kPlays), FLAGS_play) == std::end(kPlays)) {
     std::cerr << "simulation: --play=" << FLAGS_play
-              << " is not a play; use fault, program, elastic or balance\n";
+              << " is not a play; use fault, program, elastic, replace or balance\n";
     return 2;
   }
   return FLAGS_list ? evenkeel::simulation::List() : evenkeel::simulation::RunAll();

@@ -10,7 +10,6 @@
 #include "absl/time/time.h"
 #include "evenkeel/comm/environment.h"
 #include "evenkeel/comm/factory.h"
-#include "evenkeel/comm/rendezvous/tcp_store_server.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel::simulation {
@@ -29,26 +28,31 @@ class Performance {
         stage_{world_, network_, {}} {
     stage_.points_to_loss = weather.points_to_loss;
     Draws draws(weather.world.seed + 1);
-    const int hosts = play.world_size() + (play.rank0_hosts() ? 0 : 1);
-    for (int i = 0; i < hosts; ++i) {
-      const bool is_rank = i < play.world_size();
-      Host host{.name = is_rank ? absl::StrCat("rank ", i) : "store",
-                .machine = is_rank ? weather.machines[i] : weather.machine_of_store,
-                .slowness = i == weather.slow_host ? weather.slowness : 1};
-      if (weather.clock_spread > 0) {
-        host.clock_offset =
-            static_cast<Nanos>(draws.Fraction() * static_cast<double>(weather.clock_spread));
-        host.clock_drift = weather.clock_drift * (2 * draws.Fraction() - 1);
-      }
-      for (const std::unique_ptr<Host>& earlier : world_.hosts()) {
-        if (earlier->machine != host.machine) continue;
-        host.clock_offset = earlier->clock_offset;
-        host.clock_drift = earlier->clock_drift;
-      }
-      Host* const added = world_.AddHost(host);
-      if (is_rank) stage_.ranks.push_back(added);
-      if (play.rank0_hosts() ? i == 0 : !is_rank) stage_.store = added;
+    for (int rank = 0; rank < play.world_size(); ++rank) {
+      stage_.ranks.push_back(AddHost({.name = absl::StrCat("rank ", rank),
+                                      .machine = weather.machines[rank],
+                                      .slowness = rank == weather.slow_host ? weather.slowness : 1},
+                                     draws));
+      incarnations_.push_back(0);
     }
+    stage_.store = play.rank0_hosts()
+                       ? stage_.ranks[0]
+                       : AddHost({.name = "store", .machine = weather.machine_of_store}, draws);
+    // They exist from the beginning, so that the network can fail for them, too.
+    for (const Newcomer& newcomer : play.newcomers()) {
+      const bool has_own_machine = newcomer.has_own_machine && weather.backend != "shm";
+      stage_.ranks.push_back(
+          AddHost({.name = absl::StrCat("newcomer ", newcomer.place),
+                   .machine = has_own_machine ? -1 : weather.machines[newcomer.place]},
+                  draws));
+      places_.push_back(newcomer.place);
+      incarnations_.push_back(0);
+    }
+    stage_.start = [this](int newcomer, int incarnation) {
+      const int rank = play_.world_size() + newcomer;
+      incarnations_[rank] = incarnation;
+      world_.Start(stage_.ranks[rank], [this, rank] { RunRank(rank); });
+    };
   }
 
   PlayedRun Run(Nanos limit) {
@@ -71,6 +75,20 @@ class Performance {
   }
 
  private:
+  Host* AddHost(Host host, Draws& draws) {
+    if (weather_.clock_spread > 0) {
+      host.clock_offset =
+          static_cast<Nanos>(draws.Fraction() * static_cast<double>(weather_.clock_spread));
+      host.clock_drift = weather_.clock_drift * (2 * draws.Fraction() - 1);
+    }
+    for (const std::unique_ptr<Host>& earlier : world_.hosts()) {
+      if (earlier->machine != host.machine) continue;
+      host.clock_offset = earlier->clock_offset;
+      host.clock_drift = earlier->clock_drift;
+    }
+    return world_.AddHost(host);
+  }
+
   std::string Leftovers(bool is_over) const {
     std::string text = network_.misuse();
     if (!is_over) return absl::StrCat(text, "not ended: ", world_.Unfinished());
@@ -83,19 +101,24 @@ class Performance {
   // Hosts the store as a launcher does, until the last rank has ended.
   void HostStore() {
     const std::string address = absl::StrCat(Network::AddressOf(*stage_.store), ":", kPort);
-    absl::StatusOr<std::unique_ptr<TcpStoreServer>> server =
-        TcpStoreServer::Create({.address = address,
-                                .secret = kSecret,
-                                .world_size = play_.world_size(),
-                                .host = "the simulation"});
-    if (!server.ok()) absl::StrAppend(&stage_.crash, server.status().ToString());
-    while (!HaveAllEnded()) absl::SleepFor(absl::Milliseconds(100));
+    const absl::StatusOr<std::shared_ptr<void>> store =
+        play_.HostStore({.address = address,
+                         .secret = kSecret,
+                         .world_size = play_.world_size(),
+                         .host = "the simulation"});
+    if (!store.ok()) absl::StrAppend(&stage_.crash, store.status().ToString());
+    while (!HaveAllEnded()) {
+      absl::SleepFor(absl::Milliseconds(100));
+      play_.Tend(stage_);
+    }
   }
 
   bool HaveAllEnded() const {
-    for (int rank = 0; rank < play_.world_size(); ++rank) {
+    for (int rank = 0; rank < static_cast<int>(stage_.ranks.size()); ++rank) {
       const Host& host = *stage_.ranks[rank];
-      if (!host.is_dead && !host.is_stopped && !has_ended_.contains(rank)) return false;
+      const bool has_started = rank < play_.world_size() || incarnations_[rank] > 0;
+      if (has_started && !host.is_dead && !host.is_stopped && !has_ended_.contains(rank))
+        return false;
     }
     return true;
   }
@@ -111,7 +134,9 @@ class Performance {
   }
 
   absl::StatusOr<std::unique_ptr<Communicator>> MakeGroup(int rank) {
-    EK_ASSIGN_OR_RETURN(Environment environment, EnvironmentOfRank(rank, play_.world_size()));
+    const int place = rank < play_.world_size() ? rank : places_[rank - play_.world_size()];
+    EK_ASSIGN_OR_RETURN(Environment environment, EnvironmentOfRank(place, play_.world_size()));
+    environment.newcomer = incarnations_[rank];
     environment.store_addresses = {absl::StrCat(Network::AddressOf(*stage_.store), ":", kPort)};
     environment.secret = kSecret;
     environment.is_one_host = false;
@@ -130,10 +155,17 @@ class Performance {
   World world_;
   Network network_;
   Stage stage_;
+  std::vector<int> places_;        // Of newcomers.
+  std::vector<int> incarnations_;  // Of ranks and newcomers; 0: a rank, or not started.
   std::set<int> has_ended_;
 };
 
 }  // namespace
+
+absl::StatusOr<std::shared_ptr<void>> Play::HostStore(const TcpStoreServerOptions& options) {
+  EK_ASSIGN_OR_RETURN(std::shared_ptr<TcpStoreServer> server, TcpStoreServer::Create(options));
+  return std::shared_ptr<void>(std::move(server));
+}
 
 std::unique_ptr<Play> MakePlay(uint64_t seed, const PlayOptions& options) {
   const bool is_large = std::any_of(options.world_sizes.begin(), options.world_sizes.end(),

@@ -14,12 +14,15 @@
 #define EVENKEEL_TESTS_SIMULATION_PLAY_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/rendezvous/tcp_store_server.h"
 #include "evenkeel/tests/faults/verdict.h"
 #include "evenkeel/tests/simulation/network.h"
 #include "evenkeel/tests/simulation/weather.h"
@@ -30,11 +33,20 @@ namespace evenkeel::simulation {
 struct Stage {
   World& world;
   Network& network;
-  std::vector<Host*> ranks;
-  Host* store = nullptr;  // Rank 0's host, if rank 0 hosts the store.
+  std::vector<Host*> ranks;  // Those of the first group, and after them those of newcomers.
+  Host* store = nullptr;     // Rank 0's host, if rank 0 hosts the store.
   int points_to_loss = 0;
   std::string warnings;  // The warnings of all ranks, one per line.
   std::string crash;     // The errors of ranks that could not make their group.
+  // Starts a process of Play::newcomers() as the process of this number (EVENKEEL_NEWCOMER) in its
+  // place.
+  std::function<void(int newcomer, int incarnation)> start;
+};
+
+// A process that may be started in the place of a lost rank.
+struct Newcomer {
+  int place = 0;
+  bool has_own_machine = false;  // False: it is on that of the lost rank.
 };
 
 class Play {
@@ -46,9 +58,14 @@ class Play {
   virtual bool rank0_hosts() const = 0;
   virtual bool moves_data() const { return true; }
   virtual CommunicatorOptions options() const = 0;
+  virtual std::vector<Newcomer> newcomers() const { return {}; }
   // Called before the ranks run.
   virtual void Prepare(Stage&) {}
-  // Called on a thread of the rank's host.
+  // Returns the store, on whose host it is called.
+  virtual absl::StatusOr<std::shared_ptr<void>> HostStore(const TcpStoreServerOptions& options);
+  // Called on the store's host now and then, until the last process has ended.
+  virtual void Tend(Stage&) {}
+  // Called on a thread of the rank's host. The numbers of newcomers follow those of the ranks.
   virtual void RunRank(int rank, std::unique_ptr<Communicator> comm, Stage& stage) = 0;
   // Returns plays that have one element less than this one: a rank, a loop, a call or a loss.
   virtual std::vector<std::unique_ptr<Play>> Simpler() const { return {}; }
@@ -62,12 +79,13 @@ struct PlayOptions {
   std::vector<int> world_sizes = {2, 3, 4, 5, 8};
 };
 // Return the play of a seed: an injected fault (tests/faults/), a random program, a training that
-// continues after losses, or one on ranks of changing speed. MakePlay() chooses between the first
-// three.
+// continues after losses, one with newcomers in the places of lost ranks, or one on ranks of
+// changing speed. MakePlay() chooses between the first three.
 std::unique_ptr<Play> MakePlay(uint64_t seed, const PlayOptions& options);
 std::unique_ptr<Play> MakeFaultPlay(uint64_t seed, const PlayOptions& options);
 std::unique_ptr<Play> MakeProgramPlay(uint64_t seed, const PlayOptions& options);
 std::unique_ptr<Play> MakeElasticPlay(uint64_t seed, const PlayOptions& options);
+std::unique_ptr<Play> MakeReplacePlay(uint64_t seed, const PlayOptions& options);
 std::unique_ptr<Play> MakeBalancePlay(uint64_t seed, const PlayOptions& options);
 
 struct PlayedRun {

@@ -74,6 +74,12 @@ TEST(SimulationTest, TrainingsGoOnAfterLosses) {
   EXPECT_EQ(output.exit_code, 0) << output.text();
 }
 
+TEST(SimulationTest, TrainingsGoOnWithNewcomers) {
+  const Output output = Simulate({absl::StrCat("--seeds=", Seeds(600)), "--play=replace",
+                                  "--most_failures=3", "--backends=tcp,shm,hierarchical"});
+  EXPECT_EQ(output.exit_code, 0) << output.text();
+}
+
 TEST(SimulationTest, SharesAreEqualEverywhereAndFollowTheSpeeds) {
   const Output output = Simulate({absl::StrCat("--seeds=", Seeds(150)), "--play=balance",
                                   "--most_failures=3", "--backends=tcp,shm,hierarchical"});

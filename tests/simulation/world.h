@@ -27,7 +27,6 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <limits>
 #include <memory>
 #include <queue>
 #include <set>
@@ -37,12 +36,9 @@
 #include "absl/strings/string_view.h"
 #include "evenkeel/tests/simulation/draws.h"
 #include "evenkeel/tests/simulation/fiber.h"
+#include "evenkeel/tests/simulation/nanos.h"
 
 namespace evenkeel::simulation {
-
-using Nanos = int64_t;  // Virtual time; a world begins at 0.
-inline constexpr Nanos kMicrosecond = 1'000, kMillisecond = 1'000'000, kSecond = 1'000'000'000;
-inline constexpr Nanos kNever = std::numeric_limits<Nanos>::max();
 
 class World;
 struct Host;

@@ -107,9 +107,9 @@ never 'join knows comm' \
   //join/... '//bucket/... + //zero_optim/... + //trainer/...'
 never 'bucket knows comm and join' \
   //bucket/... '//zero_optim/... + //trainer/...'
-never 'zero_optim knows comm, join and of bucket the plan, the parameters, the reduction, the broadcast of state, the checks of replicas and of gradients; its tests a DataParallel' \
+never 'zero_optim knows comm, join and of bucket the plan, the parameters, the reduction, the broadcast and transfer of state, the checks of replicas and of gradients; its tests a DataParallel' \
   "($products) intersect //zero_optim/..." '//bucket/... + //trainer/...' \
-  'deps(//bucket/plan:planner + //bucket:parameter_set + //bucket:parameter_facts + //bucket:reduction + //bucket:replica_check + //bucket:finite_check +
+  'deps(//bucket/plan:planner + //bucket:parameter_set + //bucket:parameter_facts + //bucket:reduction + //bucket:replica_check + //bucket:replica_transfer + //bucket:finite_check +
    //bucket:state_sync)'
 never 'no library needs tests or tools' \
   "$products" "$above"

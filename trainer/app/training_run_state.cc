@@ -51,11 +51,12 @@ struct Place {
   int64_t begin_step = 0, begin_samples = 0;
   int trained_epoch = 0;
   Evaluation trained;
+  int sample_attempt = 0;
 
   static void VisitFields(auto& self, auto& visit) {
     visit(self.is_newcomer, self.epochs_done, self.latest_epoch, self.best, self.before_latest,
           self.plan_ranks, self.begin_epoch, self.begin_step, self.begin_samples,
-          self.trained_epoch, self.trained);
+          self.trained_epoch, self.trained, self.sample_attempt);
   }
 };
 
@@ -326,6 +327,8 @@ absl::StatusOr<int> TrainingRun::FindPlace(int epochs_done) {
     mine.trained_epoch = trained_.rbegin()->first;
     mine.trained = trained_.rbegin()->second;
   }
+  SampleLog* const log = setup_.sample_log.get();
+  if (log != nullptr) mine.sample_attempt = log->attempt();
   EK_ASSIGN_OR_RETURN(const std::vector<Place> places,
                       ExchangeValues<Place>(*comm_, "place", mine));
   for (const Place& place : places)
@@ -344,6 +347,7 @@ absl::StatusOr<int> TrainingRun::FindPlace(int epochs_done) {
   if (best_.latest == step_ && epochs_done <= latest_epoch_) best_ = before_latest_;
   if (share_ != nullptr) trained_[source.trained_epoch] = source.trained;
   if (is_newcomer_) {
+    if (log != nullptr) log->SetAttempt(source.sample_attempt);
     plan_ranks_ = source.plan_ranks;
     EK_ASSIGN_OR_RETURN(setup_.plan,
                         PlanOf(options_, *setup_.data, plan_ranks_,

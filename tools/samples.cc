@@ -14,9 +14,10 @@
 #include "evenkeel/trainer/report/sample_account.h"
 #include "gflags/gflags.h"
 
-DEFINE_bool(partial, false,
-            "samples may be missing, and only repeated ones are an error: of runs with --max_steps, "
-            "--rank_steps or --stop_early, and of those that have not ended");
+DEFINE_bool(
+    partial, false,
+    "samples may be missing, and only repeated ones are an error: of runs with --max_steps, "
+    "--rank_steps or --stop_early, and of those that have not ended");
 
 namespace evenkeel {
 namespace {

@@ -49,8 +49,7 @@ class FileReader {
                         internal::ParseStrictJson(line, /*max_depth=*/3, "a line"));
     try {
       if (json.contains("group")) return Enter(json);
-      if (!has_group_)
-        return absl::InvalidArgumentError("does not begin with the line of a group");
+      if (!has_group_) return absl::InvalidArgumentError("does not begin with the line of a group");
       if (json.contains("end")) {
         int64_t& end = logs_.ends[KeyOf(use_)];
         end = std::max(end, json.at("end").get<int64_t>());
@@ -127,12 +126,11 @@ std::map<GroupKey, int64_t> LimitsOf(const Logs& logs) {
 }
 
 std::string TextOf(const SampleUse& use) {
-  return absl::StrCat("step ", use.step, " on rank ", use.writer.rank,
-                      use.writer.incarnation == 0 ? ""
-                                                  : absl::StrCat("+", use.writer.incarnation),
-                      " (group ", use.group,
-                      use.writer.attempt == 0 ? "" : absl::StrCat(" of attempt ", use.writer.attempt),
-                      ")");
+  return absl::StrCat(
+      "step ", use.step, " on rank ", use.writer.rank,
+      use.writer.incarnation == 0 ? "" : absl::StrCat("+", use.writer.incarnation), " (group ",
+      use.group, use.writer.attempt == 0 ? "" : absl::StrCat(" of attempt ", use.writer.attempt),
+      ")");
 }
 
 void DescribeSome(const std::map<int32_t, std::vector<SampleUse>>& samples, absl::string_view what,
@@ -180,9 +178,9 @@ absl::StatusOr<SampleAccount> ReadSampleLogs(const std::string& folder) {
     EpochAccount& of_epoch = account.epochs[epoch];
     for (const auto& [sample, its] : uses) {
       if (sample < 0 || sample >= account.samples) {
-        return absl::InvalidArgumentError(
-            absl::StrCat(folder, " has sample ", sample, " in ", TextOf(its[0]),
-                         ", but the data has ", account.samples, " samples"));
+        return absl::InvalidArgumentError(absl::StrCat(folder, " has sample ", sample, " in ",
+                                                       TextOf(its[0]), ", but the data has ",
+                                                       account.samples, " samples"));
       }
       ++of_epoch.used;
       if (its.size() > 1) of_epoch.repeated[sample] = its;

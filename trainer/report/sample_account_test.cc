@@ -181,8 +181,7 @@ TEST_F(SampleAccountTest, FilesThatDifferInAGroupAreAnError) {
   SampleLog log0 = Log(0), log1 = Log(1);
   Enter(log0, 0, 0);
   Enter(log1, 0, 1);
-  EXPECT_THAT(ReadSampleLogs(folder_).status().message(),
-              HasSubstr("another file says from step"));
+  EXPECT_THAT(ReadSampleLogs(folder_).status().message(), HasSubstr("another file says from step"));
 }
 
 TEST(SampleLogTest, KnowsTheNumberOfAGroup) {

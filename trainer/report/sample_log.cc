@@ -32,8 +32,7 @@ absl::StatusOr<int> NextSampleAttempt(const std::string& folder) {
   int next = 0;
   for (const std::string& name : names) {
     int attempt = 0;
-    if (std::sscanf(name.c_str(), "attempt%9d-", &attempt) == 1)
-      next = std::max(next, attempt + 1);
+    if (std::sscanf(name.c_str(), "attempt%9d-", &attempt) == 1) next = std::max(next, attempt + 1);
   }
   return next;
 }

@@ -9,10 +9,14 @@
 // for bit, the processes that were not killed end well, and the log of samples has each sample once
 // in each epoch. A process that has a state is always left.
 //
+// If the others go on without lost ranks, the run has another history: the groups in the log of
+// samples. It is compared with a chain of undisturbed runs, one for each group, with as many ranks;
+// each begins with a checkpoint of the one before, of the step from which the group went on.
+// Weights and optimizer state must be the same, and for models without buffers the loss.
+//
 // Threads: call it from the main thread.
-// Errors:  those of starting processes, and if the undisturbed run fails. A run that is wrong is
-// not
-//          an error: the result counts it, and a line in `log` has the reason.
+// Errors:  those of starting processes, and if the undisturbed run fails. The result counts runs
+//          that are wrong, and `log` has the reasons.
 
 #ifndef EVENKEEL_TESTS_CAMPAIGN_CAMPAIGN_H_
 #define EVENKEEL_TESTS_CAMPAIGN_CAMPAIGN_H_
@@ -35,8 +39,10 @@ struct CampaignOptions {
   std::string backend = "shm";  // hierarchical: on two hosts, which are network namespaces.
   int runs = 0;                 // At least so many,
   int kills = 0;                // until so many ranks were killed.
+  // Lost ranks are replaced, or the others go on without them.
+  enum class Play { kReplace, kContinue } play = Play::kReplace;
   uint64_t seed = 0;
-  bool is_short = false;  // Runs of a test: a third of the steps.
+  bool is_short = false;  // For tests: a quarter of the steps, and a few kills.
   std::FILE* log = stderr;
 };
 

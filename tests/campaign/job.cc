@@ -66,11 +66,12 @@ absl::Status Job::StartPlace(int place) {
   Variables variables = RankVariables(place, options_.ranks, server_->address(), kSecret);
   variables["OMP_NUM_THREADS"] = "1";
   if (options_.hosts != nullptr) {
-    const int per_host = options_.ranks / HostNetwork::kHosts;
-    const int host = place / per_host;
+    const std::vector<int>& all = options_.host_of;
+    const int host = all[place];
     command = options_.hosts->CommandOn(host, std::move(command));
-    variables["LOCAL_RANK"] = absl::StrCat(place % per_host);
-    variables["LOCAL_WORLD_SIZE"] = absl::StrCat(per_host);
+    variables["LOCAL_RANK"] = absl::StrCat(std::count(all.begin(), all.begin() + place, host));
+    variables["LOCAL_WORLD_SIZE"] = absl::StrCat(std::ranges::count(all, host));
+    variables["EVENKEEL_HOST_PARTS"] = "1";
     variables["EVENKEEL_ADDRESS"] = options_.hosts->AddressOf(host);
   }
   ++its.incarnation;
@@ -159,8 +160,9 @@ Job::State Job::state() {
     return place.group == made_ || (place.child < 0 && !place.is_due);
   });
   if (!all_train) return made_ == 0 ? State::kStarting : State::kMoving;
-  const bool evaluates = options_.evaluated.contains(reported_) && !is_evaluated_;
-  if (evaluates) return State::kEvaluating;
+  // The steps of fewer ranks are others.
+  if (made_ > 0 && !options_.replaces) return State::kTraining;
+  if (options_.evaluated.contains(reported_) && !is_evaluated_) return State::kEvaluating;
   const bool is_in_step = reported_ < steps_;
   return is_in_step && options_.uneven.contains(steps_) ? State::kUnevenStep : State::kTraining;
 }

@@ -61,6 +61,7 @@ struct JobOptions {
   int ranks = 4;
   bool replaces = true;                // A process takes the place of each that is killed.
   const HostNetwork* hosts = nullptr;  // Null: all ranks are on this host.
+  std::vector<int> host_of;            // By rank, with `hosts`.
   // Steps after which the test data is evaluated, and those in which not all ranks have samples.
   std::set<int64_t> evaluated, uneven;
 };

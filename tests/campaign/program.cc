@@ -20,6 +20,9 @@
 
 DEFINE_string(model, "mlp", "mlp, cnn or gpt");
 DEFINE_string(backend, "shm", "shm, tcp, or hierarchical: two hosts, as root");
+DEFINE_string(
+    play, "replace",
+    "replace: a process takes the place of each lost rank; or continue: the others go on");
 DEFINE_int32(runs, 0, "number of runs, at least");
 DEFINE_int32(kills, 0, "number of kills, at least");
 DEFINE_uint64(seed, 0, "seed of the moments and the ranks");
@@ -31,7 +34,7 @@ namespace {
 constexpr char kUsage[] =
     R"($0: kills ranks of training runs, and compares their ends with the undisturbed run.
 
-  $0 [--model=M] [--backend=B] [--kills=N] [--runs=N] [--seed=S] [--folder=DIR]
+  $0 [--model=M] [--backend=B] [--play=P] [--kills=N] [--runs=N] [--seed=S] [--folder=DIR]
 
 Prints a row of a table. Exit code: 0 if all runs were right.
 )";
@@ -44,6 +47,9 @@ absl::StatusOr<int> Run() {
                           .runs = FLAGS_runs,
                           .kills = FLAGS_kills,
                           .seed = FLAGS_seed};
+  if (FLAGS_play != "replace" && FLAGS_play != "continue")
+    return absl::InvalidArgumentError("--play is replace or continue, not " + FLAGS_play);
+  if (FLAGS_play == "continue") options.play = CampaignOptions::Play::kContinue;
   if (options.runs + options.kills == 0) options.runs = 1;
   std::unique_ptr<TemporaryFolder> temporary;
   options.folder = FLAGS_folder;

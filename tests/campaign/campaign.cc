@@ -220,8 +220,10 @@ class Campaign {
     const absl::Time deadline = absl::Now() + kLongestRun;
     const int before = result_.kills;
     absl::Status status = Disturb(*job, deadline);
-    job->Listen(deadline, [] { return false; });
-    if (status.ok()) status = replaces() ? Compare(*job) : CompareWithReplay(*job);
+    if (status.ok()) {
+      job->Listen(deadline, [] { return false; });
+      status = replaces() ? Compare(*job) : CompareWithReplay(*job);
+    }
     ++result_.runs;
     result_.wrong += !status.ok() && !absl::IsDeadlineExceeded(status);
     result_.hangs += absl::IsDeadlineExceeded(status);
@@ -239,21 +241,20 @@ class Campaign {
 
   // Kills ranks until the run begins to end. Returns DeadlineExceeded if it hangs.
   absl::Status Disturb(Job& job, absl::Time deadline) {
-    const auto ends = [&] { return job.has_begun_to_end() || job.is_over(); };
-    job.Listen(deadline, [&] { return ends() || Trains(job); });
+    job.Listen(deadline, [&] { return job.ends() || Trains(job); });
     const int most = result_.kills + (options_.is_short ? 15 : kMostKills);
-    while (!ends() && result_.kills < most) {
+    while (!job.ends() && result_.kills < most) {
       AwaitMoment(job, deadline);
-      if (ends()) return absl::OkStatus();
+      if (job.ends()) return absl::OkStatus();
       job.SetPause(Below(3) == 0 ? Spread(kStartSpread) : absl::ZeroDuration());
       const absl::Time begin = absl::Now();
       KillSome(job, Below(5) == 0 ? 2 : 1, /*newcomer=*/false);
-      for (int64_t more = Below(3); more > 0 && !ends(); --more) KillMore(job);
+      for (int64_t more = Below(3); more > 0 && !job.ends(); --more) KillMore(job);
       const absl::Time limit = std::min(deadline, absl::Now() + kLongestRecovery);
-      const bool trains = job.Listen(limit, [&] { return ends() || Trains(job); });
+      const bool trains = job.Listen(limit, [&] { return job.ends() || Trains(job); });
       if (!trains && !job.is_over())
         return absl::DeadlineExceededError("the ranks do not train again");
-      if (!ends()) result_.slowest = std::max(result_.slowest, absl::Now() - begin);
+      if (!job.ends()) result_.slowest = std::max(result_.slowest, absl::Now() - begin);
     }
     return absl::OkStatus();
   }
@@ -269,7 +270,7 @@ class Campaign {
     const int64_t steps = job.steps() + 1 + Below(7);
     job.Listen(deadline, [&] {
       // A busy machine may miss a short one.
-      if (job.has_begun_to_end() || job.is_over() || job.steps() >= steps + 12) return true;
+      if (job.ends() || job.steps() >= steps + 12) return true;
       return kind < 2    ? job.state() == State::kEvaluating
              : kind == 2 ? job.state() == State::kUnevenStep
                          : job.steps() >= steps;
@@ -280,19 +281,17 @@ class Campaign {
   // Kills another process before all ranks train again.
   void KillMore(Job& job) {
     const absl::Time soon = absl::Now() + absl::Seconds(10);
-    const auto is_over = [&] { return job.has_begun_to_end() || job.is_over(); };
-    switch (Below(3)) {
+    const auto trains = [&job] { return job.ends() || Trains(job); };
+    switch (replaces() ? Below(3) : 0) {
       case 0:  // A survivor, before the next group is made.
-        job.Listen(soon, [&] { return is_over() || job.state() == State::kGathering; });
         Listen(job, Spread(Below(2) == 0 ? absl::Milliseconds(2) : kStartSpread));
         return KillSome(job, 1, /*newcomer=*/false);
-      case 1: {  // A newcomer, as it starts.
-        job.Listen(soon, [&] { return is_over() || NewcomerOf(job) >= 0; });
+      case 1:  // A newcomer, as it starts.
+        job.Listen(soon, [&] { return trains() || NewcomerOf(job) >= 0; });
         Listen(job, Spread(kStartSpread));
         return KillSome(job, 1, /*newcomer=*/true);
-      }
       default:  // Anyone, while the state moves.
-        job.Listen(soon, [&] { return is_over() || job.state() == State::kMoving; });
+        job.Listen(soon, [&] { return trains() || job.state() == State::kMoving; });
         Listen(job, Spread(kMoveSpread));
         return KillSome(job, 1, /*newcomer=*/Below(2) == 0);
     }
@@ -307,7 +306,7 @@ class Campaign {
   }
 
   void KillSome(Job& job, int count, bool newcomer) {
-    if (job.has_begun_to_end() || job.is_over()) return;
+    if (job.ends()) return;
     std::vector<int> victims(kRanks);
     for (int place = 0; place < kRanks; ++place) victims[place] = place;
     std::ranges::shuffle(victims, random_);

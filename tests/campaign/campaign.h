@@ -46,7 +46,7 @@ struct CampaignOptions {
   std::FILE* log = stderr;
 };
 
-// The moment of a kill.
+// The moment of a kill, as it is seen from outside at most a millisecond before.
 enum class KillPhase { kStep, kUnevenStep, kEvaluation, kRecovery, kNewcomerStart, kTransfer };
 
 struct CampaignResult {

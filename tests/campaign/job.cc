@@ -154,7 +154,7 @@ void Job::FollowFiles() {
 Job::State Job::state() {
   absl::MutexLock lock(&mutex_);
   if (made_ < 0) return State::kStarting;
-  if (ended_ >= made_) return State::kGathering;
+  if (std::max(lost_in_, ended_) >= made_) return State::kGathering;
   const bool all_train = std::ranges::all_of(places_, [this](const Place& place) {
     mutex_.AssertHeld();
     return place.group == made_ || (place.child < 0 && !place.is_due);
@@ -183,9 +183,11 @@ bool Job::MayKill(const std::vector<int>& places) const {
 void Job::Kill(int place) {
   places_[place].is_killed = true;
   children_.Kill(places_[place].child);
+  absl::MutexLock lock(&mutex_);
+  lost_in_ = made_;
 }
 
-bool Job::is_over() {
+bool Job::is_over() const {
   const bool trains = std::ranges::any_of(places_, [this](const Place& place) {
     return place.is_due || (place.child >= 0 && (ended_well_ == 0 || place.group >= 0));
   });

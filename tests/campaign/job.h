@@ -11,7 +11,7 @@
 // writes --metrics at the end of a step and of an evaluation.
 //
 //   kTraining -> kUnevenStep -> kEvaluating -> kTraining ...
-//      | a group ends (a rank is lost)
+//      | a rank is killed, or a group ends
 //   kGathering -> kMoving, when the next group is made -> kTraining, when all its ranks train
 //
 // Threads: thread-compatible.
@@ -88,8 +88,9 @@ class Job {
   // Returns when the last process of a place was started.
   absl::Time started(int place) const { return places_[place].started; }
 
-  bool has_begun_to_end() const { return !tests_.empty() || ended_well_ > 0; }
-  bool is_over();
+  // Returns whether no process trains any more; or some have begun to report the end.
+  bool is_over() const;
+  bool ends() const { return is_over() || !tests_.empty() || ended_well_ > 0; }
   // Returns an error for processes that failed without having been killed.
   absl::Status status() const;
   // The metrics of the end, and of each epoch; without the times. An epoch or the end may be
@@ -132,6 +133,7 @@ class Job {
   std::vector<std::string> failures_;
   std::vector<nlohmann::json> tests_, epochs_;
   absl::Mutex mutex_;
+  int lost_in_ = -1;                        // The newest group when the last rank was killed.
   int made_ ABSL_GUARDED_BY(mutex_) = -1;   // The newest group.
   int ended_ ABSL_GUARDED_BY(mutex_) = -1;  // The newest group that has ended with an error.
 };

@@ -51,8 +51,7 @@ TEST(SampleLogTest, EachSampleIsUsedOnce) {
 }
 
 TEST(SampleLogTest, ARunOfFewerStepsLacksSamples) {
-  const std::string folder =
-      TrainWith("short", {"--nproc=2", "--backend=local", "--max_steps=7"});
+  const std::string folder = TrainWith("short", {"--nproc=2", "--backend=local", "--max_steps=7"});
   EXPECT_EQ(Samples(folder).code, 1);
   EXPECT_THAT(Samples(folder).out, HasSubstr(absl::StrCat("56 of ", kSamples, " samples")));
   EXPECT_EQ(Samples(folder, "--partial").code, 0);
@@ -61,11 +60,10 @@ TEST(SampleLogTest, ARunOfFewerStepsLacksSamples) {
 // The second command repeats the steps after the checkpoint, with other ranks.
 TEST(SampleLogTest, AResumedRunUsesEachSampleOnce) {
   const std::string checkpoints = TempPath("checkpoints");
-  TrainWith("resumed", {"--nproc=2", "--backend=local", "--max_steps=7", "--checkpoint_every=5", "--keep=0",
-                        "--checkpoint_dir=" + checkpoints});
-  const std::string folder =
-      TrainWith("resumed", {"--nproc=3", "--backend=local",
-                            "--resume=" + checkpoints + "/step-000000005"});
+  TrainWith("resumed", {"--nproc=2", "--backend=local", "--max_steps=7", "--checkpoint_every=5",
+                        "--keep=0", "--checkpoint_dir=" + checkpoints});
+  const std::string folder = TrainWith(
+      "resumed", {"--nproc=3", "--backend=local", "--resume=" + checkpoints + "/step-000000005"});
   const Ended ended = Samples(folder);
   EXPECT_EQ(ended.code, 0) << ended.out << ended.err;
   EXPECT_THAT(ended.out, HasSubstr("steps in 2 groups"));

@@ -79,7 +79,7 @@ TEST(SampleLogTest, ErrorsNameTheFolder) {
   EXPECT_THAT(refused.err, HasSubstr("--sample_log: cannot read the folder " + TempPath("a_file")));
   EXPECT_THAT(Samples(TempPath("absent")).err, HasSubstr("absent"));
   EXPECT_EQ(Samples(TempPath("absent")).code, 1);
-  EXPECT_THAT(Samples(data).err, HasSubstr("has no log of samples"));
+  EXPECT_THAT(Samples(data).err, HasSubstr("no file has a log of samples"));
 }
 
 }  // namespace

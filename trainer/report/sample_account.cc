@@ -1,8 +1,9 @@
 #include "evenkeel/trainer/report/sample_account.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <iterator>
 #include <limits>
-#include <set>
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
@@ -21,7 +22,7 @@ namespace {
 using Json = nlohmann::json;
 using GroupKey = std::pair<int, int>;  // Attempt and number.
 
-constexpr int kMaxDescribed = 10;  // Samples of an epoch.
+constexpr int kMaxEpochs = 1'000'000;
 
 // A line of a step.
 struct Line {
@@ -77,6 +78,11 @@ class FileReader {
                             .ranks = json.at("ranks").get<std::vector<int>>(),
                             .samples = json.at("samples").get<int64_t>(),
                             .epochs = json.at("epochs").get<int>()};
+    if (group.samples < 0 || group.samples > std::numeric_limits<int32_t>::max() ||
+        group.epochs < 0 || group.epochs > kMaxEpochs) {
+      return absl::InvalidArgumentError(absl::StrCat("has a damaged line: ", group.samples,
+                                                     " samples, ", group.epochs, " epochs"));
+    }
     const auto [known, is_new] = logs_.groups.emplace(KeyOf(use_), group);
     if (is_new || known->second == group) return absl::OkStatus();
     return absl::InvalidArgumentError(
@@ -91,20 +97,16 @@ class FileReader {
   bool has_group_ = false;
 };
 
-absl::StatusOr<Logs> ReadFiles(const std::string& folder) {
+absl::StatusOr<Logs> Parse(const std::map<std::string, std::string>& files) {
   Logs logs;
-  EK_ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(folder));
-  for (const std::string& name : names) {
-    if (!absl::EndsWith(name, kSampleLogSuffix)) continue;
-    const std::string path = absl::StrCat(folder, "/", name);
-    EK_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  for (const auto& [name, text] : files) {
     FileReader reader(logs);
     const absl::string_view finished = absl::string_view(text).substr(0, text.rfind('\n') + 1);
     for (const absl::string_view line : absl::StrSplit(finished, '\n', absl::SkipEmpty()))
-      EK_RETURN_IF_ERROR(Annotate(reader.Read(line), path));
+      EK_RETURN_IF_ERROR(Annotate(reader.Read(line), name));
   }
   if (!logs.groups.empty()) return logs;
-  return absl::NotFoundError(absl::StrCat(folder, " has no log of samples (--sample_log)"));
+  return absl::NotFoundError("no file has a log of samples (--sample_log)");
 }
 
 // Returns, for each group, the first step whose lines do not count in it.
@@ -133,14 +135,9 @@ std::string TextOf(const SampleUse& use) {
       ")");
 }
 
-void DescribeSome(const std::map<int32_t, std::vector<SampleUse>>& samples, absl::string_view what,
-                  absl::string_view before, std::string& text) {
-  int count = 0;
-  for (const auto& [sample, uses] : samples) {
-    if (++count > kMaxDescribed) {
-      absl::StrAppend(&text, "  ", samples.size() - kMaxDescribed, " more are ", what, "\n");
-      return;
-    }
+void DescribeSome(const std::map<int32_t, std::vector<SampleUse>>& first, int64_t all,
+                  absl::string_view what, absl::string_view before, std::string& text) {
+  for (const auto& [sample, uses] : first) {
     absl::StrAppend(&text, "  sample ", sample, " is ", what, uses.empty() ? "" : before,
                     absl::StrJoin(uses, ", ",
                                   [](std::string* out, const SampleUse& use) {
@@ -148,18 +145,33 @@ void DescribeSome(const std::map<int32_t, std::vector<SampleUse>>& samples, absl
                                   }),
                     "\n");
   }
+  const int64_t more = all - std::ssize(first);
+  if (more > 0)
+    absl::StrAppend(&text, "  ", more, more == 1 ? " more is " : " more are ", what, "\n");
 }
 
 }  // namespace
 
 bool SampleAccount::is_once(bool may_miss) const {
   return std::ranges::all_of(epochs, [may_miss](const auto& entry) {
-    return entry.second.repeated.empty() && (may_miss || entry.second.missing.empty());
+    return entry.second.repeated == 0 && (may_miss || entry.second.missing == 0);
   });
 }
 
 absl::StatusOr<SampleAccount> ReadSampleLogs(const std::string& folder) {
-  EK_ASSIGN_OR_RETURN(Logs logs, ReadFiles(folder));
+  std::map<std::string, std::string> files;
+  EK_ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(folder));
+  for (const std::string& name : names) {
+    if (!absl::EndsWith(name, kSampleLogSuffix)) continue;
+    const std::string path = absl::StrCat(folder, "/", name);
+    EK_ASSIGN_OR_RETURN(files[path], ReadFile(path));
+  }
+  absl::StatusOr<SampleAccount> account = AddUpSamples(files);
+  return absl::IsNotFound(account.status()) ? Annotate(account.status(), folder) : account;
+}
+
+absl::StatusOr<SampleAccount> AddUpSamples(const std::map<std::string, std::string>& files) {
+  EK_ASSIGN_OR_RETURN(Logs logs, Parse(files));
   const auto& [newest, last_group] = *logs.groups.rbegin();
   std::map<GroupKey, int64_t> limits = LimitsOf(logs);
   SampleAccount account{.samples = last_group.samples,
@@ -175,18 +187,21 @@ absl::StatusOr<SampleAccount> ReadSampleLogs(const std::string& folder) {
     for (const int32_t sample : line.samples) uses[sample].push_back(line.use);
   }
   for (const auto& [epoch, uses] : counted) {
-    EpochAccount& of_epoch = account.epochs[epoch];
-    for (const auto& [sample, its] : uses) {
+    EpochAccount& its = account.epochs[epoch];
+    its.missing = account.samples - std::ssize(uses);
+    for (const auto& [sample, of_sample] : uses) {
       if (sample < 0 || sample >= account.samples) {
-        return absl::InvalidArgumentError(absl::StrCat(folder, " has sample ", sample, " in ",
-                                                       TextOf(its[0]), ", but the data has ",
+        return absl::InvalidArgumentError(absl::StrCat("sample ", sample, " is logged in ",
+                                                       TextOf(of_sample[0]), ", but the data has ",
                                                        account.samples, " samples"));
       }
-      ++of_epoch.used;
-      if (its.size() > 1) of_epoch.repeated[sample] = its;
+      if (of_sample.size() == 1) continue;
+      ++its.repeated;
+      if (its.first_repeated.size() < EpochAccount::kListed) its.first_repeated[sample] = of_sample;
     }
-    for (int32_t sample = 0; sample < account.samples; ++sample) {
-      if (!uses.contains(sample)) of_epoch.missing[sample] = others[epoch][sample];
+    const size_t listed = std::min<size_t>(its.missing, EpochAccount::kListed);
+    for (int32_t sample = 0; its.first_missing.size() < listed; ++sample) {
+      if (!uses.contains(sample)) its.first_missing[sample] = others[epoch][sample];
     }
   }
   account.groups = std::move(logs.groups);
@@ -197,14 +212,14 @@ std::string Describe(const SampleAccount& account) {
   std::string text;
   for (const auto& [epoch, its] : account.epochs) {
     absl::StrAppend(&text, "epoch ", epoch, ": ");
-    if (its.missing.empty() && its.repeated.empty()) {
+    if (its.missing == 0 && its.repeated == 0) {
       absl::StrAppend(&text, "each of ", account.samples, " samples once\n");
       continue;
     }
-    absl::StrAppend(&text, its.used, " of ", account.samples, " samples, ", its.repeated.size(),
-                    " of them more than once\n");
-    DescribeSome(its.missing, "missing", "; not counted: ", text);
-    DescribeSome(its.repeated, "repeated", ": ", text);
+    absl::StrAppend(&text, account.samples - its.missing, " of ", account.samples, " samples, ",
+                    its.repeated, " of them more than once\n");
+    DescribeSome(its.first_missing, its.missing, "missing", "; not counted: ", text);
+    DescribeSome(its.first_repeated, its.repeated, "repeated", ": ", text);
   }
   absl::StrAppend(&text, account.steps, " steps in ", account.groups.size(),
                   account.groups.size() == 1 ? " group" : " groups",

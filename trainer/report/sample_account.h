@@ -13,6 +13,7 @@
 #ifndef EVENKEEL_TRAINER_REPORT_SAMPLE_ACCOUNT_H_
 #define EVENKEEL_TRAINER_REPORT_SAMPLE_ACCOUNT_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -32,9 +33,12 @@ struct SampleUse {
 };
 
 struct EpochAccount {
-  int64_t used = 0;  // Samples of the data that were used, each counted once.
-  // By sample, in the order of their steps. The uses of a missing one do not count.
-  std::map<int32_t, std::vector<SampleUse>> missing, repeated;
+  int64_t missing = 0;   // Samples of the data that were not used,
+  int64_t repeated = 0;  // or more than once.
+  // The first ones of each, with their uses in the order of steps. Those of a missing one do not
+  // count.
+  static constexpr size_t kListed = 10;
+  std::map<int32_t, std::vector<SampleUse>> first_missing, first_repeated;
 };
 
 struct SampleAccount {
@@ -50,6 +54,8 @@ struct SampleAccount {
 };
 
 absl::StatusOr<SampleAccount> ReadSampleLogs(const std::string& folder);
+// Does the same with the contents of files, by their names.
+absl::StatusOr<SampleAccount> AddUpSamples(const std::map<std::string, std::string>& files);
 
 // Returns a line for each epoch, with the first samples that were not used once.
 std::string Describe(const SampleAccount& account);

@@ -41,10 +41,8 @@ constexpr KillPhase kPhases[] = {KillPhase::kStep,          KillPhase::kUnevenSt
 
 // The result of a run, as far as it must not depend on lost ranks.
 struct End {
-  nlohmann::json test;
-  std::map<int, nlohmann::json> epochs;
+  std::map<std::string, nlohmann::json> metrics;
   std::string weights;  // With the buffers.
-  int64_t steps = 0;
   std::vector<SampleGroup> groups;
   std::set<int64_t> evaluated, uneven;  // See JobOptions.
 };
@@ -126,23 +124,8 @@ class Campaign {
   static absl::StatusOr<End> EndOf(Job& job, bool has_all_samples = true) {
     if (!job.is_over()) return absl::DeadlineExceededError("it hangs");
     EK_RETURN_IF_ERROR(job.status());
-    if (job.tests().empty()) return absl::InternalError("it has not reported its end");
-    End end{.test = job.tests()[0],
-            .steps = job.steps(),
-            .evaluated = job.evaluated(),
-            .uneven = job.uneven()};
-    // Lost ranks are listed in it.
-    end.test.erase("ranks_lost");
-    for (nlohmann::json test : job.tests()) {
-      test.erase("ranks_lost");
-      if (test != end.test)
-        return absl::InternalError(absl::StrCat("two ends: ", test.dump(), end.test.dump()));
-    }
-    for (const nlohmann::json& epoch : job.epochs()) {
-      const auto [known, is_new] = end.epochs.emplace(epoch.at("epoch").get<int>(), epoch);
-      if (!is_new && known->second != epoch)
-        return absl::InternalError(absl::StrCat("two ends of an epoch: ", epoch.dump()));
-    }
+    if (!job.metrics().contains("test")) return absl::InternalError("it has not reported its end");
+    End end{.metrics = job.metrics(), .evaluated = job.evaluated(), .uneven = job.uneven()};
     EK_ASSIGN_OR_RETURN(end.weights, ReadFile(job.Saved()));
     EK_ASSIGN_OR_RETURN(const SampleAccount account, ReadSampleLogs(job.SampleLog()));
     if (!account.is_once(/*may_miss=*/!has_all_samples) || !account.has_ended)
@@ -181,33 +164,32 @@ class Campaign {
     return end;
   }
 
-  absl::Status CompareWithReplay(Job& job) const {
+  absl::Status Compare(Job& job) const {
     EK_ASSIGN_OR_RETURN(End end, EndOf(job));
+    if (replaces()) return CompareEnds(end, expected_);
     EK_ASSIGN_OR_RETURN(End replayed, Replay(end.groups));
     for (End* const one : {&end, &replayed}) {
-      one->test.erase("ranks");
-      // Each rank has buffers of its own, which are lost with it.
-      if (options_.model == "cnn") one->test = {{"state_hash", one->test.at("state_hash")}};
+      nlohmann::json test = one->metrics.at("test");
+      test.erase("ranks");
+      if (options_.model == "cnn") {  // Each rank has buffers of its own, which are lost with it.
+        test = test.at("state_hash");
+        one->weights.clear();
+      }
+      one->metrics = {{"test", test}};
     }
-    if (end.test == replayed.test) return absl::OkStatus();
-    return absl::InternalError(absl::StrCat("it ends with ", end.test.dump(),
-                                            ", and its replay with ", replayed.test.dump(), " (",
-                                            end.groups.size(), " groups)"));
+    return Annotate(CompareEnds(end, replayed), absl::StrCat(end.groups.size(), " groups"));
   }
 
-  absl::Status Compare(Job& job) const {
-    EK_ASSIGN_OR_RETURN(const End end, EndOf(job));
-    if (end.test != expected_.test) {
-      return absl::InternalError(
-          absl::StrCat("it ends with ", end.test.dump(), ", expected ", expected_.test.dump()));
+  // A rank 0 that is lost after a step or an evaluation may not have reported it.
+  static absl::Status CompareEnds(const End& end, const End& expected) {
+    for (const auto& [name, line] : end.metrics) {
+      const auto found = expected.metrics.find(name);
+      const bool is_known = found != expected.metrics.end();
+      if (is_known && found->second == line) continue;
+      return absl::InternalError(absl::StrCat("the metrics are ", line.dump(), ", expected ",
+                                              is_known ? found->second.dump() : "none"));
     }
-    // A rank 0 that is lost after an evaluation may not have reported it.
-    for (const auto& [epoch, event] : end.epochs) {
-      if (event == expected_.epochs.at(epoch)) continue;
-      return absl::InternalError(absl::StrCat("an epoch ends with ", event.dump(), ", expected ",
-                                              expected_.epochs.at(epoch).dump()));
-    }
-    if (end.weights != expected_.weights)
+    if (end.weights != expected.weights)
       return absl::InternalError("the saved weights or buffers differ");
     return absl::OkStatus();
   }
@@ -222,7 +204,7 @@ class Campaign {
     absl::Status status = Disturb(*job, deadline);
     if (status.ok()) {
       job->Listen(deadline, [] { return false; });
-      status = replaces() ? Compare(*job) : CompareWithReplay(*job);
+      status = Compare(*job);
     }
     ++result_.runs;
     result_.wrong += !status.ok() && !absl::IsDeadlineExceeded(status);

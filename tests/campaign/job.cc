@@ -135,7 +135,6 @@ void Job::FollowFiles() {
   for (const std::string& line : metrics_.Next()) {
     nlohmann::json event = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (!event.is_object()) continue;
-    event.erase("seconds");
     const std::string kind = event.at("event");
     if (kind == "step") {
       reported_ = event.at("step").get<int64_t>();
@@ -146,9 +145,27 @@ void Job::FollowFiles() {
       evaluated_.insert(reported_);
       is_evaluated_ = true;
     }
-    if (kind == "epoch") epochs_.push_back(event);
-    if (kind == "test") tests_.push_back(event);
+    NoteLine(kind, std::move(event));
   }
+}
+
+void Job::NoteLine(const std::string& kind, nlohmann::json event) {
+  std::string name = kind;
+  if (kind == "step" || kind == "evaluation" || kind == "epoch") {
+    const char* const number = kind == "epoch" ? "epoch" : "step";
+    absl::StrAppend(&name, " ", event.at(number).get<int64_t>());
+  } else if (kind != "test") {
+    return;
+  }
+  for (const char* const field : {"seconds", "step_ms", "exposed_ms", "samples_per_second",
+                                  "tokens_per_second", "ranks_lost"})
+    event.erase(field);
+  nlohmann::json& known = lines_.try_emplace(name, event).first->second;
+  if (known != event && options_.replaces) {
+    failures_.push_back(
+        absl::StrCat("the metrics have two lines: ", known.dump(), " and ", event.dump()));
+  }
+  known = std::move(event);
 }
 
 Job::State Job::state() {

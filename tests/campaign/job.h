@@ -90,13 +90,13 @@ class Job {
 
   // Returns whether no process trains any more; or some have begun to report the end.
   bool is_over() const;
-  bool ends() const { return is_over() || !tests_.empty() || ended_well_ > 0; }
+  bool ends() const { return is_over() || metrics().contains("test") || ended_well_ > 0; }
   // Returns an error for processes that failed without having been killed.
   absl::Status status() const;
-  // The metrics of the end, and of each epoch; without the times. An epoch or the end may be
-  // reported again by the next rank 0.
-  const std::vector<nlohmann::json>& tests() const { return tests_; }
-  const std::vector<nlohmann::json>& epochs() const { return epochs_; }
+  // The lines of --metrics: "step 12", "evaluation 14", "epoch 1" and "test", without times and the
+  // losses. A line that is written again, by the next rank 0, must be the same where ranks are
+  // replaced; else the later one counts.
+  const std::map<std::string, nlohmann::json>& metrics() const { return lines_; }
   const std::set<int64_t>& evaluated() const { return evaluated_; }
   const std::set<int64_t>& uneven() const { return uneven_; }
   std::string SampleLog() const { return options_.folder + "/samples"; }
@@ -118,6 +118,7 @@ class Job {
   absl::Status StartPlace(int place);
   void FollowFiles();
   void FollowProcesses();
+  void NoteLine(const std::string& kind, nlohmann::json event);
 
   const JobOptions options_;
   std::unique_ptr<TcpStoreServer> server_;
@@ -131,7 +132,7 @@ class Job {
   int64_t steps_ = 0;
   int ended_well_ = 0;
   std::vector<std::string> failures_;
-  std::vector<nlohmann::json> tests_, epochs_;
+  std::map<std::string, nlohmann::json> lines_;
   absl::Mutex mutex_;
   int lost_in_ = -1;                        // The newest group when the last rank was killed.
   int made_ ABSL_GUARDED_BY(mutex_) = -1;   // The newest group.

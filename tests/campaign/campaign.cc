@@ -75,7 +75,7 @@ class Campaign {
       return;
     }
     std::string text;
-    for (int i = 0; text.size() < 83'000; ++i)
+    for (int i = 0; text.size() < 83'700; ++i)
       absl::StrAppend(&text, "the ", i * i % 97, "th ship sails. ");
     WriteText(TempPath(DataName()), text);
   }

@@ -104,18 +104,21 @@ class RecoveryRun {
     std::set<const void*> kept;
     for (Joinable* joinable : joinables_) {
       EK_ASSIGN_OR_RETURN(Restore restore, joinable->KeepState(kept));
-      restores_.push_back(std::move(restore));
+      kept_.push_back({.restore = std::move(restore), .last_update = joinable->last_update_});
     }
     return absl::OkStatus();
   }
 
   // If the transfer has failed, this rank has its own state again, where that can be done.
   absl::Status RestoreState() {
-    const std::vector<Restore> restores = std::exchange(restores_, {});
-    if (restores.empty() ||
-        std::ranges::any_of(restores, [](const Restore& restore) { return restore == nullptr; }))
+    const std::vector<Kept> all = std::exchange(kept_, {});
+    if (std::ranges::any_of(all, [](const Kept& kept) { return kept.restore == nullptr; }))
       return absl::OkStatus();
-    for (const Restore& restore : restores) EK_RETURN_IF_ERROR(restore());
+    for (size_t i = 0; i < all.size(); ++i) {
+      EK_RETURN_IF_ERROR(all[i].restore());
+      joinables_[i]->last_update_ = all[i].last_update;
+    }
+    if (all.empty()) return absl::OkStatus();
     for (Joinable* joinable : joinables_) joinable->is_taking_over_ = false;
     return absl::OkStatus();
   }
@@ -143,7 +146,7 @@ class RecoveryRun {
     for (const Joinable* optimizer : optimizers_) {
       change.last_update = std::max(change.last_update, optimizer->last_update_);
     }
-    restores_.clear();
+    kept_.clear();
     if (change.ahead > 0) EK_RETURN_IF_ERROR(KeepState());
     for (Joinable* joinable : joinables_) EK_RETURN_IF_ERROR(joinable->ReplaceGroup(&next, change));
 
@@ -167,7 +170,7 @@ class RecoveryRun {
     for (size_t i = 0; i < optimizers_.size(); ++i)
       optimizers_[i]->steps_finished_ = plan.counts[i];
     for (Joinable* joinable : joinables_) joinable->is_taking_over_ = false;
-    restores_.clear();
+    kept_.clear();
     return absl::OkStatus();
   }
 
@@ -177,8 +180,13 @@ class RecoveryRun {
   const absl::Time deadline_;
   const bool is_newcomer_;
   bool has_newcomers_ = false;
-  std::vector<Restore> restores_;      // By Joinable; empty: this rank keeps no state of its own.
+  // The state of a Joinable, and the step of its last update, by which kept buffers are found.
+  struct Kept {
+    Restore restore;
+    int64_t last_update = 0;
+  };
   std::vector<std::string> repaired_;  // In all groups.
+  std::vector<Kept> kept_;             // By Joinable; empty: this rank keeps no state of its own.
   std::vector<std::unique_ptr<Communicator>> left_behind_;
 };
 

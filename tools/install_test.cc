@@ -86,7 +86,7 @@ TEST(InstallTest, NothingNeedsALibraryOfCudaOrAFolderOfTheBuild) {
     EXPECT_THAT(dynamic.output, Not(ContainsRegex("lib(cu|nccl|nv)[A-Za-z]*[.]so|RPATH|RUNPATH")))
         << path;
   }
-  EXPECT_EQ(programs, 5);
+  EXPECT_EQ(programs, 6);
   // Programs may name the folder where NVIDIA's packages put CUDA, but no other.
   const std::string toolkit = std::getenv("TOOLKIT_FOLDER");
   if (!toolkit.empty() && toolkit != "/usr/local/cuda") {
@@ -103,7 +103,7 @@ TEST(InstallTest, ItsProgramsRunFromAnyFolder) {
   ASSERT_EQ(RunInstall("--prefix=" + Folder("built")).code, 0);
   fs::rename(Folder("built"), Folder("moved"));
   const std::string bin = Folder("moved/bin/evenkeel-");
-  for (const char* program : {"flight", "generate", "launch", "top", "train"}) {
+  for (const char* program : {"flight", "generate", "launch", "samples", "top", "train"}) {
     const Outcome help = RunCommand(absl::StrCat(bin, program, " --help"));
     EXPECT_EQ(help.code, 0) << help.output;
     EXPECT_THAT(help.output, HasSubstr(absl::StrCat("  evenkeel-", program, " "))) << program;

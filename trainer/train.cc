@@ -278,6 +278,7 @@ int Main(const TrainFlags& flags, std::vector<std::string> arguments) {
     if (!status.ok()) return Fail(absl::StrCat("--flight=", status.message()));
   }
   options->checkpoints.passes_over_damaged = environment->restarts > 0;
+  options->incarnation = environment->newcomer;
   // Flags override the environment.
   if (!options->verify.has_value()) options->verify = environment->verify;
   if (options->flags.flight.empty()) options->flags.flight = environment->flight_folder;

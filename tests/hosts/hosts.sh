@@ -13,36 +13,15 @@ hosts=$1 per_host=$2 rate=$3
 shift 3
 
 id=ek$$ # Unique, and short enough for the name of an interface.
-bridge=${id}b
 net=10.213.8
+network=$(dirname "${BASH_SOURCE[0]}")/network.sh
 pids=()
 clean_up() {
   for pid in "${pids[@]}"; do kill -KILL "$pid" 2>/dev/null || true; done
-  for ((host = 0; host < hosts; ++host)); do
-    ip link del "${id}v$host" 2>/dev/null || true
-    ip netns del "$id-$host" 2>/dev/null || true
-  done
-  ip link del "$bridge" 2>/dev/null || true
+  "$network" down "$id" "$hosts"
 }
 trap clean_up EXIT
-
-reason=$( (command -v ip && ip netns add "$id-0" && ip link add "$bridge" type bridge) 2>&1) || {
-  echo "no network namespaces here: ${reason##*$'\n'}"
-  exit 77
-}
-ip link set "$bridge" up
-for ((host = 0; host < hosts; ++host)); do
-  space=$id-$host
-  ((host == 0)) || ip netns add "$space"
-  ip link add "${id}v$host" type veth peer name eth0 netns "$space"
-  ip link set "${id}v$host" master "$bridge" up
-  ip -n "$space" addr add "$net.$((host + 1))/24" dev eth0
-  ip -n "$space" link set eth0 up
-  ip -n "$space" link set lo up
-  [[ $rate == none ]] && continue
-  ip netns exec "$space" tc qdisc add dev eth0 root tbf rate "$rate" burst "${HOSTS_BURST:-256kb}" latency 200ms
-  tc qdisc add dev "${id}v$host" root tbf rate "$rate" burst "${HOSTS_BURST:-256kb}" latency 200ms
-done
+"$network" up "$id" "$hosts" "$rate"
 
 secret=$(head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n')
 ranks=$((hosts * per_host))

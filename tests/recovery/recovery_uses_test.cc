@@ -460,6 +460,52 @@ TEST(RecoveryUsesTest, ARankHasItsOwnStateAgainIfTheSourceIsLostInTheTransfer) {
   });
 }
 
+// Rank 0 goes back one step, to that of the others, twice: rank 1 is lost in the first transfer.
+TEST(RecoveryUsesTest, BuffersGoBackAsFarWhenTheTransferIsRepeated) {
+  Group group = *CreateTestGroup(4);
+  absl::Notification has_finished;  // Rank 0 its step.
+  std::vector<float> expected;      // Rank 0's before that step.
+  absl::Notification is_expected;
+  OnEach(4, [&](int rank) -> absl::Status {
+    Replica<> mine;
+    EK_RETURN_IF_ERROR(mine.Create(*group[rank], kRule));
+    auto between = std::make_unique<DiesInTheTransfer>(group[rank].get(), rank == 1);
+    EK_RETURN_IF_ERROR(mine.Steps(0, 2));
+    if (rank == 0) {
+      expected = mine.model.buffer();
+      is_expected.Notify();
+    }
+    const absl::Status ended = mine.Step(2, [&](Point point) {
+      if (rank == 0 || point != Point::kReduced) return absl::OkStatus();
+      has_finished.WaitForNotification();
+      return Lost();
+    });
+    if (rank == 0) has_finished.Notify();
+    EXPECT_EQ(ended.ok(), rank == 0);
+    std::vector<Joinable*> joinables = mine.joinables();
+    joinables.push_back(between.get());
+    if (rank == 3) {
+      between.reset();
+      mine.Destroy();
+      group[rank].reset();
+      return absl::OkStatus();
+    }
+    RecoveryOptions options = Patient();
+    options.why = absl::UnavailableError("rank 3 is lost");
+    absl::StatusOr<Recovered> recovered = Recover(joinables, *group[rank], options);
+    EXPECT_EQ(recovered.ok(), rank != 1) << recovered.status();
+    if (recovered.ok()) {
+      EXPECT_EQ(recovered->steps, 2);
+      EXPECT_THAT(recovered->lost, ElementsAre(1, 3));
+      is_expected.WaitForNotification();
+      EXPECT_EQ(mine.model.buffer(), expected) << "rank " << rank;
+    }
+    between.reset();
+    mine.Destroy();
+    return recovered.ok() ? recovered->comm->Finalize() : absl::OkStatus();
+  });
+}
+
 // It is told who the survivors are, itself included, and never comes to their group.
 TEST(RecoveryUsesTest, ARankThatIsLostOnItsWayToTheNewGroupIsLeftBehindToo) {
   Group group = *CreateTestGroup(4);

@@ -122,6 +122,7 @@ ENTRY_POINTS = {
     "//tools:package": ["tests/consumer_cmake/check.sh"],
     "//tools:plan": ["//tools:plan_test"],
     "//tools:predict": ["//tools/predict:predict_test"],
+    "//tools:samples": ["//trainer/report:sample_account_test"],
     "//tools:top": ["//tests/stragglers:top_test"],
     "//trainer:generate": ["//trainer:generate_test"],
     "//trainer:train": [

@@ -25,6 +25,7 @@
 #include "evenkeel/trainer/data/step_plan.h"
 #include "evenkeel/trainer/data/training_data.h"
 #include "evenkeel/trainer/models/model.h"
+#include "evenkeel/trainer/report/sample_log.h"
 
 namespace evenkeel {
 
@@ -33,7 +34,8 @@ struct RankSetup {
   std::unique_ptr<Model>
       model;  // On rank 0 with the weights of --init; the other ranks get them from rank 0.
   StepPlan plan;
-  std::vector<ShareChange> repeat;  // From OpenShareLog(); empty: shares are measured.
+  std::vector<ShareChange> repeat;        // From OpenShareLog(); empty: shares are measured.
+  std::unique_ptr<SampleLog> sample_log;  // Null without --sample_log.
 };
 
 // Checks everything of one rank, and makes a plan of its model, which takes no memory (model.h).

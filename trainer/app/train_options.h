@@ -86,6 +86,7 @@ struct TrainOptions {
 
   DeviceKind device = DeviceKind::kAuto;  // ChooseDevice() (choose_device.h) settles these three.
   int nproc = 0;
+  int incarnation = 0;  // main() sets it; not 0: this process takes the place of a lost rank.
   BackendKind backend = BackendKind::kAuto;
 
   UpdateRule rule;

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -40,6 +41,7 @@
 #include "evenkeel/trainer/report/gather_records.h"
 #include "evenkeel/trainer/report/output_failures.h"
 #include "evenkeel/trainer/report/run_record.h"
+#include "evenkeel/trainer/report/sample_log.h"
 
 namespace evenkeel {
 namespace {
@@ -77,6 +79,7 @@ class Job {
       status = Continue(status);
       if (has_given_up_) break;
     }
+    if (status.ok()) status = run_.EndSampleLog();
     // The record of a run that has failed may show the reason. If the run continues without
     // this rank, another rank writes it.
     if (!status.ok() && output_ != nullptr && !is_left_behind_) {
@@ -452,6 +455,28 @@ absl::StatusOr<RankSetup> CheckTogether(
   return setup;
 }
 
+// Makes this rank's file of --sample_log, if the options ask for it.
+absl::StatusOr<std::unique_ptr<SampleLog>> OpenSampleLog(Communicator& comm,
+                                                         const TrainOptions& options) {
+  const std::string& folder = options.flags.sample_log;
+  if (folder.empty()) return nullptr;
+  SampleWriter writer{.rank = comm.members()[comm.rank()], .incarnation = options.incarnation};
+  // A newcomer learns the attempt, and makes the file, when it has its place.
+  if (comm.waiting()) return std::make_unique<SampleLog>(folder, writer);
+  const absl::StatusOr<int> next = NextSampleAttempt(folder);
+  EK_ASSIGN_OR_RETURN(const std::vector<std::string> of_ranks,
+                      AgreeOn(comm, "sample log", Annotate(next.status(), "--sample_log"),
+                              absl::StrCat(next.value_or(0))));
+  // The folders of hosts may differ.
+  for (const std::string& of_rank : of_ranks) {
+    int attempt = 0;
+    if (absl::SimpleAtoi(of_rank, &attempt)) writer.attempt = std::max(writer.attempt, attempt);
+  }
+  auto log = std::make_unique<SampleLog>(folder, writer);
+  EK_RETURN_IF_ERROR(AgreeOn(comm, "sample log", Annotate(log->Open(), "--sample_log")).status());
+  return log;
+}
+
 TrainResult Failed(const absl::Status& status, bool is_common, const Communicator& comm) {
   return {.status = status, .is_common = is_common, .reports = !is_common || comm.rank() == 0};
 }
@@ -470,6 +495,9 @@ TrainResult RunPrepared(Communicator& comm, const TrainOptions& options, RankSet
   auto shares = OpenShareLog(comm, options, is_resumed ? checkpoints->resumed()->steps : 0);
   if (!shares.ok()) return Failed(shares.status(), comm.status().ok(), comm);
   setup.repeat = std::move(shares->repeat);
+  auto sample_log = OpenSampleLog(comm, options);
+  if (!sample_log.ok()) return Failed(sample_log.status(), comm.status().ok(), comm);
+  setup.sample_log = *std::move(sample_log);
   auto run = TrainingRun::Create(&comm, options, std::move(setup), checkpoints.get());
   // All ranks get the errors of the checkpoint.
   if (!run.ok()) return Failed(run.status(), is_resumed && comm.status().ok(), comm);

@@ -171,6 +171,21 @@ absl::Status TrainingRun::MakeBalance() {
   return absl::OkStatus();
 }
 
+absl::Status TrainingRun::LogGroup() {
+  if (setup_.sample_log == nullptr) return absl::OkStatus();
+  return Own(setup_.sample_log->EnterGroup({.number = GroupNumber(comm_->group()),
+                                            .from = begin_step_,
+                                            .ranks = comm_->members(),
+                                            .samples = setup_.data->train->size(),
+                                            .epochs = plan().epochs()}));
+}
+
+absl::Status TrainingRun::EndSampleLog() {
+  if (setup_.sample_log == nullptr) return absl::OkStatus();
+  EK_RETURN_IF_ERROR(LogGroup());
+  return Own(setup_.sample_log->End(step_));
+}
+
 std::string TrainingRun::ShareNews() { return balance_ == nullptr ? "" : balance_->News(); }
 
 absl::Status TrainingRun::FindBeginning() {

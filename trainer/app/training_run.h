@@ -178,6 +178,9 @@ class TrainingRun {
   // group still works.
   bool failed_together() const { return failed_together_; }
 
+  // Notes the end of the run in --sample_log.
+  absl::Status EndSampleLog();
+
   // Returns a sentence if the shares have changed noticeably since the last call (Balance::News()).
   std::string ShareNews();
 
@@ -225,6 +228,8 @@ class TrainingRun {
   TrainingRun(Communicator* comm, const TrainOptions& options, RankSetup setup,
               RunCheckpoints* checkpoints);
   absl::Status Init();
+  // Notes in --sample_log that this rank is in its group.
+  absl::Status LogGroup();
   // Begins with even shares, unless they are repeated.
   absl::Status MakeBalance();
   // Read the checkpoint before and after the optimizer is created.

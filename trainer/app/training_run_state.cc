@@ -55,11 +55,13 @@ struct Place {
   int epoch = 0;
   int64_t saved_step = -1;
   std::string job;  // RunCheckpoints::job().
+  int sample_attempt = 0;
 
   static void VisitFields(auto& self, auto& visit) {
     visit(self.is_newcomer, self.epochs_done, self.latest_epoch, self.best, self.before_latest,
           self.plan_ranks, self.begin_epoch, self.begin_step, self.begin_samples,
-          self.trained_epoch, self.trained, self.epoch, self.saved_step, self.job);
+          self.trained_epoch, self.trained, self.epoch, self.saved_step, self.job,
+          self.sample_attempt);
   }
 };
 
@@ -338,6 +340,8 @@ absl::StatusOr<int> TrainingRun::FindPlace(int epochs_done) {
     mine.trained_epoch = trained_.rbegin()->first;
     mine.trained = trained_.rbegin()->second;
   }
+  SampleLog* const log = setup_.sample_log.get();
+  if (log != nullptr) mine.sample_attempt = log->attempt();
   EK_ASSIGN_OR_RETURN(const std::vector<Place> places,
                       ExchangeValues<Place>(*comm_, "place", mine));
   for (const Place& place : places)
@@ -359,6 +363,7 @@ absl::StatusOr<int> TrainingRun::FindPlace(int epochs_done) {
   if (is_newcomer_) {
     epoch_ = source.epoch;
     if (checkpoints_ != nullptr) checkpoints_->SetJob(source.job);
+    if (log != nullptr) log->SetAttempt(source.sample_attempt);
     plan_ranks_ = source.plan_ranks;
     EK_ASSIGN_OR_RETURN(setup_.plan,
                         PlanOf(options_, *setup_.data, plan_ranks_,

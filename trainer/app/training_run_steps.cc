@@ -405,6 +405,9 @@ absl::Status TrainingRun::EpochLoop::TrainBatch(const Part& mine) {
   // An interval with an evaluation does not measure speed.
   if (every > 0 && (facts_.step + 1) % every == 0)
     StepControl::Of(*run_.comm_).Request(StepRequests::kEvaluate);
+  // Before it contributes: if it is lost then, the others may finish the step.
+  if (SampleLog* const log = run_.setup_.sample_log.get(); log != nullptr)
+    EK_RETURN_IF_ERROR(run_.Own(log->Write(facts_.step, epoch_, mine.samples)));
   EK_ASSIGN_OR_RETURN(StepResult own, run_.Step(facts_.step, mine));
   facts_.own_samples = static_cast<int64_t>(mine.samples.size());
   facts_.sync = Durations(run_.ddp_->reducer().last_step()).exposed;
@@ -488,6 +491,7 @@ absl::StatusOr<EpochResult> TrainingRun::EpochLoop::Run() {
 absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(int epoch, OnStep on_step,
                                                     const Pauses& pauses) {
   epoch_ = epoch;
+  EK_RETURN_IF_ERROR(LogGroup());
   return EpochLoop(*this, epoch, on_step, pauses).Run();
 }
 

@@ -462,7 +462,11 @@ void ControlGroups::Deliver(const std::string& key, absl::Span<const int> to,
   if (const auto* failed = std::get_if<to_rank::Failed>(&message)) {
     if (!std::exchange(group.has_failed, true)) AppendGroup(group, &group.failure);
     const bool is_to_all = !failed->is_cut_off;  // A lost rank gets another text.
-    if (is_to_all && on_group_ != nullptr && !std::exchange(group.has_reported, true))
+    // A rank leaves an attempt to make a further group when another one is lost, and makes the
+    // next.
+    const bool is_attempt = key != group.family && !group.hub->IsMade();
+    if (is_to_all && !is_attempt && on_group_ != nullptr &&
+        !std::exchange(group.has_reported, true))
       on_group_(group.name, static_cast<int>(group.members.size()), failed->why);
   }
   const std::string payload = Serialize(message);

@@ -43,7 +43,8 @@ namespace evenkeel::internal {
 
 class ControlGroups : public ControlSeats {
  public:
-  // Called when all ranks of a group have connected, with OK, and once if it ends with an error.
+  // Called when all ranks of a group have connected, with OK, and once if it ends with an error;
+  // not if it continues another one, and has never been made.
   using GroupFunction =
       std::function<void(const std::string& group, int world_size, const absl::Status& status)>;
   explicit ControlGroups(SendFunction send, GroupFunction on_group = nullptr)

@@ -33,7 +33,9 @@ class Server {
             [this](ControlSeats::PeerId peer, absl::string_view payload) {
               const ToRank message = ParseControlMessage<ToRank>(payload).value();
               const auto* failed = std::get_if<to_rank::Failed>(&message);
-              if (failed != nullptr && failures_[peer].ok()) failures_[peer] = failed->why;
+              if (failed != nullptr && peer < static_cast<int>(failures_.size()) &&
+                  failures_[peer].ok())
+                failures_[peer] = failed->why;
             },
             [this](const std::string& group, int world_size, const absl::Status& why) {
               reports_.push_back({group, world_size, why});
@@ -138,6 +140,30 @@ TEST(ControlGroupsTest, AGroupThatHasFailedIsNotReportedAsComplete) {
   server.JoinNext();
   ASSERT_EQ(server.reports().size(), 1);
   EXPECT_FALSE(server.reports().front().why.ok());
+}
+
+// The launcher would end a rank that only makes the next attempt.
+TEST(ControlGroupsTest, AFurtherGroupThatWasNeverMadeIsNotReported) {
+  for (const bool is_made : {false, true}) {
+    Server server(3);
+    server.groups().OnDisconnect(2);
+    const size_t before = server.reports().size();
+    constexpr int kNext = 10;  // Peers from this one on are in the next group.
+    for (const int rank : {0, 1}) {
+      server.groups().Join(kNext + rank, {.kind = Hello::Kind::kControl,
+                                          .group = "world+1",
+                                          .members = "0,1",
+                                          .rank = rank,
+                                          .world_size = 2});
+    }
+    for (int rank = 0; is_made && rank < 2; ++rank) {
+      const to_hub::Exchange made{.id = {kMadeTopic, 0}, .parts = {{1, ""}}};
+      EXPECT_TRUE(server.groups().OnFrame(kNext + rank, Serialize(ToHub(made))).ok());
+    }
+    ASSERT_EQ(server.reports().size(), before + 1) << "all have connected";
+    server.groups().OnDisconnect(kNext + 1);
+    EXPECT_EQ(server.reports().size(), before + 1 + is_made);
+  }
 }
 
 TEST(ControlGroupsTest, TheLastStateHasAFailureAsItWasAndOnlyThisState) {

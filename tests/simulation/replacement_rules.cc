@@ -267,13 +267,14 @@ std::string BreakOfR10(const ReplacementTrace& trace) {
 }
 
 std::string BreakOfPhase4(const ReplacementTrace& trace) {
-  std::set<Process> ready;
+  std::set<Process> ready, lost;
   Members newest;
   Nanos since = kNever;
   bool is_first_wait = true;  // In this pause. Later ones may be shorter.
   for (const TraceEvent& event : trace.events) {
     if (event.kind == Kind::kAnnounced) ready.insert(event.process);
     if (event.kind == Kind::kRefused || event.kind == Kind::kLost) ready.erase(event.process);
+    if (event.kind == Kind::kLost) lost.insert(event.process);
     if (event.kind == Kind::kRecovered) is_first_wait = true;
     if (event.kind == Kind::kGathered) since = std::min(since, event.when);
     if (event.kind == Kind::kLastStep) return "";  // The others have left.
@@ -284,7 +285,9 @@ std::string BreakOfPhase4(const ReplacementTrace& trace) {
       const std::string text =
           absl::StrCat("group ", event.group, " gives up place ", before.place);
       const auto newcomer = std::ranges::find(ready, before.place, &Process::place);
-      if (newcomer != ready.end())
+      // One that is not lost keeps its place, also where it has not come in time.
+      const bool is_held = before.incarnation > 0 && !lost.contains(before);
+      if (newcomer != ready.end() && !is_held)
         return absl::StrCat(text, ", for which ", ToText(*newcomer), " waits");
       const Nanos waited = std::max<Nanos>(event.when - since, 0);
       if (is_first_wait && static_cast<double>(waited) < kFast * static_cast<double>(trace.wait))

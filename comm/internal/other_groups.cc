@@ -176,10 +176,9 @@ absl::StatusOr<Regrouped> GroupCore::Regroup(const RegroupOptions& wanted) {
     waits -= SteadyNow() - asks;
     if (!next.ok()) return Annotate(next.status(), where);
     From from{&meeting.link(), rank, meeting.link().HubRank(), members};
-    if (is_newcomer) {
+    if (is_newcomer)
       from = From{&meeting.link(), IndexOf(rank, next->members),
                   IndexOf(meeting.link().HubRank(), next->members), next->members};
-    }
     for (const int member : next->ranks) {
       if (member < 0 || member >= static_cast<int>(from.members.size()))
         return absl::InternalError(absl::StrCat(where, ": the new group has the rank ", member,

@@ -53,7 +53,7 @@ class ReplicaTransfer {
   }
 
  private:
-  // Of the ranks that have the state, as most of them have it.
+  // The source is a rank whose state is that of most that have it.
   absl::Status ChooseSource() {
     EK_ASSIGN_OR_RETURN(const std::optional<Divergence> found, Compare(transfer_.holders));
     if (!found.has_value()) return absl::OkStatus();

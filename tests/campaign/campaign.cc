@@ -136,7 +136,7 @@ class Campaign {
 
   // Returns the end of undisturbed runs with the ranks of these groups, one after the other.
   absl::StatusOr<End> Replay(std::vector<SampleGroup> groups) const {
-    // Of groups that begin with the same step, the last one has made it.
+    // Groups may begin with the same step: the last one has made it.
     for (size_t i = 0; i + 1 < groups.size();) {
       if (groups[i].from == groups[i + 1].from) {
         groups.erase(groups.begin() + static_cast<int64_t>(i));

@@ -56,7 +56,7 @@ namespace evenkeel::simulation {
 namespace {
 
 constexpr Nanos kLimit = 90 * kSecond;  // Virtual time.
-// Of up to 80 steps, in each of which ranks may pause; or of several waits for newcomers.
+// A run has up to 80 steps, in each of which ranks may pause, or several waits for newcomers.
 constexpr Nanos kLongLimit = 300 * kSecond;
 constexpr int kMostTries = 300;             // To cut a run down.
 constexpr size_t kMostLines = 20;           // Of a failure's complaints, and of its warnings.

@@ -112,7 +112,7 @@ absl::StatusOr<Logs> Parse(const std::map<std::string, std::string>& files) {
 // Returns, for each group, the first step whose lines do not count in it.
 std::map<GroupKey, int64_t> LimitsOf(const Logs& logs) {
   std::map<GroupKey, int64_t> limits;
-  // Of the newest group, the steps before the last line, or all if the run has ended.
+  // The newest group's steps before the last line count, or all if the run has ended.
   const GroupKey newest = logs.groups.rbegin()->first;
   int64_t limit = logs.groups.rbegin()->second.from;
   for (const Line& line : logs.lines) {

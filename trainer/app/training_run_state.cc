@@ -285,7 +285,7 @@ absl::StatusOr<GoneOn> TrainingRun::GoOn(const absl::Status& why) {
   std::vector<Joinable*> with_state = Joinables();
   std::erase(with_state, pause_.get());
   if (ended.has_value() && ended->status.ok()) NoteCheckpoint(ended->path);
-  // A job that is told to stop, and with it all its ranks, starts no newcomer.
+  // After a signal to stop, which all ranks of a job get, no newcomer is started.
   const bool waits = options_.replaces && StopSignal() == 0;
   // The other ranks may be in an evaluation, or write the best weights.
   const RecoveryOptions how{

@@ -239,11 +239,14 @@ absl::StatusOr<TrainingRun::StepResult> TrainingRun::Step(int64_t step, const Pa
   EK_RETURN_IF_ERROR(Mark(SpanKind::kBegin));
   absl::StatusOr<StepResult> result = Passes(step, mine);
   EK_RETURN_IF_ERROR(result.status());
+  if (share_ != nullptr) {
+    EK_ASSIGN_OR_RETURN(const BatchResult own, ResultOf(step, *result));
+    EK_RETURN_IF_ERROR(share_->Start(EvaluationOf(own)));
+  }
   EK_RETURN_IF_ERROR(ddp_->FinishStep());
   EK_RETURN_IF_ERROR(Mark(SpanKind::kWait));
   if (share_ != nullptr) {
-    EK_ASSIGN_OR_RETURN(const BatchResult own, ResultOf(step, *result));
-    EK_ASSIGN_OR_RETURN(shared_, share_->Share(EvaluationOf(own)));
+    EK_ASSIGN_OR_RETURN(shared_, share_->Wait());
   }
   EK_RETURN_IF_ERROR(watch_->TakePart());
   StepOptions how;

@@ -56,6 +56,19 @@ TEST(ReplaceTest, TheRunEndsAsIfNoRankHadBeenLost) {
   EXPECT_THAT(ProcessesWith("replaced"), testing::IsEmpty());
 }
 
+// Nothing is lost. Exhausted ranks follow the steps of a model with buffers, which are made equal
+// at the end of each step, as they do without replacement.
+TEST(ReplaceUnevenTest, EndsWithTheWeightsOfARunWithoutReplacement) {
+  const std::vector<std::string> flags = {"--model=cnn", "--data=" + WriteSmallData("data", kData)};
+  std::vector<std::string> plain_flags = flags;
+  plain_flags.push_back("--on_failure=stop");
+  ReplacedRun run(flags), plain(plain_flags);
+  const Ended ended = run.Wait();
+  ASSERT_EQ(ended.code, 0) << ended.err;
+  ASSERT_EQ(plain.Wait().code, 0);
+  EXPECT_EQ(run.Events("test")[0].at("state_hash"), plain.Events("test")[0].at("state_hash"));
+}
+
 // The newcomer has not evaluated the last epoch, and the others have. Rank 0 is stopped after it
 // has reported that, and the others wait for it in one of the agreements that follow.
 TEST(ReplaceAtTheEndTest, ALossAfterTheLastEvaluation) {

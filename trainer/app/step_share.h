@@ -41,7 +41,6 @@ class StepShare : public Joinable {
   }
 
   absl::Status Start(const Evaluation& mine) {
-    EK_RETURN_IF_ERROR(Notify().status());
     sums_ = {static_cast<double>(mine.predictions), static_cast<double>(mine.correct),
              mine.loss_sum};
     // Within a host, waiting for such an operation takes less time than a switch to the thread that
@@ -51,10 +50,7 @@ class StepShare : public Joinable {
   }
   absl::StatusOr<Evaluation> Wait() {
     if (!sent_.has_value()) EK_RETURN_IF_ERROR(Send());
-    EK_RETURN_IF_ERROR(std::exchange(sent_, std::nullopt)->Wait());
-    return Evaluation{.predictions = static_cast<int64_t>(sums_[0]),
-                      .correct = static_cast<int64_t>(sums_[1]),
-                      .loss_sum = sums_[2]};
+    return Received();
   }
 
   std::function<void(const Evaluation&)> on_shared;  // Set while an epoch runs.
@@ -64,17 +60,29 @@ class StepShare : public Joinable {
     explicit Hook(StepShare* owner) : share(owner) {}
     absl::Status MainHook(const StepAnswer& /*step*/) override {
       share->sums_ = {};
-      EK_ASSIGN_OR_RETURN(const Evaluation all, share->Wait());
+      EK_RETURN_IF_ERROR(share->Issue());
+      EK_ASSIGN_OR_RETURN(const Evaluation all, share->Received());
       share->on_shared(all);
       return absl::OkStatus();
     }
     StepShare* const share;
   };
 
+  // Exhausted ranks follow with their part where the active ones issue theirs.
   absl::Status Send() {
+    EK_RETURN_IF_ERROR(Notify().status());
+    return Issue();
+  }
+  absl::Status Issue() {
     EK_ASSIGN_OR_RETURN(Channel* const channel, communicator().OpenChannel(join_name()));
     sent_ = channel->AllReduce(absl::MakeSpan(sums_), ReduceOp::kSum);
     return absl::OkStatus();
+  }
+  absl::StatusOr<Evaluation> Received() {
+    EK_RETURN_IF_ERROR(std::exchange(sent_, std::nullopt)->Wait());
+    return Evaluation{.predictions = static_cast<int64_t>(sums_[0]),
+                      .correct = static_cast<int64_t>(sums_[1]),
+                      .loss_sum = sums_[2]};
   }
   void LeaveGroup(Communicator* /*old*/, const GroupChange& /*change*/) override { sent_.reset(); }
 

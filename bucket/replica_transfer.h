@@ -17,9 +17,10 @@
 //    most.
 //
 // Cost:    each rank reads its tensors two to three times; two exchanges of 24 bytes over the
-// control plane. Order:   a collective, with tensors of the same names in the same order. Threads:
-// blocking. Errors:  DataLoss on all ranks: two holders differ, or no value is the most frequent
-// one; or a
+//          control plane.
+// Order:   a collective, with tensors of the same names in the same order.
+// Threads: blocking.
+// Errors:  DataLoss on all ranks: two holders differ, or no value is the most frequent one; or a
 //          state does not arrive unchanged. It names the ranks by their numbers in the job. After
 //          any error StateTransfer::is_torn says whether this rank has lost the state that it had.
 

@@ -1,6 +1,6 @@
 // Sends all ranks, before the optimizer's update, the sum of the ranks' results, which would
 // otherwise be lost with one rank. For runs whose lost ranks are replaced; exhausted ranks take
-// part. It travels beside the last gradients.
+// part. Over a network it travels beside the last gradients.
 //
 //   StepShare share(comm);
 //   share.on_shared = [&](const Evaluation& all) { ... };          // on an exhausted rank
@@ -44,7 +44,8 @@ class StepShare : public Joinable {
     sums_ = {static_cast<double>(mine.predictions), static_cast<double>(mine.correct),
              mine.loss_sum};
     // Within a host, waiting for such an operation takes less time than a switch to the thread that
-    // would move it meanwhile.
+    // would move it meanwhile. There it is announced behind the step's end, too: exhausted ranks
+    // follow in the order of the announcements, and the end makes buffers equal.
     const absl::string_view backend = communicator().backend_name();
     return backend == "shm" || backend == "local" ? absl::OkStatus() : Send();
   }
@@ -53,7 +54,7 @@ class StepShare : public Joinable {
     return Received();
   }
 
-  std::function<void(const Evaluation&)> on_shared;  // Set while an epoch runs.
+  std::function<void(const Evaluation&)> on_shared;  // Each epoch sets it.
 
  private:
   struct Hook : JoinHook {
